@@ -1,0 +1,1 @@
+"""The memory-pool and HiCache engine: geometry, pools, copies, allocator, tree, controller."""

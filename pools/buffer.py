@@ -1,0 +1,111 @@
+"""Tensors whose axes have names, so that everybody reads strides off them and nobody declares any.
+
+``dims`` names the axes out of ``layer``, ``page``, ``slot``, ``head`` and ``byte``; the last is
+always ``byte``, in elements of the tensor's dtype. Several tensors are one a layer each.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from hicache_dbg.pools.geometry import Component, GeometryError, Layout, PoolGeometry
+
+__all__ = ["Buffer", "device_buffer", "host_buffer"]
+
+#: Order of the axes in host memory, by layout; ``slot`` and ``head`` are left out where the
+#: component has none.
+HOST_AXES: dict[Layout, tuple[str, ...]] = {
+    Layout.LAYER_FIRST: ("layer", "page", "slot", "head", "byte"),
+    Layout.PAGE_FIRST: ("page", "slot", "layer", "head", "byte"),
+    Layout.PAGE_FIRST_DIRECT: ("page", "layer", "slot", "head", "byte"),
+    Layout.PAGE_HEAD: ("page", "head", "slot", "layer", "byte"),
+}
+DEVICE_AXES = ("page", "slot", "head", "byte")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """The memory of one component at one end."""
+
+    component: Component
+    tensors: tuple[torch.Tensor, ...]
+    dims: tuple[str, ...]
+
+    @property
+    def pages(self) -> int:
+        """How many pages the tensors hold."""
+        return self.tensors[0].shape[self.dims.index("page")]
+
+    @property
+    def layers(self) -> int:
+        """How many layers the tensors hold."""
+        if "layer" in self.dims:
+            return self.tensors[0].shape[self.dims.index("layer")]
+        return len(self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def stride_bytes(self, dim: str) -> int:
+        """Bytes from one ``dim`` to the next; 0 where the tensors have no such axis."""
+        if dim not in self.dims:
+            return 0
+        return self.tensors[0].stride(self.dims.index(dim)) * self.tensors[0].element_size()
+
+    def layer_place(self, layer: int) -> tuple[int, int]:
+        """``(tensor, offset)``: which tensor holds ``layer`` and at which byte it begins there."""
+        if not 0 <= layer < self.layers:
+            raise IndexError(
+                f"{self.component.name}: layer {layer} lies outside the {self.layers} layers there"
+            )
+        return (0, layer * self.stride_bytes("layer")) if "layer" in self.dims else (layer, 0)
+
+    def flat(self, tensor: int) -> torch.Tensor:
+        """The memory of one tensor as a 1-D ``uint8`` view, from its first byte to its last."""
+        source = self.tensors[tensor].view(torch.uint8)
+        extent = 1 + sum(
+            (size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True)
+        )
+        return source.as_strided((extent,), (1,))
+
+
+def device_buffer(
+    geometry: PoolGeometry, component: Component, pages: int, device: torch.device
+) -> Buffer:
+    """Zeroed device memory: one tensor a layer, pages first."""
+    dims, shape = _shape(geometry, component, pages, DEVICE_AXES)
+    tensors = tuple(
+        torch.zeros(shape, dtype=component.dtype, device=device) for _ in range(geometry.layers)
+    )
+    return Buffer(component, tensors, dims)
+
+
+def host_buffer(geometry: PoolGeometry, component: Component, pages: int, layout: Layout) -> Buffer:
+    """Zeroed host memory in ``layout``: one tensor for all layers, mapped only when touched."""
+    if layout is Layout.PAGE_HEAD and not component.head_axis:
+        raise GeometryError(
+            f"{geometry.name}: layout {layout} splits heads, but component {component.name} "
+            "has no head axis; use layer_first, page_first or page_first_direct"
+        )
+    dims, shape = _shape(geometry, component, pages, HOST_AXES[layout])
+    return Buffer(component, (torch.zeros(shape, dtype=component.dtype),), dims)
+
+
+def _shape(
+    geometry: PoolGeometry, component: Component, pages: int, axes: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    if pages < 1:
+        raise GeometryError(f"{geometry.name}: {pages} pages, expected at least 1")
+    if geometry.page_indexed:
+        item = component.page_bytes(geometry.slots_per_page)
+        sizes = {"layer": geometry.layers, "page": pages}
+    else:
+        item = component.head_bytes if component.head_axis else component.slot_bytes
+        sizes = {"layer": geometry.layers, "page": pages, "slot": geometry.slots_per_page}
+        if component.head_axis:
+            sizes["head"] = component.heads
+    sizes["byte"] = item // component.dtype.itemsize
+    dims = tuple(axis for axis in axes if axis in sizes)
+    return dims, tuple(sizes[axis] for axis in dims)

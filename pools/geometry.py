@@ -1,0 +1,176 @@
+"""What a page of a pool is made of: the one place where bytes are computed, from dtype and shape.
+
+A *page* is what moves together. A *slot* is one entry of a page; a pool may keep one slot for
+several tokens. A page of one layer has one piece a *component* (keys, values, a latent row), and
+a component lays its page out run after run: all slots of the first run, all slots of the second,
+then padding.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+__all__ = [
+    "Component",
+    "GeometryError",
+    "IndexUnit",
+    "IoBackend",
+    "Layout",
+    "PoolGeometry",
+    "RunSpec",
+]
+
+
+class GeometryError(ValueError):
+    """A geometry that cannot exist; the message holds the values that disagree."""
+
+
+class Layout(StrEnum):
+    """In which order a host pool keeps layers, pages, slots and heads."""
+
+    LAYER_FIRST = "layer_first"
+    PAGE_FIRST = "page_first"
+    PAGE_FIRST_DIRECT = "page_first_direct"
+    PAGE_HEAD = "page_head"
+
+
+class IndexUnit(StrEnum):
+    """What one index of a copy counts."""
+
+    TOKEN = "token"  # noqa: S105 (a unit, not a secret)
+    SLOT = "slot"
+    PAGE = "page"
+
+
+class IoBackend(StrEnum):
+    """How a copy moves bytes: gathered by a kernel, or as a batch of plain copies."""
+
+    KERNEL = "kernel"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Bytes of one kind that a slot has, all heads together: ``("key", 128)``, ``("scale", 4)``."""
+
+    name: str
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One tensor's worth of a pool: its dtype, its runs, and how a page of it is padded.
+
+    ``head_axis`` says that the tensor keeps heads apart in an axis of its own, also where there
+    is one head only. ``page_align`` rounds a page-indexed page up to a multiple of that many bytes.
+    """
+
+    name: str
+    dtype: torch.dtype
+    runs: tuple[RunSpec, ...]
+    heads: int = 1
+    page_align: int = 1
+    head_axis: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.runs or min(run.slot_bytes for run in self.runs) <= 0:
+            raise GeometryError(f"component {self.name}: runs {self.runs} hold no bytes")
+        if self.slot_bytes % (self.heads * self.dtype.itemsize):
+            raise GeometryError(
+                f"component {self.name}: {self.slot_bytes} B a slot do not split into {self.heads} "
+                f"heads of {self.dtype} ({self.dtype.itemsize} B an element)"
+            )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Payload bytes of a slot, over all runs and heads."""
+        return sum(run.slot_bytes for run in self.runs)
+
+    @property
+    def head_bytes(self) -> int:
+        """Payload bytes of one head of a slot."""
+        return self.slot_bytes // self.heads
+
+    def page_payload(self, slots: int) -> int:
+        """Bytes that a page of ``slots`` slots means something in."""
+        return slots * self.slot_bytes
+
+    def page_bytes(self, slots: int) -> int:
+        """Bytes that a page of ``slots`` slots occupies: its payload, rounded up."""
+        return -(-self.page_payload(slots) // self.page_align) * self.page_align
+
+    def run_offset(self, run: int, slots: int) -> int:
+        """Where run number ``run`` begins in a page of ``slots`` slots, in bytes."""
+        return slots * sum(spec.slot_bytes for spec in self.runs[:run])
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGeometry:
+    """Shape of a pool, valid for one end of a mirror.
+
+    ``page_indexed`` pools have pages in the first axis and the page's bytes in the second; the
+    others are row-indexed, a page being ``slots_per_page`` rows. ``single_slots`` says whether a
+    slot may be copied alone: not in a ring, where it belongs to no one token.
+    ``layer_ids`` are the model's layers that own the pool's layers, in order (default: 0, 1, ...).
+    """
+
+    name: str
+    layers: int
+    slots_per_page: int
+    tokens_per_slot: int
+    index_unit: IndexUnit
+    page_indexed: bool
+    components: tuple[Component, ...]
+    single_slots: bool = True
+    layer_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "slots_per_page", "tokens_per_slot"):
+            value = getattr(self, field)
+            if value < 1:
+                raise GeometryError(f"{self.name}: {field} is {value}, expected at least 1")
+        if not self.layer_ids:
+            object.__setattr__(self, "layer_ids", tuple(range(self.layers)))
+        if len(set(self.layer_ids)) != self.layers:
+            raise GeometryError(
+                f"{self.name}: layer_ids {self.layer_ids} name {len(set(self.layer_ids))} layers, "
+                f"the pool has {self.layers}"
+            )
+        names = [component.name for component in self.components]
+        if not names or len(set(names)) != len(names):
+            raise GeometryError(f"{self.name}: component names {names} are not distinct")
+
+    @property
+    def tokens_per_page(self) -> int:
+        """How many tokens one page stands for."""
+        return self.slots_per_page * self.tokens_per_slot
+
+    @property
+    def indices_per_page(self) -> int:
+        """How many indices of ``index_unit`` make up one page."""
+        return {
+            IndexUnit.TOKEN: self.tokens_per_page,
+            IndexUnit.SLOT: self.slots_per_page,
+            IndexUnit.PAGE: 1,
+        }[self.index_unit]
+
+    def page_bytes(self) -> int:
+        """Bytes one page of one layer occupies, over all components, padding included."""
+        return sum(component.page_bytes(self.slots_per_page) for component in self.components)
+
+    @property
+    def padding(self) -> int:
+        """Bytes of a page of one layer that mean nothing."""
+        payload = sum(component.page_payload(self.slots_per_page) for component in self.components)
+        return self.page_bytes() - payload
+
+    def component(self, name: str) -> Component:
+        """The component called ``name`` (``KeyError`` names those there are)."""
+        for component in self.components:
+            if component.name == name:
+                return component
+        raise KeyError(
+            f"pool {self.name} has no component {name!r}, it has "
+            f"{[component.name for component in self.components]}"
+        )

@@ -1,0 +1,149 @@
+"""Host pools: the mirror of a device pool in host memory, in the layout asked for.
+
+Each class stands for one kind of pool. Its geometry is an object of its own, so that what the
+host was sized by and what the device really holds can be told apart.
+"""
+
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import ClassVar, Self
+
+from hicache_dbg.pools.buffer import Buffer, host_buffer
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import GeometryError, Layout, PoolGeometry
+from hicache_dbg.pools.pinning import PinState, pin, unpin
+
+__all__ = [
+    "HostPool",
+    "IndexKHostPool",
+    "LatentHostPool",
+    "MHAHostPool",
+    "Mirror",
+    "PagedHostPool",
+    "host_geometry_like",
+    "host_pool_for",
+]
+
+_UNPINNED = PinState(requested=False, pinned=False, return_code=0, bytes=0, chunks=0)
+
+
+class HostPool:
+    """Pages of one geometry in host memory; a context manager that gives pinned memory back.
+
+    ``pinned`` says what became of a wish to page-lock the memory; a refusal is no error here.
+    """
+
+    layouts: ClassVar[frozenset[Layout]] = frozenset(
+        {Layout.LAYER_FIRST, Layout.PAGE_FIRST, Layout.PAGE_FIRST_DIRECT}
+    )
+    page_indexed: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        geometry: PoolGeometry,
+        pages: int,
+        layout: Layout,
+        pin: bool = False,
+    ) -> None:
+        cls = type(self)
+        if layout not in cls.layouts:
+            raise GeometryError(
+                f"{cls.__name__} of {geometry.name} has no layout {layout}, "
+                f"expected one of {', '.join(sorted(cls.layouts))}"
+            )
+        if geometry.page_indexed is not cls.page_indexed:
+            raise GeometryError(
+                f"{cls.__name__} is for pools with page_indexed={cls.page_indexed}, "
+                f"{geometry.name} has page_indexed={geometry.page_indexed}"
+            )
+        self.geometry = geometry
+        self.pages = pages
+        self.layout = layout
+        self.buffers: dict[str, Buffer] = {
+            component.name: host_buffer(geometry, component, pages, layout)
+            for component in geometry.components
+        }
+        self.pinned = self._pin() if pin else _UNPINNED
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory the pool holds."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+    def close(self) -> None:
+        """Unregister pinned memory; may be called again."""
+        if self.pinned.pinned:
+            unpin([buffer.flat(0) for buffer in self.buffers.values()])
+            self.pinned = replace(self.pinned, pinned=False, bytes=0, chunks=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _pin(self) -> PinState:
+        return pin([buffer.flat(0) for buffer in self.buffers.values()])
+
+
+class LatentHostPool(HostPool):
+    """Mirror of row-indexed latent pools (MLA)."""
+
+    page_indexed: ClassVar[bool] = False
+
+
+class MHAHostPool(HostPool):
+    """Mirror of pools with heads; the only one that can keep heads apart on the host."""
+
+    layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
+    page_indexed: ClassVar[bool] = False
+
+
+class IndexKHostPool(HostPool):
+    """Mirror of an indexer's keys: a sidecar of the latent pool."""
+
+
+class PagedHostPool(HostPool):
+    """Mirror of page-indexed pools such as DeepSeek-V4's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Mirror:
+    """A device pool and its copy in host memory."""
+
+    device: DevicePool
+    host: HostPool
+
+    @property
+    def name(self) -> str:
+        """The device pool's name."""
+        return self.device.geometry.name
+
+
+def host_geometry_like(device: DevicePool) -> PoolGeometry:
+    """A geometry for the host, of its own, that agrees with the device pool's tensors."""
+    components = tuple(
+        replace(component, dtype=device.layer(component.name, 0).dtype)
+        for component in device.geometry.components
+    )
+    return replace(device.geometry, components=components)
+
+
+def host_pool_for(
+    geometry: PoolGeometry, pages: int, layout: Layout, *, pin: bool = False
+) -> HostPool:
+    """A host pool of the class that serves this kind of pool."""
+    return _host_class(geometry)(geometry, pages, layout, pin)
+
+
+def _host_class(geometry: PoolGeometry) -> type[HostPool]:
+    if geometry.page_indexed:
+        dsa = geometry.name.removeprefix("draft_").startswith("dsa_index_k")
+        return IndexKHostPool if dsa else PagedHostPool
+    heads = all(component.head_axis for component in geometry.components)
+    return MHAHostPool if heads else LatentHostPool

@@ -1,0 +1,107 @@
+"""The pools that models keep, as geometries: latent rows, heads, and the indexer's keys.
+
+Sources: SGLang's MLA, MHA and DSA pools (``kv_cache_dim``, ``index_key_cache``). Every byte count
+follows from the dtype and the shape given; none is a default of a class.
+"""
+
+from typing import Literal
+
+import torch
+
+from hicache_dbg.pools.geometry import Component, GeometryError, IndexUnit, PoolGeometry, RunSpec
+
+__all__ = ["SCALE_BLOCK", "IndexDtype", "index_k", "index_k_component", "mha", "mla"]
+
+IndexDtype = Literal["bf16", "fp8"]
+
+#: How many fp8 elements share one fp32 scale.
+SCALE_BLOCK = 128
+
+_FLOAT32 = torch.float32.itemsize
+_PACKED_FP8 = (torch.uint8, torch.float8_e4m3fn)
+
+
+def mla(
+    layers: int,
+    page_size: int,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_lora_rank: int = 512,
+    rope_dim: int = 64,
+) -> PoolGeometry:
+    """Latent rows of multi-head latent attention, one a token: 1,152 B in bf16, 656 B in fp8.
+
+    fp8 (``torch.uint8`` or ``float8_e4m3fn``) rows are packed: the latent as fp8, an fp32 scale for
+    each 128 of its elements, then the rotary part in bf16; the three lie interleaved row by row.
+    """
+    if dtype in _PACKED_FP8:
+        rope = rope_dim * torch.bfloat16.itemsize
+        row = kv_lora_rank + _scale_bytes(kv_lora_rank) + rope
+        component = Component("latent", torch.uint8, (RunSpec("row", row),))
+    else:
+        row = (kv_lora_rank + rope_dim) * dtype.itemsize
+        component = Component("latent", dtype, (RunSpec("row", row),))
+    return _per_token("mla", layers, page_size, (component,), page_indexed=False)
+
+
+def index_k(
+    layers: int, page_size: int, dtype: IndexDtype = "bf16", head_dim: int = 128
+) -> PoolGeometry:
+    """Keys of a sparse-attention indexer, one a token: 256 B in bf16, 128 + 4 B in fp8."""
+    component = index_k_component("index_k", dtype, head_dim)
+    return _per_token("dsa_index_k", layers, page_size, (component,), page_indexed=True)
+
+
+def index_k_component(name: str, dtype: IndexDtype, head_dim: int) -> Component:
+    """Index keys as a component; in fp8 a page holds all keys, then all fp32 scales."""
+    if dtype == "bf16":
+        key = head_dim * torch.bfloat16.itemsize
+        return Component(name, torch.bfloat16, (RunSpec("key", key),))
+    if dtype == "fp8":
+        runs = (RunSpec("key", head_dim), RunSpec("scale", _scale_bytes(head_dim)))
+        return Component(name, torch.uint8, runs)
+    raise GeometryError(f"index-K dtype is {dtype!r}, expected 'bf16' or 'fp8'")
+
+
+def mha(
+    layers: int,
+    page_size: int,
+    heads: int,
+    head_dim: int,
+    *,
+    v_head_dim: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> PoolGeometry:
+    """Keys and values of multi-head attention, one row of ``heads`` heads a token each."""
+    components = tuple(
+        Component(
+            name,
+            dtype,
+            (RunSpec(name, heads * width * dtype.itemsize),),
+            heads=heads,
+            head_axis=True,
+        )
+        for name, width in (("k", head_dim), ("v", head_dim if v_head_dim is None else v_head_dim))
+    )
+    return _per_token("mha", layers, page_size, components, page_indexed=False)
+
+
+def _per_token(
+    name: str, layers: int, page_size: int, components: tuple[Component, ...], *, page_indexed: bool
+) -> PoolGeometry:
+    return PoolGeometry(
+        name=name,
+        layers=layers,
+        slots_per_page=page_size,
+        tokens_per_slot=1,
+        index_unit=IndexUnit.TOKEN,
+        page_indexed=page_indexed,
+        components=components,
+    )
+
+
+def _scale_bytes(elements: int) -> int:
+    if elements % SCALE_BLOCK:
+        raise GeometryError(
+            f"{elements} fp8 elements do not split into blocks of {SCALE_BLOCK} with one scale each"
+        )
+    return elements // SCALE_BLOCK * _FLOAT32

@@ -1,0 +1,66 @@
+"""Page-locked host memory: registered in chunks, with the true outcome on record."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["NO_CUDA", "PinState", "pin", "unpin"]
+
+#: Return code on record where there is no CUDA runtime to ask.
+NO_CUDA = -1
+CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PinState:
+    """Whether host memory is page-locked: as asked for, as it is, and what CUDA answered.
+
+    ``bytes`` and ``chunks`` count what is registered; ``return_code`` is the last answer of
+    ``cudaHostRegister`` (0 is success), or ``NO_CUDA``.
+    """
+
+    requested: bool
+    pinned: bool
+    return_code: int
+    bytes: int
+    chunks: int
+
+
+def pin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> PinState:
+    """Register the memory of each 1-D ``uint8`` tensor; on a refusal none stays registered."""
+    if not torch.cuda.is_available():
+        return PinState(requested=True, pinned=False, return_code=NO_CUDA, bytes=0, chunks=0)
+    cudart = _cudart()
+    done: list[tuple[int, int]] = []
+    for address, size in _chunks(buffers, chunk_bytes):
+        code = int(cudart.cudaHostRegister(address, size, 0))
+        if code:
+            _unregister(start for start, _ in done)
+            return PinState(requested=True, pinned=False, return_code=code, bytes=0, chunks=0)
+        done.append((address, size))
+    total = sum(size for _, size in done)
+    return PinState(requested=True, pinned=True, return_code=0, bytes=total, chunks=len(done))
+
+
+def unpin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Undo :func:`pin` of the same tensors."""
+    _unregister(address for address, _ in _chunks(buffers, chunk_bytes))
+
+
+def _unregister(addresses: Iterator[int]) -> None:
+    cudart = _cudart()
+    for address in addresses:
+        cudart.cudaHostUnregister(address)
+
+
+def _cudart() -> Any:
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # torch ships none for it
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # nor for this
+
+
+def _chunks(buffers: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    for memory in buffers:
+        for start in range(0, memory.numel(), chunk_bytes):
+            yield memory.data_ptr() + start, min(chunk_bytes, memory.numel() - start)

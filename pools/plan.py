@@ -1,0 +1,128 @@
+"""From a mirror to addresses: which equal pieces of bytes lie where, at both ends.
+
+A :class:`Piece` is a set of chunks of one length that one component moves for each id. It is
+computed from the HOST pool's byte counts and from each end's own strides, as production systems
+do: a host page that is narrower than the device's moves its own width and leaves the rest alone.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from hicache_dbg.pools.buffer import Buffer
+from hicache_dbg.pools.geometry import Component
+from hicache_dbg.pools.host import Mirror
+from hicache_dbg.pools.indices import Ids
+
+__all__ = ["Move", "Piece", "PieceEnd", "pieces_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceEnd:
+    """Where a piece's chunks are at one end, in bytes.
+
+    The chunk of slot ``s`` in page ``p`` of a layer begins at the layer's start
+    ``+ offset + p * page + s * slot + i * inner``, where ``i`` counts over ``Piece.counts``.
+    ``slot`` is 0 in whole-page pieces.
+    """
+
+    buffer: Buffer
+    offset: int
+    page: int
+    slot: int
+    inner: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Chunks of ``chunk`` bytes, ``counts`` of them an id, at both ends."""
+
+    component: str
+    chunk: int
+    counts: tuple[int, ...]
+    host: PieceEnd
+    device: PieceEnd
+
+    @property
+    def bytes_per_id(self) -> int:
+        """Bytes that move for one id of one layer."""
+        return self.chunk * prod(self.counts)
+
+    def reach(self, end: PieceEnd) -> int:
+        """Bytes from the first chunk of an id to the end of its last."""
+        steps = sum((n - 1) * step for n, step in zip(self.counts, end.inner, strict=True))
+        return steps + self.chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """The same ids of all pieces: whole pages, or (``single``) slots of ``slots`` a page."""
+
+    pieces: tuple[Piece, ...]
+    single: bool
+    slots: int
+    host: Ids
+    device: Ids
+
+
+def pieces_of(mirror: Mirror, *, single: bool) -> tuple[Piece, ...]:
+    """The pieces that a copy of whole pages, or of ``single`` slots, moves.
+
+    Raises ``LookupError`` where the device lacks a component the host pool keeps.
+    """
+    geometry = mirror.host.geometry
+    slots = geometry.slots_per_page
+    pieces: list[Piece] = []
+    for component in geometry.components:
+        if component.name not in mirror.device.buffers:
+            raise LookupError(
+                f"{mirror.name}: the host pool keeps component {component.name}, the device pool "
+                f"has only {', '.join(mirror.device.buffers)}"
+            )
+        ends = (mirror.host.buffers[component.name], mirror.device.buffers[component.name])
+        if geometry.page_indexed:
+            pieces += _page_pieces(component, slots, *ends, single=single)
+        else:
+            pieces.append(_row_piece(component, slots, *ends, single=single))
+    return tuple(pieces)
+
+
+def _page_pieces(
+    component: Component, slots: int, host: Buffer, device: Buffer, *, single: bool
+) -> list[Piece]:
+    if not single:
+        chunk = component.page_bytes(slots)
+        ends = (PieceEnd(end, 0, end.stride_bytes("page"), 0, ()) for end in (host, device))
+        return [Piece(component.name, chunk, (), *ends)]
+    pieces = []
+    for number, run in enumerate(component.runs):
+        offset = component.run_offset(number, slots)
+        ends = (
+            PieceEnd(end, offset, end.stride_bytes("page"), run.slot_bytes, ())
+            for end in (host, device)
+        )
+        pieces.append(Piece(component.name, run.slot_bytes, (), *ends))
+    return pieces
+
+
+def _row_piece(
+    component: Component, slots: int, host: Buffer, device: Buffer, *, single: bool
+) -> Piece:
+    inner = [] if single else [("slot", slots)]
+    if component.head_axis:
+        inner.append(("head", component.heads))
+    chunk = component.head_bytes if component.head_axis else component.slot_bytes
+    # Axes that lie side by side at both ends become part of the chunk: fewer, longer copies.
+    while inner and all(end.stride_bytes(inner[-1][0]) == chunk for end in (host, device)):
+        chunk *= inner.pop()[1]
+    inner = [(axis, count) for axis, count in inner if count > 1]
+    ends = (
+        PieceEnd(
+            end,
+            0,
+            end.stride_bytes("page"),
+            end.stride_bytes("slot") if single else 0,
+            tuple(end.stride_bytes(axis) for axis, _ in inner),
+        )
+        for end in (host, device)
+    )
+    return Piece(component.name, chunk, tuple(count for _, count in inner), *ends)

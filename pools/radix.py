@@ -1,0 +1,308 @@
+"""The prefix tree: which pages of tokens are cached, where, and which go first under pressure.
+
+A compressed radix tree whose unit is a page of tokens. An edge holds a run of pages as one
+buffer, so a long prefix is compared by ``memcmp``; a child is looked up by its first page's
+tokens themselves, so no hash collision can turn into a wrong hit.
+
+Not thread-safe, on purpose: one lock, the controller's, is held around every call.
+"""
+
+from collections.abc import Iterator
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.pools import radix_check
+from hicache_dbg.pools.radix_input import TOKEN_BYTES, checked_ids, common_pages, encode
+from hicache_dbg.pools.radix_node import Node, PageIds, join
+from hicache_dbg.pools.radix_residency import Residency
+from hicache_dbg.pools.radix_types import (
+    Backup,
+    Eviction,
+    InsertResult,
+    MatchResult,
+    Policy,
+    RadixError,
+    Tokens,
+    TreeStats,
+)
+
+__all__ = [
+    "Backup",
+    "Eviction",
+    "InsertResult",
+    "MatchResult",
+    "Node",
+    "PageIds",
+    "Policy",
+    "RadixError",
+    "RadixTree",
+    "Tokens",
+    "TreeStats",
+]
+
+
+class RadixTree:
+    """Prefix tree over whole pages of ``page_size`` tokens with two ends, device and host.
+
+    Two things always hold. A node with a device copy has a parent with one, so a match is some
+    pages on the device and then some on the host. And nothing below an unheld node is held.
+
+    Cost: ``match`` and ``insert`` are O(pages of the request), eviction O(1) a page evicted,
+    whatever the size of the tree.
+    """
+
+    def __init__(self, page_size: int, policy: Policy = "lru") -> None:
+        if page_size < 1:
+            raise RadixError(f"page_size is {page_size}, expected at least 1 token")
+        if policy not in get_args(Policy):
+            raise RadixError(f"policy is {policy!r}, expected one of {get_args(Policy)}")
+        self.page_size = page_size
+        self.policy: Policy = policy
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._at = Residency(policy, self._page_bytes)
+        self.root = self._at.root
+
+    def encode(self, tokens: Tokens) -> bytes:
+        """Return ``tokens`` as the tree compares them, to be encoded once for several calls.
+
+        Raises:
+            RadixError: not a 1-d array of int32 values, or bytes of broken length.
+        """
+        return encode(tokens)
+
+    def tokens(self, node: Node) -> npt.NDArray[np.int32]:
+        """Return every token from the root to the end of ``node``."""
+        edges = [n.edge for n in node.path()]
+        return np.frombuffer(b"".join(reversed(edges)), dtype="<i4")
+
+    # -- match and insert ---------------------------------------------------------------------
+
+    def match(self, tokens: Tokens) -> MatchResult:
+        """Find the longest cached prefix of ``tokens`` in whole pages, and count it as a use.
+
+        A node that matches only in part is split, so the result ends on a node.
+        """
+        key = self.encode(tokens)
+        node, length = self._walk(key, len(key) - len(key) % self._page_bytes)
+        device: list[PageIds] = []
+        host: list[PageIds] = []
+        for n in node.path():
+            n.hits += 1
+            if n.device.size:
+                device.append(n.device)
+                if not n.holds:
+                    self._at.device_order.promote(n)
+            else:
+                host.append(n.host)
+            if n.host.size and not n.holds:
+                self._at.host_order.promote(n)
+        return MatchResult(node, length // self._page_bytes, join(device), join(host))
+
+    def insert(self, tokens: Tokens, device_pages: PageIds) -> InsertResult:
+        """Cache ``tokens`` under ``device_pages``, one id for each whole page of them.
+
+        Pages the tree knows from the host only get their device id. Ids the tree already has at
+        that very place (the caller's own match) are kept; others come back as duplicates.
+        """
+        key = self.encode(tokens)
+        pages = len(key) // self._page_bytes
+        given = checked_ids(device_pages, pages, "device")
+        end = pages * self._page_bytes
+        node, length = self._walk(key, end)
+        matched = length // self._page_bytes
+        if length < end:
+            node = self._at.add_leaf(node, key[length:end], pages - matched)
+        return InsertResult(node, pages - matched, self._at.fill_device(node, given))
+
+    def _walk(self, key: bytes, end: int) -> tuple[Node, int]:
+        """Return the deepest node along ``key[:end]``, split to fit, and the bytes matched."""
+        step = self._page_bytes
+        node, offset = self.root, 0
+        while offset < end:
+            child = node.children.get(key[offset : offset + step])
+            if child is None:
+                break
+            edge = child.edge
+            if key.startswith(edge, offset, end):
+                node = child
+                offset += len(edge)
+                continue
+            common = common_pages(key, offset, end, edge, step)
+            node = self._at.split(node, child, common)
+            offset += common * step
+            break
+        return node, offset
+
+    # -- residency ----------------------------------------------------------------------------
+
+    def set_device(self, node: Node, device_pages: PageIds) -> PageIds:
+        """Give the last ``len(device_pages)`` pages of the path to ``node`` their device ids.
+
+        Returns the ids not taken, because another device copy is there: the caller frees them.
+
+        Raises:
+            RadixError: the pages do not begin where a node begins, or below one that has no
+                device copy.
+        """
+        given = checked_ids(device_pages, device_pages.size, "device")
+        above = self._covering(node, given.size)
+        if above is not self.root and not above.device.size:
+            raise RadixError(
+                f"the page above the {given.size} given has no device copy; load a prefix first"
+            )
+        return self._at.fill_device(node, given)
+
+    def set_host(self, node: Node, host_pages: PageIds) -> PageIds:
+        """Give the last ``len(host_pages)`` pages of the path to ``node`` their host ids.
+
+        A path suffix rather than a node, because a node may have been split since its backup
+        began. Returns the ids not taken, because another host copy is there: the caller frees
+        them. Counts as a use on the host.
+
+        Raises:
+            RadixError: the pages do not begin where a node begins.
+        """
+        given = checked_ids(host_pages, host_pages.size, "host")
+        self._covering(node, given.size)
+        return self._at.fill_host(node, given)
+
+    def unbacked(self, node: Node) -> list[Node]:
+        """Return the nodes on the path to ``node`` that have no host copy, shallowest first."""
+        self._require_attached(node)
+        return [n for n in node.path() if not n.host.size][::-1]
+
+    def _covering(self, node: Node, pages: int) -> Node:
+        """Return the node above the last ``pages`` pages of the path to ``node``."""
+        self._require_attached(node)
+        left = pages
+        for n in node.path():
+            if left <= 0:
+                return n
+            left -= n.pages
+        if left:
+            raise RadixError(
+                f"{pages} page ids do not end at a node on the path: {-left} pages over"
+                if left < 0
+                else f"{pages} page ids for a path that is {left} pages shorter"
+            )
+        return self.root
+
+    # -- holds --------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> None:
+        """Keep the path to ``node`` from eviction at both ends until :meth:`unlock`."""
+        self._require_attached(node)
+        self._at.hold(node)
+        node.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Take one lock back; the path becomes the most recently used.
+
+        Raises:
+            RadixError: no lock is left on exactly this node.
+        """
+        if node.locks < 1:
+            raise RadixError(f"unlock of {node!r}, which has no lock; each lock is undone once")
+        node.locks -= 1
+        self._at.release(node)
+
+    def pin(self, node: Node) -> None:
+        """Keep the path to ``node`` cached until :meth:`unpin`, whoever else locks it."""
+        self._require_attached(node)
+        self._at.hold(node)
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        """Take one pin back.
+
+        Raises:
+            RadixError: no pin is left on exactly this node.
+        """
+        if node.pins < 1:
+            raise RadixError(f"unpin of {node!r}, which has no pin; each pin is undone once")
+        node.pins -= 1
+        self._at.release(node)
+
+    def _require_attached(self, node: Node) -> None:
+        if node.parent is None and node is not self.root:
+            raise RadixError(f"{node!r} is no longer in the tree; match its tokens again")
+
+    # -- eviction -----------------------------------------------------------------------------
+
+    def evict_device(self, pages: int, backup: Backup | None = None) -> list[Eviction]:
+        """Let go of at least ``pages`` device pages if unheld nodes have as many, else of all.
+
+        Whole nodes, in the order of the policy, leaves first. A node with a host copy is
+        demoted; one without goes to ``backup``, and is removed if that is not given or returns
+        ``None``, together with what lies below it on the host.
+        """
+        evictions: list[Eviction] = []
+        freed = 0
+        while freed < pages and (node := self._at.device_order.first()) is not None:
+            if backup is not None and not node.host.size:
+                host_pages = backup(node)
+                if node.holds or node.parent is None:
+                    continue  # no longer in the order: the callback took it over
+                if host_pages is not None:
+                    self.set_host(node, host_pages)
+            freed += node.pages
+            evictions.append(self._at.demote(node) if node.host.size else self._at.remove(node))
+        return evictions
+
+    def evict_host(self, pages: int) -> list[Eviction]:
+        """Let go of at least ``pages`` host pages if unheld nodes have as many, else of all.
+
+        A node that is on the device too only loses its host copy; any other is removed.
+        """
+        evictions: list[Eviction] = []
+        freed = 0
+        while freed < pages and (node := self._at.host_order.first()) is not None:
+            freed += node.pages
+            evictions.append(
+                self._at.drop_host(node) if node.device.size else self._at.remove(node)
+            )
+        return evictions
+
+    def remove(self, node: Node) -> Eviction:
+        """Remove ``node`` and everything below it.
+
+        Raises:
+            RadixError: it is the root, is gone already, or is held (by a node below it, maybe).
+        """
+        self._require_attached(node)
+        if node is self.root or node.holds:
+            raise RadixError(f"remove of {node!r}: expected a node below the root with no holds")
+        return self._at.remove(node)
+
+    def clear(self) -> list[Eviction]:
+        """Remove everything.
+
+        Raises:
+            RadixError: something is held.
+        """
+        if self.root.holds:
+            raise RadixError(f"clear of a tree with {self.root.holds} holds, expected none")
+        return [self._at.remove(node) for node in list(self.root.children.values())]
+
+    # -- facts --------------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> TreeStats:
+        """Sizes, kept up to date by every call."""
+        return self._at.stats
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node but the root, parents before their children."""
+        return self.root.below()
+
+    def check(self) -> None:
+        """Verify every invariant, in time linear in the tree; for tests and debugging.
+
+        Raises:
+            RadixError: one does not hold; the message names the first few.
+        """
+        broken = radix_check.violations(self._at, self._page_bytes)
+        if broken:
+            raise RadixError(f"{len(broken)} invariants broken: {'; '.join(broken[:3])}")

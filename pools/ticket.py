@@ -1,0 +1,96 @@
+"""Gates of a load: no reader sees a layer before its bytes are there."""
+
+from collections.abc import Sequence
+from threading import Condition
+
+from hicache_dbg.pools.indices import Ids
+from hicache_dbg.pools.transfer import TransferError
+
+__all__ = ["Load", "LoadTicket"]
+
+#: How long a reader waits for a layer before it gives up, in seconds.
+GATE_TIMEOUT_S = 120.0
+
+
+class Load:
+    """One load under way: its pages at both ends, how far it got, and how many still read them.
+
+    Layers arrive in ascending order, so one number says which gates are open.
+    """
+
+    def __init__(self, op_id: int, host: Ids, device: Ids, layer_ids: Sequence[int]) -> None:
+        self.op_id = op_id
+        self.host = host
+        self.device = device
+        self.users = 0
+        self.leftover: Ids = device[:0]  # pages that are nobody's once the last user has gone
+        self._last = layer_ids[-1]
+        self._opened = -1
+        self._finished = False
+        self._error: BaseException | None = None
+        self._changed = Condition()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every gate is open, or the load has failed."""
+        return self._finished
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the load failed; None while it has not."""
+        return self._error
+
+    def open(self, layer: int) -> None:
+        """Open the gate of ``layer``; the last one opens only with :meth:`finish`."""
+        if layer != self._last:
+            with self._changed:
+                self._opened = layer
+                self._changed.notify_all()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Open every gate, or give the error to all who wait now or later."""
+        with self._changed:
+            self._error = error
+            self._finished = True
+            self._changed.notify_all()
+
+    def wait(self, layer: int, timeout: float) -> None:
+        """Block until ``layer`` is there; raises the load's error if it failed."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._passable(layer), timeout):
+                raise TimeoutError(
+                    f"load {self.op_id}: layer {layer} did not arrive within {timeout} s, "
+                    f"the last to arrive was {self._opened}"
+                )
+            # A failed load is never partly good: a gate that was open closes again.
+            if self._error is not None:
+                raise TransferError(
+                    f"load {self.op_id} of {self.host.size} pages failed: {self._error}"
+                ) from self._error
+
+    def _passable(self, layer: int) -> bool:
+        return self._finished or layer <= self._opened
+
+
+class LoadTicket:
+    """What a reader of a matched prefix holds: its device pages, and the loads it waits for.
+
+    ``device_pages`` are the pages of the whole matched prefix in order, those that were on the
+    device and those that are being loaded. Waiting costs nothing where nothing is loaded.
+    """
+
+    __slots__ = ("device_pages", "loads")
+
+    def __init__(self, device_pages: Ids, loads: tuple[Load, ...]) -> None:
+        self.device_pages = device_pages
+        self.loads = loads
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return all(load.finished for load in self.loads)
+
+    def wait_layer(self, layer: int, timeout: float = GATE_TIMEOUT_S) -> None:
+        """Block until the model's ``layer`` is there in every pool; raises a load's error."""
+        for load in self.loads:
+            load.wait(layer, timeout)

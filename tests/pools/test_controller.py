@@ -1,0 +1,459 @@
+"""The controller: what is read through gates is what was written, whatever else goes on."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_dbg.pools.allocator import OutOfPages
+from hicache_dbg.pools.backups import WritePolicy
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.geometry import GeometryError, IoBackend, Layout
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.kinds import index_k, mla
+from hicache_dbg.pools.radix_types import Policy
+from hicache_dbg.pools.transfer import CopyOp, TransferEngine, TransferError
+
+P = 4
+LAYERS = 3
+Tokens = npt.NDArray[np.int32]
+Pages = npt.NDArray[np.int64]
+
+
+def group_of(
+    device_pages: int = 8, host_pages: int = 32, layout: Layout = Layout.PAGE_FIRST
+) -> PoolGroup:
+    """A small latent pool with its index-K sidecar."""
+    return PoolGroup.build(
+        [
+            mla(LAYERS, P, torch.uint8, kv_lora_rank=128, rope_dim=2),
+            index_k(LAYERS, P, "fp8"),
+        ],
+        device_pages=device_pages,
+        host_pages=host_pages,
+        layout=layout,
+    )
+
+
+def stamp(prefix: Tokens, layer: int, width: int) -> torch.Tensor:
+    """Bytes that only this prefix and layer have: what a model would compute for its last page."""
+    seed = hash((prefix.tobytes(), layer, width)) % 2**63
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (width,), dtype=torch.uint8, generator=generator)
+
+
+def page_of(group: PoolGroup, name: str, layer: int, page: int) -> torch.Tensor:
+    """One page of one layer of a device pool, flat."""
+    pool = group.device[name]
+    return pool.layer(pool.geometry.components[0].name, layer)[page].view(-1)
+
+
+def write(group: PoolGroup, tokens: Tokens, pages: Pages, first: int = 0) -> None:
+    """Write the stamp of every page of ``tokens`` from number ``first`` on."""
+    for number in range(first, pages.size):
+        for name in group.device:
+            for layer in range(LAYERS):
+                target = page_of(group, name, layer, int(pages[number]))
+                target.copy_(stamp(tokens[: (number + 1) * P], layer, target.numel()))
+
+
+def wrong_pages(
+    group: PoolGroup, tokens: Tokens, pages: Pages, layer: int
+) -> list[tuple[str, int]]:
+    """Pools and pages of ``layer`` that do not hold their stamp."""
+    found = []
+    for number, page in enumerate(pages.tolist()):
+        for name in group.device:
+            got = page_of(group, name, layer, page)
+            if not torch.equal(got, stamp(tokens[: (number + 1) * P], layer, got.numel())):
+                found.append((name, number))
+    return found
+
+
+def turn(controller: HiCacheController, tokens: Tokens) -> None:
+    """One reader's turn: match, load, read behind the gates, compute the rest, insert."""
+    match = controller.match(tokens)
+    pages = np.empty(0, dtype=np.int64)
+    total = tokens.size // P
+    try:
+        try:
+            ticket = controller.load_back(match)
+            cached = ticket.device_pages
+            for layer in range(LAYERS):
+                controller.wait_layer(layer, ticket)
+                assert wrong_pages(controller.group, tokens, cached, layer) == []
+        except OutOfPages:
+            cached = match.device_pages
+        pages = controller.alloc_device(total - cached.size)
+        whole = np.concatenate([cached, pages])
+        write(controller.group, tokens, whole, first=cached.size)
+        for layer in range(LAYERS):
+            assert wrong_pages(controller.group, tokens, whole, layer) == []
+        controller.insert(tokens, whole)
+    finally:
+        controller.unlock(match)
+
+
+def sequences(choices: list[list[int]]) -> list[Tokens]:
+    """Token sequences that share prefixes: each choice picks the next page."""
+    return [
+        np.concatenate([np.arange(P, dtype=np.int32) + 100 * page for page in pages])
+        for pages in choices
+    ]
+
+
+turns = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    choices=turns,
+    policy=st.sampled_from(["write_through", "write_through_selective", "write_back"]),
+    eviction=st.sampled_from(["lru", "lfu"]),
+    pages=st.tuples(st.integers(5, 9), st.integers(1, 20)),
+    layout=st.sampled_from([Layout.LAYER_FIRST, Layout.PAGE_FIRST]),
+)
+def test_what_is_read_is_what_was_written(
+    choices: list[list[int]],
+    policy: WritePolicy,
+    eviction: Policy,
+    pages: tuple[int, int],
+    layout: Layout,
+) -> None:
+    """Under any pressure every gated read sees its own prefix's bytes, in every pool and layer."""
+    group = group_of(*pages, layout)
+    with HiCacheController(group, policy=policy, eviction=eviction) as controller:
+        for tokens in sequences(choices):
+            turn(controller, tokens)
+            controller.check()
+        controller.flush()
+        controller.check()
+        accounted(controller)
+
+
+def accounted(controller: HiCacheController) -> None:
+    """With no reader and no copy left, exactly the cached pages are taken, and none is held."""
+    tree = controller.tree.stats
+    for tier, cached in (("device", tree.device_pages), ("host", tree.host_pages)):
+        allocator = controller.allocators[tier]
+        assert allocator.pages - allocator.available == cached
+        assert not allocator.readers(np.arange(allocator.pages)).any()
+    assert controller.tree.root.holds == 0
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+def test_concurrent_readers_see_their_own_bytes(policy: WritePolicy) -> None:
+    """Four threads on one small device read only what was written for their prefix."""
+    rng = np.random.default_rng(7)
+    choices = [[int(page) for page in rng.integers(0, 3, rng.integers(1, 5))] for _ in range(120)]
+    with HiCacheController(group_of(device_pages=24, host_pages=64), policy=policy) as controller:
+        with ThreadPoolExecutor(4) as readers:
+            list(readers.map(lambda tokens: turn(controller, tokens), sequences(choices)))
+        controller.flush()
+        controller.check()
+        accounted(controller)
+        assert controller.stats.device_hit_pages > 0
+
+
+def test_pressure_moves_pages_to_the_host_and_back() -> None:
+    """Sequences that do not fit the device together are demoted and loaded back, not recomputed."""
+    with HiCacheController(group_of(device_pages=6)) as controller:
+        first, second = sequences([[1, 1, 1, 1], [2, 2, 2, 2]])
+        for tokens in (first, second, first, second):
+            turn(controller, tokens)
+            controller.flush()
+        stats = controller.stats
+        assert stats.loads == 2
+        assert stats.host_hit_pages == stats.loaded_pages
+        assert stats.demoted_pages > 0
+        assert stats.dropped_pages == 0
+        assert stats.backed_up_pages == 8
+
+
+def test_write_back_copies_only_what_the_device_lets_go_of() -> None:
+    """Write-back leaves the host alone until pages must go, and loses none of them then."""
+    with HiCacheController(group_of(device_pages=6), policy="write_back") as controller:
+        first, second = sequences([[1, 1, 1, 1], [2, 2, 2, 2]])
+        turn(controller, first)
+        assert controller.stats.backups == 0
+        turn(controller, second)
+        assert controller.stats.backed_up_pages == controller.stats.demoted_pages > 0
+        assert controller.match(first).pages == 4
+
+
+def test_selective_write_through_waits_for_a_second_use() -> None:
+    """A page that was used once is not backed up; one that is used again is."""
+    with HiCacheController(group_of(), policy="write_through_selective") as controller:
+        (tokens,) = sequences([[1, 2]])
+        turn(controller, tokens)
+        turn(controller, tokens)
+        controller.flush()
+        assert controller.stats.backed_up_pages == 0
+        turn(controller, tokens)
+        controller.flush()
+        assert controller.stats.backed_up_pages == 2
+
+
+class GatedEngine(TransferEngine):
+    """Lets a test hold a load before each layer, and make operations fail."""
+
+    def __init__(self) -> None:
+        self.permits: dict[int, Event] = {}
+        self.fail: Callable[[CopyOp], bool] = lambda _: False
+        self.fail_after: int | None = None
+
+    def backup(self, op: CopyOp) -> None:
+        """Move bytes, then fail if asked to: the copy is there but must not count."""
+        super().backup(op)
+        if self.fail(op):
+            op.status = "failed"
+            raise OSError(f"no bytes for op {op.op_id}")
+
+    def load(self, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
+        """Report a layer only once the test permits it."""
+
+        def done(layer: int) -> None:
+            if layer in self.permits:
+                assert self.permits[layer].wait(30)
+            if self.fail(op) and layer == self.fail_after:
+                op.status = "failed"
+                raise OSError(f"link down in layer {layer}")
+            on_layer_done(layer)
+
+        super().load(op, done)
+
+
+@pytest.fixture
+def engine() -> GatedEngine:
+    """An engine the test controls."""
+    return GatedEngine()
+
+
+@pytest.fixture
+def cached_on_host(engine: GatedEngine) -> Iterator[tuple[HiCacheController, Tokens]]:
+    """A controller whose first sequence lies on the host only."""
+    controller = HiCacheController(group_of(device_pages=6), engine=engine)
+    tokens, other = sequences([[1, 1, 1, 1], [2, 2, 2, 2, 2, 2]])
+    for item in (tokens, other):
+        turn(controller, item)
+        controller.flush()
+    yield controller, tokens
+    engine.fail = lambda _: False
+    controller.close()
+
+
+def test_no_layer_is_passed_before_it_is_there(
+    cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
+) -> None:
+    """A reader passes a gate after its layer and before the next has come."""
+    controller, tokens = cached_on_host
+    engine.permits = {layer: Event() for layer in range(LAYERS)}
+    match = controller.match(tokens)
+    ticket = controller.load_back(match)
+    with pytest.raises(TimeoutError, match="layer 0 did not arrive"):
+        controller.wait_layer(0, ticket, timeout=0.01)
+    engine.permits[0].set()
+    controller.wait_layer(0, ticket)
+    with pytest.raises(TimeoutError, match=r"layer 1 did not arrive.*last to arrive was 0"):
+        controller.wait_layer(1, ticket, timeout=0.01)
+    with pytest.raises(ValueError, match="4 of which are still being loaded"):
+        controller.insert(tokens, ticket.device_pages)
+    engine.permits[1].set()
+    engine.permits[2].set()
+    controller.wait_layer(LAYERS - 1, ticket)
+    assert ticket.done
+    controller.unlock(match)
+    controller.flush()
+    accounted(controller)
+
+
+def test_a_page_being_loaded_is_shared_not_loaded_twice(
+    cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
+) -> None:
+    """A second reader of the same host pages waits for the first one's load."""
+    controller, tokens = cached_on_host
+    engine.permits = {0: Event()}
+    matches = [controller.match(tokens), controller.match(tokens[: 2 * P])]
+    tickets = [controller.load_back(match) for match in matches]
+    assert tickets[0].device_pages[:2].tolist() == tickets[1].device_pages.tolist()
+    controller.unlock(matches[0])  # the first reader gives up; the second still reads
+    engine.permits[0].set()
+    controller.wait_layer(LAYERS - 1, tickets[1])
+    assert wrong_pages(controller.group, tokens, tickets[1].device_pages, 0) == []
+    controller.unlock(matches[1])
+    controller.flush()
+    assert controller.stats.loads == 1
+    accounted(controller)
+
+
+def test_a_failed_load_reaches_every_reader_and_the_pages_stay_on_the_host(
+    cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
+) -> None:
+    """An error in the middle of a load closes all its gates, and the next try succeeds."""
+    controller, tokens = cached_on_host
+    engine.fail, engine.fail_after = (lambda op: op.kind == "load"), 1
+    engine.permits = {0: Event()}
+    matches = [controller.match(tokens), controller.match(tokens)]
+    tickets = [controller.load_back(match) for match in matches]
+    engine.permits[0].set()
+    for ticket in tickets:
+        with pytest.raises(
+            TransferError, match=r"load \d+ of 4 pages failed: link down in layer 1"
+        ):
+            controller.wait_layer(LAYERS - 1, ticket)
+        with pytest.raises(TransferError, match="link down"):
+            controller.wait_layer(0, ticket)
+    for match in matches:
+        controller.unlock(match)
+    with pytest.raises(TransferError, match=r"copies failed, first load \d+ of 4 pages: link down"):
+        controller.flush()
+    accounted(controller)
+    assert controller.stats.failed_loads >= 1
+    engine.fail = lambda _: False
+    turn(controller, tokens)
+    controller.flush()
+    assert controller.stats.loads == 1
+
+
+def test_a_load_that_builds_on_a_failed_one_fails_too(
+    cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
+) -> None:
+    """Pages after a failed prefix are not entered as if the prefix were there."""
+    controller, tokens = cached_on_host
+    engine.permits = {0: Event()}
+    engine.fail, engine.fail_after = (lambda op: op.host_generations.size == 2), 1
+    matches = [controller.match(tokens[: 2 * P]), controller.match(tokens)]
+    tickets = [controller.load_back(match) for match in matches]
+    assert len(tickets[1].loads) == 2
+    engine.permits[0].set()
+    engine.fail = lambda op: op.op_id == tickets[0].loads[0].op_id
+    with pytest.raises(TransferError, match="link down"):
+        controller.wait_layer(LAYERS - 1, tickets[1])
+    for match in matches:
+        controller.unlock(match)
+    with pytest.raises(TransferError, match="2 copies failed"):
+        controller.flush()
+    accounted(controller)
+
+
+def test_a_failed_backup_is_reported_and_leaves_no_host_copy(engine: GatedEngine) -> None:
+    """A backup whose worker failed is never taken for done, though its bytes may be there."""
+    (tokens,) = sequences([[1, 2, 3]])
+    engine.fail = lambda op: op.kind == "backup"
+    controller = HiCacheController(group_of(), engine=engine)
+    turn(controller, tokens)
+    with pytest.raises(
+        TransferError, match=r"1 copies failed, first backup 1 of 3 pages: no bytes"
+    ):
+        controller.flush()
+    assert controller.tree.stats.host_pages == 0
+    assert controller.stats.failed_backups == 1
+    accounted(controller)
+    controller.close()
+
+
+def test_close_raises_what_nobody_was_told_of(engine: GatedEngine) -> None:
+    """An error that nobody waited for comes out at the end, once."""
+    (tokens,) = sequences([[1]])
+    engine.fail = lambda _: True
+    controller = HiCacheController(group_of(), engine=engine)
+    turn(controller, tokens)
+    with pytest.raises(TransferError, match="no bytes"):
+        controller.close()
+
+
+def test_a_body_that_raises_keeps_its_own_error(engine: GatedEngine) -> None:
+    """A failed copy does not hide the error that ended the block; it becomes a note on it."""
+    (tokens,) = sequences([[1]])
+    engine.fail = lambda _: True
+
+    def body() -> None:
+        with HiCacheController(group_of(), engine=engine) as controller:
+            turn(controller, tokens)
+            raise KeyError("the body's own")
+
+    with pytest.raises(KeyError) as caught:
+        body()
+    assert "no bytes" in caught.value.__notes__[0]
+
+
+def test_pages_of_an_open_copy_cannot_be_freed(
+    cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
+) -> None:
+    """While a load is open its pages have readers at both ends."""
+    controller, tokens = cached_on_host
+    engine.permits = {0: Event()}
+    match = controller.match(tokens)
+    ticket = controller.load_back(match)
+    load = ticket.loads[0]
+    assert controller.allocators["host"].readers(load.host).tolist() == [1] * 4
+    assert controller.allocators["device"].readers(load.device).tolist() == [1] * 4
+    engine.permits[0].set()
+    controller.wait_layer(LAYERS - 1, ticket)
+    controller.unlock(match)
+
+
+def test_a_device_too_small_is_said_with_both_numbers() -> None:
+    """Where every page is held, the refusal says how many were wanted and how many there are."""
+    with HiCacheController(group_of(device_pages=4)) as controller:
+        pages = controller.alloc_device(3)
+        with pytest.raises(OutOfPages, match="2 pages wanted, 1 available"):
+            controller.alloc_device(2)
+        controller.free_device(pages)
+        assert controller.alloc_device(4).size == 4
+
+
+def test_pinned_pages_outlive_pressure() -> None:
+    """A pinned prefix stays on the device until it is unpinned."""
+    with HiCacheController(group_of(device_pages=6)) as controller:
+        kept, other = sequences([[1, 1], [2, 2, 2, 2]])
+        turn(controller, kept)
+        match = controller.match(kept)
+        controller.pin(match)
+        controller.unlock(match)
+        turn(controller, other)
+        turn(controller, sequences([[0, 0, 0, 0]])[0])
+        assert controller.tree.match(kept).device_pages.size == 2
+        controller.unpin(match)
+        controller.free_device(controller.alloc_device(6))
+        assert controller.tree.match(kept).device_pages.size == 0
+
+
+def test_a_match_is_unlocked_once() -> None:
+    """Letting go twice is refused, so that nobody else's lock is taken away."""
+    with HiCacheController(group_of()) as controller:
+        match = controller.match(sequences([[1]])[0])
+        controller.unlock(match)
+        with pytest.raises(ValueError, match="unlocked already"):
+            controller.unlock(match)
+
+
+def test_pools_that_disagree_in_pages_have_no_common_anchor() -> None:
+    """Pools whose pages stand for different tokens cannot share ids."""
+    with pytest.raises(
+        GeometryError, match="dsa_index_k has 8 tokens a page, its anchor mla has 4"
+    ):
+        PoolGroup.build(
+            [mla(1, 4), index_k(1, 8)], device_pages=2, host_pages=2, layout=Layout.LAYER_FIRST
+        )
+
+
+def test_unknown_policies_are_refused() -> None:
+    """A policy that does not exist is refused with those that do."""
+    with pytest.raises(ValueError, match=r"'write_never'.*write_through_selective"):
+        HiCacheController(group_of(), policy="write_never")  # type: ignore[arg-type]
+
+
+def test_an_io_backend_that_cannot_serve_the_layout_is_reported() -> None:
+    """A copy its layout refuses fails loudly, and nothing counts as backed up."""
+    controller = HiCacheController(group_of(layout=Layout.PAGE_FIRST), io_backend=IoBackend.DIRECT)
+    turn(controller, sequences([[1]])[0])
+    with pytest.raises(TransferError, match="direct cannot serve layout page_first"):
+        controller.flush()
+    controller.close()

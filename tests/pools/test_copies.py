@@ -1,0 +1,275 @@
+"""Copies move exactly their bytes, for every pool kind, layout and io backend that exists."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_dbg.pools.buffer import Buffer
+from hicache_dbg.pools.deepseek_v4 import (
+    deepseek_v4_c4,
+    deepseek_v4_c4_indexer,
+    deepseek_v4_c4_state,
+    deepseek_v4_c128,
+    deepseek_v4_swa,
+)
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import IoBackend, Layout
+from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
+from hicache_dbg.pools.indices import Indices
+from hicache_dbg.pools.kinds import index_k, mha, mla
+from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.pools.validate import LAYOUTS_OF
+
+KINDS = {
+    "mla_bf16": lambda layers: mla(layers, 3),
+    "mla_fp8": lambda layers: mla(layers, 5, torch.uint8),
+    "index_k_bf16": lambda layers: index_k(layers, 4, "bf16"),
+    "index_k_fp8": lambda layers: index_k(layers, 3, "fp8"),
+    "mha": lambda layers: mha(layers, 2, heads=3, head_dim=8, v_head_dim=4),
+    "mha_one_head": lambda layers: mha(layers, 3, heads=1, head_dim=8),
+    "c4": lambda layers: deepseek_v4_c4(layers, 12),
+    "c128": deepseek_v4_c128,
+    "swa": lambda layers: deepseek_v4_swa(layers, 4),
+    "c4_indexer_fp8": lambda layers: deepseek_v4_c4_indexer(layers, 12),
+    "c4_indexer_bf16": lambda layers: deepseek_v4_c4_indexer(layers, 16, "bf16"),
+    "c4_state": lambda layers: deepseek_v4_c4_state(layers, 8, ring=2),
+}
+COMBINATIONS = [
+    pytest.param((kind, layout, backend), id=f"{kind}-{layout}-{backend}")
+    for kind in KINDS
+    for backend, layouts in LAYOUTS_OF.items()
+    for layout in layouts
+    if layout is not Layout.PAGE_HEAD or kind.startswith("mha")
+]
+GUARD = 64
+CANARY = 0xA5
+
+
+def guard(pool, seed):
+    """Put random bytes into every buffer and canaries around its memory; return the memories."""
+    generator = torch.Generator().manual_seed(seed)
+    memories = []
+    for name, buffer in pool.buffers.items():
+        tensors = []
+        for tensor in buffer.tensors:
+            size = tensor.numel() * tensor.element_size()
+            memory = torch.full((size + 2 * GUARD,), CANARY, dtype=torch.uint8)
+            memory[GUARD:-GUARD] = torch.randint(
+                256, (size,), dtype=torch.uint8, generator=generator
+            )
+            memories.append(memory)
+            tensors.append(memory[GUARD:-GUARD].view(tensor.dtype).view(tensor.shape))
+        pool.buffers[name] = Buffer(buffer.component, tuple(tensors), buffer.dims)
+    return memories
+
+
+def canaries_live(memories):
+    """Whether no byte outside the tensors was written."""
+    return all(
+        bool((memory[:GUARD] == CANARY).all() and (memory[-GUARD:] == CANARY).all())
+        for memory in memories
+    )
+
+
+def canonical(pool, name):
+    """A component's bytes as ``[layer, page, (slot, head,) byte]``, by axis names alone."""
+    buffer = pool.buffers[name]
+    stacked = buffer.tensors[0] if "layer" in buffer.dims else torch.stack(buffer.tensors)
+    dims = buffer.dims if "layer" in buffer.dims else ("layer", *buffer.dims)
+    order = [dims.index(dim) for dim in ("layer", "page", "slot", "head", "byte") if dim in dims]
+    return stacked.permute(order).contiguous().view(torch.uint8).clone()
+
+
+def snapshot(pool):
+    """All components of a pool in canonical form."""
+    return {name: canonical(pool, name) for name in pool.buffers}
+
+
+def mirror_of(kind, layout, *, layers, host_pages, device_pages, seed):
+    """A mirror full of random bytes, and the guarded memory of its two ends."""
+    device = DevicePool(KINDS[kind](layers), device_pages)
+    host = host_pool_for(host_geometry_like(device), host_pages, layout)
+    memories = guard(host, seed) + guard(device, seed + 1)
+    return Mirror(device, host), memories
+
+
+def run(mirror, kind, host, device, *, backend, layers=None, single=False):
+    """Carry out one operation on one mirror and return the layers reported done."""
+    layers = tuple(range(mirror.device.geometry.layers)) if layers is None else layers
+    make = Indices.slots if single else (lambda ids: Indices.pages(ids, mirror.device.geometry))
+    copy = PoolCopy(mirror, make(host), make(device), single, backend, layers)
+    op = CopyOp(1, kind, (copy,), np.zeros(len(host), dtype=np.uint32))
+    done = []
+    engine = TransferEngine()
+    if kind == "backup":
+        engine.backup(op)
+    else:
+        engine.load(op, done.append)
+    assert op.status == "done"
+    return done
+
+
+@st.composite
+def page_pairs(draw):
+    """How many pages each end has, and pairs of distinct page ids in any order, or in runs."""
+    sizes = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    count = draw(st.integers(0, min(sizes)))
+    scattered = [draw(st.permutations(range(size)))[:count] for size in sizes]
+    if draw(st.booleans()):
+        scattered = [sorted(ids) for ids in scattered]
+    return *sizes, *scattered
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS)
+@settings(max_examples=6, deadline=None)
+@given(pairs=page_pairs(), layers=st.integers(1, 2), seed=st.integers(0, 1000))
+def test_whole_pages_round_trip_and_nothing_else_is_touched(combination, pairs, layers, seed):
+    """A backup and a load of other pages move every byte of those pages and no byte beside."""
+    kind, layout, backend = combination
+    host_pages, device_pages, host_ids, device_ids = pairs
+    mirror, memories = mirror_of(
+        kind, layout, layers=layers, host_pages=host_pages, device_pages=device_pages, seed=seed
+    )
+    host, device = snapshot(mirror.host), snapshot(mirror.device)
+    for name in host:
+        host[name][:, host_ids] = device[name][:, device_ids]
+    run(mirror, "backup", host_ids, device_ids, backend=backend)
+    assert_equal(mirror, host, device)
+
+    targets = device_ids[::-1]
+    for name in host:
+        device[name][:, targets] = host[name][:, host_ids]
+    done = run(mirror, "load", host_ids, targets, backend=backend)
+    assert done == list(range(layers))
+    assert_equal(mirror, host, device)
+    assert canaries_live(memories)
+
+
+def assert_equal(mirror, host, device):
+    """Both ends hold exactly these bytes."""
+    for pool, expected in ((mirror.host, host), (mirror.device, device)):
+        for name, value in snapshot(pool).items():
+            assert torch.equal(value, expected[name]), (type(pool).__name__, name)
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [combination for combination in COMBINATIONS if not combination.id.startswith("c4_state")],
+)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data(), to_host=st.booleans(), seed=st.integers(0, 1000))
+def test_single_slots_move_alone(combination, data, to_host, seed):
+    """A token-granular copy moves the runs of exactly its slots, and no byte beside."""
+    kind, layout, backend = combination
+    mirror, memories = mirror_of(kind, layout, layers=2, host_pages=3, device_pages=4, seed=seed)
+    slots = mirror.device.geometry.slots_per_page
+    count = data.draw(st.integers(0, 8 if slots > 3 else 3 * slots))
+    ids = [
+        data.draw(
+            st.lists(st.integers(0, pages * slots - 1), min_size=count, max_size=count, unique=True)
+        )
+        for pages in (3, 4)
+    ]
+    host, device = snapshot(mirror.host), snapshot(mirror.device)
+    for component in mirror.device.geometry.components:
+        for host_slot, device_slot in zip(*ids, strict=True):
+            there, here = (host, device) if to_host else (device, host)
+            into, source = (host_slot, device_slot) if to_host else (device_slot, host_slot)
+            for at_target, at_source in slot_places(
+                component, mirror.device.geometry, into, source
+            ):
+                there[component.name][:, *at_target] = here[component.name][:, *at_source]
+    run(mirror, "backup" if to_host else "load", *ids, backend=backend, single=True)
+    assert_equal(mirror, host, device)
+    assert canaries_live(memories)
+
+
+def slot_places(component, geometry, *slot_ids):
+    """Where slots lie in canonical form, run by run."""
+    places = [divmod(slot, geometry.slots_per_page) for slot in slot_ids]
+    if not geometry.page_indexed:
+        return [places]
+    runs, offset = [], 0
+    for run_spec in component.runs:
+        width = run_spec.slot_bytes
+        runs.append([(p, slice(offset + s * width, offset + (s + 1) * width)) for p, s in places])
+        offset += width * geometry.slots_per_page
+    return runs
+
+
+def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raised():
+    """8,448 B of host page over 16,384 B of device page move tokens 0..32 and leave 33..63."""
+    device = DevicePool(index_k(2, 64, "bf16"), 3)
+    host = host_pool_for(index_k(2, 64, "fp8"), 4, Layout.PAGE_FIRST)
+    mirror = Mirror(device, host)
+    guard(device, 1)
+    before = snapshot(device)["index_k"]
+    run(mirror, "backup", [3, 1], [0, 2], backend=IoBackend.KERNEL)
+    assert torch.equal(snapshot(host)["index_k"][:, [3, 1]], before[:, [0, 2], : 33 * 256])
+
+    guard(device, 2)
+    stale = snapshot(device)["index_k"]
+    run(mirror, "load", [3], [1], backend=IoBackend.KERNEL)
+    after = snapshot(device)["index_k"].view(2, 3, 64, 256)
+    assert torch.equal(after[:, 1, :33], before.view(2, 3, 64, 256)[:, 0, :33])
+    assert torch.equal(after[:, 1, 33:], stale.view(2, 3, 64, 256)[:, 1, 33:])
+    assert torch.equal(after[:, [0, 2]], stale.view(2, 3, 64, 256)[:, [0, 2]])
+
+
+def test_a_host_row_of_the_wrong_width_moves_the_start_of_each_row():
+    """An fp8-sized host row of 656 B over a device row of 1,152 B moves its first 656 bytes."""
+    device = DevicePool(mla(1, 4), 2)
+    mirror = Mirror(device, host_pool_for(mla(1, 4, torch.uint8), 2, Layout.LAYER_FIRST))
+    guard(device, 1)
+    run(mirror, "backup", [1], [0], backend=IoBackend.DIRECT)
+    moved = snapshot(mirror.host)["latent"][0, 1]
+    assert torch.equal(moved, snapshot(device)["latent"][0, 0, :, :656])
+
+
+def test_a_wider_host_page_runs_into_the_next_device_page():
+    """16,384 B of host page over 8,448 B of device page also read what lies behind the page."""
+    device = DevicePool(index_k(1, 64, "fp8"), 4)
+    mirror = Mirror(device, host_pool_for(index_k(1, 64, "bf16"), 2, Layout.LAYER_FIRST))
+    guard(device, 1)
+    run(mirror, "backup", [0], [1], backend=IoBackend.KERNEL)
+    memory = snapshot(device)["index_k"].view(-1)
+    assert torch.equal(snapshot(mirror.host)["index_k"][0, 0], memory[8448 : 8448 + 16384])
+
+
+def test_a_load_reports_the_model_layers_of_all_pools_once_each():
+    """Pools that own different model layers are loaded together, layer by model layer."""
+    mirrors = []
+    for geometry in (deepseek_v4_swa(range(4), 4), deepseek_v4_c4((1, 3))):
+        device = DevicePool(geometry, 2)
+        guard(device, 3)
+        mirrors.append(
+            Mirror(device, host_pool_for(host_geometry_like(device), 2, Layout.LAYER_FIRST))
+        )
+    copies = tuple(
+        PoolCopy(
+            mirror,
+            Indices.pages([1], mirror.device.geometry),
+            Indices.pages([0], mirror.device.geometry),
+            token_granular=False,
+            io_backend=IoBackend.KERNEL,
+            layers=tuple(range(mirror.device.geometry.layers)),
+        )
+        for mirror in mirrors
+    )
+    seen = []
+
+    def on_layer_done(layer):
+        arrived = [
+            layer in mirror.device.geometry.layer_ids
+            and mirror.device.geometry.layer_ids.index(layer)
+            for mirror in mirrors
+        ]
+        seen.append(layer)
+        for mirror, own in zip(mirrors, arrived, strict=True):
+            if own is not False:
+                assert not snapshot(mirror.device)["kv"][own, 0].any()
+
+    TransferEngine().load(CopyOp(1, "load", copies, np.zeros(1, dtype=np.uint32)), on_layer_done)
+    assert seen == [0, 1, 2, 3]

@@ -1,0 +1,153 @@
+"""Published byte counts, and what a geometry refuses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hicache_dbg.pools.deepseek_v4 import (
+    deepseek_v4_c4,
+    deepseek_v4_c4_indexer,
+    deepseek_v4_c4_state,
+    deepseek_v4_c128,
+    deepseek_v4_pools,
+    deepseek_v4_swa,
+    draft_of,
+)
+from hicache_dbg.pools.geometry import (
+    Component,
+    GeometryError,
+    IndexUnit,
+    PoolGeometry,
+    RunSpec,
+)
+from hicache_dbg.pools.kinds import index_k, mha, mla
+
+
+@pytest.mark.parametrize(
+    ("geometry", "slot_bytes", "page_bytes"),
+    [
+        (mla(1, 64), 1152, 64 * 1152),
+        (mla(1, 64, torch.uint8), 656, 64 * 656),
+        (mla(1, 64, torch.float8_e4m3fn), 656, 64 * 656),
+        (index_k(1, 64, "bf16"), 256, 16_384),
+        (index_k(1, 64, "fp8"), 132, 8_448),
+        (deepseek_v4_c4_indexer(1, dtype="bf16"), 256, 16_384),
+        (deepseek_v4_c4_indexer(1, dtype="fp8"), 132, 8_448),
+        (deepseek_v4_c4(1), 584, 37_440),
+        (deepseek_v4_c128(1), 584, 1_728),
+        (deepseek_v4_swa(1), 584, 149_760),
+        (deepseek_v4_c4_state(1), 8_192, 65_536),
+        (mha(1, 16, heads=8, head_dim=128), 2_048, 2 * 16 * 2_048),
+    ],
+    ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
+)
+def test_published_byte_counts(geometry, slot_bytes, page_bytes):
+    """Every pool has the bytes a slot and a page that its production counterpart publishes."""
+    assert geometry.components[0].slot_bytes == slot_bytes
+    assert geometry.page_bytes() == page_bytes
+
+
+@pytest.mark.parametrize(
+    ("geometry", "slots", "tokens_per_slot", "padding"),
+    [
+        (deepseek_v4_swa(1), 256, 1, 256),
+        (deepseek_v4_c4(1), 64, 4, 64),
+        (deepseek_v4_c128(1), 2, 128, 560),
+        (deepseek_v4_c4_indexer(1), 64, 4, 0),
+        (deepseek_v4_c4_state(1), 8, 32, 0),
+    ],
+    ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
+)
+def test_a_page_of_deepseek_v4_is_256_tokens_in_every_pool(
+    geometry, slots, tokens_per_slot, padding
+):
+    """Pools under one anchor count 256 indices a page, however many slots they keep for them."""
+    assert geometry.slots_per_page == slots
+    assert geometry.tokens_per_slot == tokens_per_slot
+    assert geometry.tokens_per_page == geometry.indices_per_page == 256
+    assert geometry.padding == padding
+
+
+@given(
+    slots=st.integers(1, 300),
+    runs=st.lists(st.integers(1, 600), min_size=1, max_size=3),
+    align=st.integers(1, 700),
+)
+def test_a_page_is_its_payload_rounded_up(slots, runs, align):
+    """A page is the smallest multiple of its alignment that holds its runs, one after the other."""
+    component = Component(
+        "c", torch.uint8, tuple(RunSpec(str(i), size) for i, size in enumerate(runs)), 1, align
+    )
+    page = component.page_bytes(slots)
+    assert page % align == 0
+    assert 0 <= page - component.page_payload(slots) < align
+    ends = [component.run_offset(i, slots) + slots * size for i, size in enumerate(runs)]
+    assert ends[-1] == component.page_payload(slots)
+    assert [component.run_offset(i + 1, slots) for i in range(len(runs) - 1)] == ends[:-1]
+
+
+def test_index_units_count_a_page_differently():
+    """A page is so many tokens, slots, or one: what an index counts decides."""
+    counts = {
+        unit: replace(deepseek_v4_c4(1), index_unit=unit).indices_per_page for unit in IndexUnit
+    }
+    assert counts == {IndexUnit.TOKEN: 256, IndexUnit.SLOT: 64, IndexUnit.PAGE: 1}
+
+
+def test_the_composite_shares_pages_and_maps_model_layers():
+    """All pools of the composite have one page size; each knows which model layers own it."""
+    pools = deepseek_v4_pools(
+        swa_layers=range(6), c4_layers=(2, 4), c128_layers=(3, 5), index_dtype="bf16"
+    )
+    assert [pool.name for pool in pools] == [
+        "deepseek_v4_swa",
+        "deepseek_v4_c4",
+        "deepseek_v4_c4_indexer",
+        "deepseek_v4_c4_state",
+        "deepseek_v4_c128",
+    ]
+    assert {pool.tokens_per_page for pool in pools} == {256}
+    assert [pool.layer_ids for pool in pools] == [
+        (0, 1, 2, 3, 4, 5),
+        (2, 4),
+        (2, 4),
+        (2, 4),
+        (3, 5),
+    ]
+
+
+def test_a_draft_pool_shares_the_page_but_not_the_layers():
+    """A draft pool is the same kind of page under layers of its own."""
+    target = deepseek_v4_swa(4)
+    draft = draft_of(target, (4,))
+    assert draft.name == "draft_deepseek_v4_swa"
+    assert draft.layer_ids == (4,)
+    assert draft.layers == 1
+    assert draft.page_bytes() == target.page_bytes()
+
+
+@pytest.mark.parametrize(
+    ("build", "values"),
+    [
+        (lambda: deepseek_v4_c128(1, page_size=64), ("64", "128")),
+        (lambda: index_k(1, 64, head_dim=100, dtype="fp8"), ("100", "128")),
+        (lambda: index_k(1, 64, dtype="fp4"), ("fp4", "bf16")),
+        (lambda: mla(0, 64), ("layers", "0")),
+        (lambda: mla(1, 64, torch.uint8, kv_lora_rank=500), ("500", "128")),
+        (lambda: draft_of(mla(2, 64), (3, 3)), ("(3, 3)", "2")),
+        (lambda: Component("c", torch.float32, (RunSpec("r", 6),)), ("6", "4")),
+        (lambda: Component("c", torch.uint8, ()), ("runs ()",)),
+        (
+            lambda: deepseek_v4_pools(swa_layers=(), c4_layers=(0,), c128_layers=()),
+            ("swa_layers", "empty"),
+        ),
+    ],
+)
+def test_an_impossible_geometry_is_refused_with_its_values(build, values):
+    """A geometry that cannot exist is refused with the values that disagree."""
+    with pytest.raises(GeometryError) as refusal:
+        build()
+    assert all(value in str(refusal.value) for value in values)
