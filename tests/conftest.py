@@ -1,0 +1,31 @@
+"""What every test gets: a clean gate, and the tracer's swallowed failures turned back into errors."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from hicache_dbg.tracer.selfcheck import InternalErrors
+
+
+@pytest.fixture(autouse=True)
+def _no_gate_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on the HICACHE_DBG variables of whoever runs it."""
+    for name in os.environ:
+        if name.startswith("HICACHE_DBG") and name != "HICACHE_DBG_TEST_REQUIRE_SERVICES":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def internal_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What production counts and carries on from fails a test; a test that expects one clears it."""
+    seen: list[str] = []
+    record = InternalErrors.record
+
+    def remember(self: InternalErrors, place: str, error: BaseException) -> None:
+        seen.append(f"{place}: {type(error).__name__}: {error}")
+        record(self, place, error)
+
+    monkeypatch.setattr(InternalErrors, "record", remember)
+    yield seen
+    assert not seen, f"the tracer failed inside: {seen}"

@@ -1,0 +1,91 @@
+"""The gate: off costs nothing and imports nothing; on, a script needs no further line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import numpy as np
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.host import LatentHostPool, Mirror, host_geometry_like
+from hicache_dbg.pools.kinds import mla
+
+pool = DevicePool(mla(2, 64), 8)
+mirror = Mirror(pool, LatentHostPool(host_geometry_like(pool), 16, Layout.PAGE_FIRST))
+with HiCacheController((mirror,)) as cache:
+    tokens = np.arange(128, dtype=np.int32)
+    pages = cache.alloc_device(2)
+    for layer in range(2):
+        pool.layer("latent", layer)[pages] = 1.5
+    cache.insert(tokens, pages)
+    cache.flush()
+"""
+
+
+def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` in a fresh interpreter with these variables."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | environ,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("gate", [{}, {"HICACHE_DBG": "0"}, {"HICACHE_DBG": "1"}])
+def test_importing_the_package_imports_nothing_heavy(gate: dict[str, str]) -> None:
+    """Whatever the gate says, importing hicache_dbg brings neither torch nor an exporter."""
+    heavy = "torch|triton|opentelemetry|prometheus_client|structlog|hicache_dbg.exporters|hicache_dbg.pools"
+    done = run(
+        "import sys, hicache_dbg\n"
+        f"heavy = '{heavy}'.split('|')\n"
+        "print([n for n in heavy if n in sys.modules])",
+        **gate,
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
+
+
+def test_a_script_that_only_uses_pools_emits() -> None:
+    """HICACHE_DBG=1 is all it takes: start-up line, the copies' paths, and the last word."""
+    done = run(SCRIPT, HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")
+    assert done.returncode == 0, done.stderr
+    start, copy, health = done.stderr.splitlines()
+    assert start.startswith("hicache-dbg started")
+    assert "LatentHostPool" in start
+    assert copy == (
+        "[HICACHE_DBG] pool=mla op=backup token_granular=False layout=page_first h=128 d=128 slot_page=64"
+    )
+    assert "witnessed=4 mismatched=0" in health
+
+
+def test_the_same_script_is_silent_with_the_gate_off() -> None:
+    """Off means off."""
+    done = run(SCRIPT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_bad_value_is_one_line_and_the_host_runs() -> None:
+    """The tracer never breaks its host: it says what is wrong and stays away."""
+    done = run(SCRIPT, HICACHE_DBG="1", HICACHE_DBG_CHECKSUM="crc")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert "HICACHE_DBG_CHECKSUM='crc' is not allowed" in line
+
+
+def test_a_recording_is_left_behind(tmp_path: Path) -> None:
+    """The recording sink writes under HICACHE_DBG_DIR and its header is the first line."""
+    done = run(
+        SCRIPT,
+        HICACHE_DBG="1",
+        HICACHE_DBG_SINKS="recording",
+        HICACHE_DBG_DIR=str(tmp_path / "deep" / "folder"),
+    )
+    assert done.returncode == 0, done.stderr
+    (recording,) = (tmp_path / "deep" / "folder").glob("*.jsonl")
+    assert '"copied"' in recording.read_text()

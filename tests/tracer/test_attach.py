@@ -1,0 +1,220 @@
+"""Attaching to our own engine: symmetric, early, and read off the real tensors."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_c128
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import IoBackend, Layout, PoolGeometry
+from hicache_dbg.pools.host import (
+    HostPool,
+    IndexKHostPool,
+    Mirror,
+    host_geometry_like,
+    host_pool_for,
+)
+from hicache_dbg.pools.indices import Indices
+from hicache_dbg.pools.kinds import index_k, mha, mla
+from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.tracer.attach.hicache_views import mirror_views
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.session import CorruptionFoundError
+from hicache_dbg.tracer.settings import Action, Checksum, Gate, Settings
+
+Traced = Callable[..., tuple[Runtime, MemorySink]]
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    """Starts a runtime with a memory sink; stopped at the end."""
+    running: list[Runtime] = []
+
+    def start(**settings: object) -> tuple[Runtime, MemorySink]:
+        sink = MemorySink()
+        given = {"gate": Gate.ON, **settings}
+        running.append(Runtime.start(Settings(**given), sinks=[sink]))  # type: ignore[arg-type]
+        return running[-1], sink
+
+    yield start
+    for runtime in running:
+        runtime.stop()
+
+
+def mirror_of(
+    geometry: PoolGeometry, layout: Layout = Layout.PAGE_FIRST, *, host: PoolGeometry | None = None
+) -> Mirror:
+    """A mirror of 6 device and 8 host pages with random device bytes."""
+    pool = DevicePool(geometry, 6)
+    generator = np.random.default_rng(3)
+    for buffer in pool.buffers.values():
+        for at in range(len(buffer.tensors)):
+            flat = buffer.flat(at).numpy()
+            flat[:] = generator.integers(0, 256, flat.shape, np.uint8)
+    if host is not None:
+        return Mirror(pool, IndexKHostPool(host, 8, layout))
+    return Mirror(pool, host_pool_for(host_geometry_like(pool), 8, layout))
+
+
+def operation(
+    mirror: Mirror, kind: str, host: list[int], device: list[int], backend: IoBackend
+) -> CopyOp:
+    """Whole pages of one mirror."""
+    copy = PoolCopy(
+        mirror=mirror,
+        host=Indices.pages(host, mirror.host.geometry),
+        device=Indices.pages(device, mirror.device.geometry),
+        token_granular=False,
+        io_backend=backend,
+        layers=tuple(range(mirror.device.geometry.layers)),
+    )
+    return CopyOp(1, kind, (copy,), np.ones(len(host), np.uint32))  # type: ignore[arg-type]
+
+
+def test_detaching_restores_the_very_same_functions() -> None:
+    """With the gate off, and after it was on, the engine runs the objects it always ran."""
+    names = ((TransferEngine, "backup"), (TransferEngine, "load"), (HiCacheController, "__init__"))
+    before = [vars(owner)[name] for owner, name in names]
+    runtime = Runtime.start(Settings(gate=Gate.ON), sinks=[])
+    assert all(vars(o)[n] is not b for (o, n), b in zip(names, before, strict=True))
+    runtime.attachment.attach()  # idempotent: nothing is wrapped twice
+    runtime.stop()
+    assert all(vars(o)[n] is b for (o, n), b in zip(names, before, strict=True))
+    runtime.attachment.detach()
+    assert all(vars(o)[n] is b for (o, n), b in zip(names, before, strict=True))
+
+
+KINDS = {
+    "mla": mla(2, 4),
+    "index_k_bf16": index_k(2, 64, "bf16"),
+    "index_k_fp8": index_k(2, 64, "fp8"),
+    "mha": mha(2, 4, heads=2, head_dim=8, v_head_dim=4),
+    "c4": deepseek_v4_c4(2),
+    "c128": deepseek_v4_c128(2),
+}
+LAYOUTS = [
+    (Layout.LAYER_FIRST, IoBackend.KERNEL),
+    (Layout.LAYER_FIRST, IoBackend.DIRECT),
+    (Layout.PAGE_FIRST, IoBackend.KERNEL),
+    (Layout.PAGE_FIRST_DIRECT, IoBackend.DIRECT),
+    (Layout.PAGE_HEAD, IoBackend.KERNEL),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "backend"),
+    [
+        (kind, layout, backend)
+        for kind in KINDS
+        for layout, backend in LAYOUTS
+        if layout is not Layout.PAGE_HEAD or kind == "mha"  # only MHA keeps heads apart
+    ],
+)
+def test_every_pool_and_layout_verifies_both_ends(
+    traced: Traced, kind: str, layout: Layout, backend: IoBackend
+) -> None:
+    """A clean round trip: each tile verified at both ends through its own tensor, no finding."""
+    mirror = mirror_of(KINDS[kind], layout)
+    runtime, sink = traced(checksum=Checksum.THREE)
+    engine = TransferEngine()
+    engine.backup(operation(mirror, "backup", [5, 0, 7], [1, 4, 2], backend))
+    engine.load(operation(mirror, "load", [5, 0, 7], [0, 3, 5], backend), lambda _: None)
+    assert runtime.flush()
+    backup, load = sink.of(Copied)
+    tiles = 3 * 2 * len(KINDS[kind].components)
+    assert (backup.verified, load.verified) == (tiles, tiles)
+    assert sink.of(Finding) == []
+    for buffer in mirror.device.buffers.values():
+        for tensor in buffer.tensors:
+            pages = tensor.view(torch.uint8)  # random bytes are NaN now and then
+            assert pages[0].equal(pages[1])
+            assert pages[3].equal(pages[4])
+            assert not pages[0].equal(pages[2])
+
+
+def test_the_storys_line_comes_out(traced: Traced) -> None:
+    """Two pages of C128 under the full-token index are 512 indices of both ends, 256 a page."""
+    from hicache_dbg.exporters.line import line
+
+    mirror = mirror_of(KINDS["c128"])
+    runtime, sink = traced()
+    TransferEngine().backup(operation(mirror, "backup", [5, 0], [1, 4], IoBackend.KERNEL))
+    assert runtime.flush()
+    (event,) = sink.of(Copied)
+    assert line(event) == (
+        "[HICACHE_DBG] pool=deepseek_v4_c128 op=backup token_granular=False layout=page_first "
+        "h=512 d=512 slot_page=256"
+    )
+    assert event.item_bytes == 1728
+
+
+def fp8_sized() -> Mirror:
+    """A bf16 device under a host sized by the fp8 formula."""
+    return mirror_of(index_k(2, 64, "bf16"), host=index_k(2, 64, "fp8"))
+
+
+def test_a_wrong_width_is_found_before_the_first_copy(traced: Traced) -> None:
+    """The finding is there when the controller is built, ahead of every copy event."""
+    runtime, sink = traced()
+    with HiCacheController((fp8_sized(),)) as cache:
+        tokens = np.arange(64, dtype=np.int32)
+        cache.insert(tokens, cache.alloc_device(1))
+        cache.flush()
+    assert runtime.flush()
+    kinds = [type(event) for event in sink.events]
+    assert kinds == [Started, Finding, Copied]
+    (finding,) = sink.of(Finding)
+    assert finding.cls is FaultClass.ROW_WIDTH
+    assert all(number in finding.message for number in ("132", "256", "8448", "16384", "33..63"))
+
+
+def test_action_raise_stops_the_host_at_registration(traced: Traced) -> None:
+    """HICACHE_DBG_ACTION=raise: the controller is refused with the finding's message."""
+    traced(action=Action.RAISE)
+    with pytest.raises(
+        CorruptionFoundError, match=r"tokens 33\.\.63 of each page are never copied"
+    ):
+        HiCacheController((fp8_sized(),))
+
+
+def test_one_rank_of_many_never_raises(traced: Traced) -> None:
+    """Ranks that disagree about stopping hang each other, so a rank only logs."""
+    runtime, sink = traced(action=Action.RAISE, ranks=8)
+    with HiCacheController((fp8_sized(),)):
+        pass
+    assert runtime.flush()
+    assert len(sink.of(Finding)) == 1
+
+
+def test_pools_and_ops_select_what_is_traced(traced: Traced) -> None:
+    """The globs leave other pools and operations alone: no event, no digest."""
+    runtime, sink = traced(pools=("*index_k*",), ops=("load",))
+    for mirror in (mirror_of(KINDS["mla"]), mirror_of(KINDS["index_k_fp8"])):
+        engine = TransferEngine()
+        engine.backup(operation(mirror, "backup", [5], [1], IoBackend.KERNEL))
+        engine.load(operation(mirror, "load", [5], [0], IoBackend.KERNEL), lambda _: None)
+    assert runtime.flush()
+    assert [(event.pool, event.op) for event in sink.of(Copied)] == [("dsa_index_k", Op.LOAD)]
+
+
+def test_a_view_reads_strides_off_the_tensor() -> None:
+    """A page-first host of 2 layers and 4 slots: rows of one page lie a row of all layers apart."""
+    views = mirror_views(mirror_of(KINDS["mla"]), None)
+    host, device = views.host["latent"], views.device["latent"]
+    (run,) = host.runs
+    assert (run.slot_stride, run.row_bytes, host.page_stride) == (2 * 1152, 1152, 4 * 2 * 1152)
+    assert device.contiguous_bytes() == 4 * 1152
+    assert host.contiguous_bytes() is None
+    assert host.tile_bytes() == device.tile_bytes() == host.page_span
+
+
+def test_the_engine_knows_its_host_classes() -> None:
+    """Every subclass of HostPool is listed, built or not."""
+    from hicache_dbg.tracer.attach.hicache import host_classes
+
+    assert {cls.__name__ for cls in HostPool.__subclasses__()} <= set(host_classes())

@@ -1,0 +1,231 @@
+"""The bus: bounded, in order, never waiting for a sink, and honest about what is lost."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Health, Op, Tier
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.outbox import Outbox
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.sink import Sink, SinkError
+
+
+def copied(number: int = 0, *, pool: str = "mla", verified: int = 0) -> Copied:
+    """A copy event; ``number`` tells one from another."""
+    return Copied(
+        time_ns=number,
+        pool=pool,
+        op=Op.LOAD,
+        token_granular=False,
+        layout="page_first",
+        h=64,
+        d=64,
+        slot_page=64,
+        unit="token",
+        pages=1,
+        item_bytes=1152,
+        dtype="bfloat16",
+        layers=1,
+        cls="LatentHostPool",
+        io_backend="kernel",
+        src=Tier.HOST,
+        dst=Tier.DEVICE,
+        bytes=73728,
+        duration_us=1.0,
+        verified=verified,
+        op_id=number,
+    )
+
+
+def finding(number: int = 0, *, pool: str = "mla") -> Finding:
+    """A finding; those of one pool are alike."""
+    return Finding(time_ns=number, cls=FaultClass.ROW_WIDTH, pool=pool, message=f"number {number}")
+
+
+class Blocked(MemorySink):
+    """A sink that takes nothing until it is let go."""
+
+    name = "blocked"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Wait, then keep."""
+        self.go.wait(10)
+        super().emit(events)
+
+
+class Dead(MemorySink):
+    """A sink that loses every batch."""
+
+    name = "dead"
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Lose them, and say so."""
+        raise SinkError("nobody listens", reason="refused", lost=len(events))
+
+
+@pytest.fixture
+def make_bus() -> Iterator[type[Bus]]:
+    """Builds buses that are closed at the end."""
+    built: list[Bus] = []
+
+    def make(*sinks: Sink, capacity: int = 1000) -> Bus:
+        built.append(Bus(sinks, capacity=capacity, errors=InternalErrors(reraise=False)))
+        return built[-1]
+
+    yield make  # type: ignore[misc]
+    for bus in built:
+        bus.close(1.0)
+
+
+def test_events_arrive_at_every_sink_in_order(make_bus) -> None:
+    """What is pushed comes out at each sink, whole and in order."""
+    sinks = MemorySink(), MemorySink()
+    bus = make_bus(*sinks)
+    for number in range(500):
+        assert bus.publish(copied(number))
+    assert bus.flush(5)
+    for sink in sinks:
+        assert [event.op_id for event in sink.of(Copied)] == list(range(500))
+
+
+def test_a_full_ring_drops_and_counts(make_bus) -> None:
+    """The hot path never waits: past the capacity push says no, and health says how often."""
+    gate = threading.Event()
+
+    class Unready:
+        """A record whose digests are not readable yet."""
+
+        def ready(self) -> bool:
+            """Not before the gate opens."""
+            return gate.is_set()
+
+        def events(self) -> Sequence[Event]:
+            """One copy."""
+            return (copied(),)
+
+    sink = MemorySink()
+    bus = make_bus(sink, capacity=10)
+    taken = [bus.push(Unready()) for _ in range(25)]
+    assert taken.count(True) == 10
+    assert bus.health().dropped == {"bus/queue_full": 15}
+    gate.set()
+    assert bus.flush(5)
+    assert len(sink.of(Copied)) == 10
+
+
+def test_a_dead_sink_harms_nobody_else_and_its_loss_is_exact(make_bus) -> None:
+    """The other sink gets everything; health says how much the dead one lost."""
+    alive, dead = MemorySink(), Dead()
+    bus = make_bus(dead, alive)
+    for number in range(100):
+        bus.publish(copied(number))
+    bus.close(2.0)
+    assert len(alive.of(Copied)) == 100
+    lost = bus.health().dropped
+    assert sum(lost.values()) == 101  # the copies and the closing health event
+    assert bus.health().errors["sink/dead"] >= 1
+
+
+def test_findings_are_not_crowded_out_by_copies() -> None:
+    """With the queue full of copies a finding still finds room, and arrives in its turn."""
+    sink = Blocked()
+    box = Outbox(sink, capacity=10)
+    box.put([copied(0)])
+    while box.depth:  # the thread has taken it and waits in emit
+        time.sleep(0.001)
+    box.put([copied(number) for number in range(1, 21)])
+    box.put([finding(99)])
+    sink.go.set()
+    box.close(5.0)
+    assert [event.message for event in sink.of(Finding)] == ["number 99"]
+    assert len(sink.of(Copied)) == 11
+    assert box.lost == {"queue_full": 10}
+
+
+def test_equal_findings_are_one_line_and_a_count(make_bus) -> None:
+    """The first comes at once, its like as one event with how many, the unlike for itself."""
+    sink = MemorySink()
+    bus = make_bus(sink)
+    for number in range(100):
+        bus.publish(finding(number))
+    bus.publish(finding(0, pool="index_k"))
+    bus.close(2.0)
+    found = [(event.pool, event.count) for event in sink.of(Finding)]
+    assert found == [("mla", 1), ("index_k", 1), ("mla", 99)]
+    assert sink.of(Health)[-1].findings == 101
+
+
+def test_the_last_word_is_a_closing_health_event(make_bus) -> None:
+    """At close the totals come, marked as the last."""
+    sink = MemorySink()
+    bus = make_bus(sink)
+    bus.publish(copied(verified=7))
+    bus.close(2.0)
+    last = sink.events[-1]
+    assert isinstance(last, Health)
+    assert (last.closing, last.copies, last.verified) == (True, 1, 7)
+
+
+def test_close_is_bounded_with_a_sink_that_hangs(make_bus) -> None:
+    """A sink that never returns costs the limits, not the process's exit."""
+    sink = Blocked()
+    bus = make_bus(sink)
+    bus.publish(copied())
+    began = time.monotonic()
+    bus.close(0.2)
+    assert time.monotonic() - began < 5
+    sink.go.set()
+
+
+def test_a_record_that_fails_is_counted_and_the_next_one_passes(make_bus, internal_errors) -> None:
+    """A bug in a check loses that record only."""
+
+    class Broken:
+        """A record whose judging fails."""
+
+        def ready(self) -> bool:
+            """At once."""
+            return True
+
+        def events(self) -> Sequence[Event]:
+            """Never."""
+            raise ZeroDivisionError("planted")
+
+    sink = MemorySink()
+    bus = make_bus(sink)
+    bus.push(Broken())
+    bus.publish(copied(5))
+    assert bus.flush(5)
+    assert [event.op_id for event in sink.of(Copied)] == [5]
+    assert bus.health().errors == {"bus": 1}
+    assert internal_errors.pop().startswith("bus: ZeroDivisionError")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_a_bus_of_its_own(make_bus) -> None:
+    """After a fork the child's events are delivered, and the parent's are not sent twice."""
+    sink = MemorySink()
+    bus = make_bus(sink)
+    bus.publish(copied(1))
+    assert bus.flush(5)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - runs in the child
+        sink.events.clear()
+        bus.publish(copied(2))
+        bus.flush(5)
+        os.write(writer, ",".join(str(event.op_id) for event in sink.of(Copied)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert os.read(reader, 100) == b"2"
+    os.close(reader)

@@ -1,0 +1,1 @@
+"""The instrument: gate, events, digests, ledger, checks, attachments, judgement and command."""

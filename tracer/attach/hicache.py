@@ -1,0 +1,155 @@
+"""Attachment to our own engine: ``hicache_dbg.pools``."""
+
+import importlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hicache_dbg import __version__
+from hicache_dbg.pools.host import HostPool, Mirror
+from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.tracer.attach.hicache_views import mirror_views
+from hicache_dbg.tracer.attach.patch import Patches
+from hicache_dbg.tracer.attach.spans import slot_spans
+from hicache_dbg.tracer.events import Op, Tier
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.mirror import Copy, MirrorViews
+from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.sink import PoolPages
+
+if TYPE_CHECKING:
+    from hicache_dbg.pools.controller import HiCacheController
+
+__all__ = ["HiCacheAttachment"]
+
+SYSTEM = "hicache_dbg.pools"
+CONTROLLER = "hicache_dbg.pools.controller"
+GenerationReader = Callable[[Pages], Pages]
+
+
+class HiCacheAttachment:
+    """Wraps the two methods of the engine through which bytes cross a tier.
+
+    ``attach`` and ``detach`` are a symmetric, idempotent pair; after ``detach`` the engine's
+    functions are the very same objects as before.
+    """
+
+    system = SYSTEM
+    version = __version__
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._patches = Patches()
+        self._views: dict[int, MirrorViews] = {}
+        self._controllers: weakref.WeakSet[HiCacheController] = weakref.WeakSet()
+
+    def attach(self) -> None:
+        """Wrap what is not wrapped yet; calling it again is harmless."""
+        self._patches.replace(TransferEngine, "backup", self._around_backup)
+        self._patches.replace(TransferEngine, "load", self._around_load)
+        if CONTROLLER not in sys.modules:
+            importlib.import_module(CONTROLLER)
+        # While that module is being imported itself, the class is not there yet: the gate's hook
+        # for it comes back here.
+        controller = getattr(sys.modules[CONTROLLER], "HiCacheController", None)
+        if controller is not None:
+            self._patches.replace(controller, "__init__", self._after_construction)
+
+    def detach(self) -> None:
+        """Put the engine's own functions back; a second call changes nothing."""
+        self._patches.undo()
+        self._views.clear()
+
+    def pool_state(self) -> Iterator[PoolPages]:
+        """Pages by pool, tier and state, of every controller that is alive; read when asked."""
+        for controller in self._controllers:
+            for mirror in controller.group.mirrors:
+                for tier, pool in ((Tier.DEVICE, mirror.device), (Tier.HOST, mirror.host)):
+                    free = controller.allocators[tier.value].available
+                    yield PoolPages(mirror.name, tier.value, "free", free)
+                    yield PoolPages(mirror.name, tier.value, "used", pool.pages - free)
+
+    def _around_backup(self, original: Callable[..., None]) -> Callable[..., None]:
+        def backup(engine: TransferEngine, op: CopyOp) -> None:
+            self._session.probe.observe(
+                lambda: self._copies(op, Op.BACKUP), lambda: original(engine, op)
+            )
+
+        return backup
+
+    def _around_load(self, original: Callable[..., None]) -> Callable[..., None]:
+        def load(engine: TransferEngine, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
+            self._session.probe.observe(
+                lambda: self._copies(op, Op.LOAD), lambda: original(engine, op, on_layer_done)
+            )
+
+        return load
+
+    def _after_construction(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(controller: "HiCacheController", *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(controller, *args, **kwargs)
+            with self._session.errors.at("attach/controller"):
+                self._controllers.add(controller)
+                host = controller.allocators[Tier.HOST.value]
+                self._register(controller.group.mirrors, host.generation)
+            self._session.enforce()
+
+        return __init__
+
+    def _copies(self, op: CopyOp, kind: Op) -> list[Copy]:
+        return [self._copy(op, copy, kind) for copy in op.copies]
+
+    def _copy(self, op: CopyOp, copy: PoolCopy, kind: Op) -> Copy:
+        mirror = copy.mirror
+        if id(mirror) not in self._views:  # an engine used without a controller, or a late attach
+            self._register([mirror], None)
+        trace_id, span_id = op.trace
+        host_ids, device_ids = copy.host, copy.device
+        host_slots = mirror.host.geometry.slots_per_page
+        device_slots = mirror.device.geometry.slots_per_page
+        host_pages = host_ids.page_ids(host_slots)
+        device_pages = device_ids.page_ids(device_slots)
+        generations, spans = np.asarray(op.host_generations, np.int64), None
+        if copy.token_granular:
+            host_pages, device_pages, spans, first = slot_spans(
+                host_ids.ids, device_ids.ids, host_slots, device_slots
+            )
+            generations = generations[first]
+        return Copy(
+            mirror=self._views[id(mirror)],
+            op=kind,
+            host_pages=host_pages,
+            device_pages=device_pages,
+            generations=generations,
+            h=len(host_ids),
+            d=len(device_ids),
+            token_granular=copy.token_granular,
+            io_backend=copy.io_backend.value,
+            layers=copy.layers,
+            op_id=op.op_id,
+            spans=spans,
+            trace_id=trace_id,
+            span_id=span_id,
+        )
+
+    def _register(self, mirrors: Iterable[Mirror], generation: GenerationReader | None) -> None:
+        """Read both ends of each mirror off the tensors, check them, and announce them."""
+        seen = []
+        for mirror in mirrors:
+            views = self._views[id(mirror)] = mirror_views(mirror, generation)
+            weakref.finalize(mirror, self._views.pop, id(mirror), None)
+            seen.append(views)
+        self._session.register(seen, host_classes=host_classes())
+
+
+def host_classes() -> tuple[str, ...]:
+    """Names of every host pool class of the engine, built or not."""
+    found, waiting = [], list(HostPool.__subclasses__())
+    while waiting:
+        cls = waiting.pop()
+        waiting.extend(cls.__subclasses__())
+        found.append(cls.__name__)
+    return tuple(sorted(found))

@@ -1,0 +1,63 @@
+"""``HICACHE_DBG=1 python script.py``: attach when an instrumented system is imported, not before.
+
+Installing costs a dictionary entry: nothing of ours, of torch or of an exporter is imported until
+the host itself imports a module that holds pools.
+"""
+
+import atexit
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import wrapt
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.runtime import Runtime
+
+__all__ = ["current", "install", "suppress"]
+
+#: Modules whose import means that this process holds pools.
+TRIGGERS = ("hicache_dbg.pools.transfer", "hicache_dbg.pools.controller")
+
+_state: dict[str, "Runtime | bool | None"] = {"runtime": None, "suppressed": False}
+
+
+def install() -> None:
+    """Register the post-import hooks, if the gate says so; a bad value is one line on stderr."""
+    from hicache_dbg.tracer.settings import Gate, Settings, SettingsError
+
+    try:
+        settings = Settings.from_environ()
+    except SettingsError as error:
+        print(f"hicache-dbg: {error}; tracing stays off", file=sys.stderr)  # noqa: T201 - no logging is set up this early
+        return
+    if settings.gate is Gate.OFF:
+        return
+    for name in TRIGGERS:
+        wrapt.register_post_import_hook(_attach, name)
+
+
+def suppress() -> None:
+    """Leave attaching to the caller: the ``hicache-dbg`` verbs set the gate themselves."""
+    _state["suppressed"] = True
+
+
+def current() -> "Runtime | None":
+    """The runtime that the gate started in this process, if any."""
+    runtime = _state["runtime"]
+    return None if isinstance(runtime, bool) else runtime
+
+
+def _attach(_module: ModuleType) -> None:
+    if _state["suppressed"]:
+        return
+    runtime = current()
+    if runtime is not None:
+        runtime.attachment.attach()  # one more of the modules is there now
+        return
+    from hicache_dbg.tracer.runtime import Runtime
+    from hicache_dbg.tracer.settings import Settings
+
+    runtime = Runtime.start(Settings.from_environ())
+    _state["runtime"] = runtime
+    atexit.register(runtime.stop)

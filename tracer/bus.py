@@ -1,0 +1,232 @@
+"""The way from the hot path to the sinks: one append there, one thread here.
+
+The hot path appends a record to a bounded ring. The bus's thread takes records in order, waits
+until a record's digests are readable, turns it into events through the processors, counts, and
+hands the events to each sink's outbox. Nothing on the host's threads ever waits for it.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hicache_dbg.tracer.collapse import FindingCollapser
+from hicache_dbg.tracer.events import Copied, Event, Finding, Health
+from hicache_dbg.tracer.outbox import Outbox
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.sink import Sink
+
+__all__ = ["Bus", "Record"]
+
+IDLE_WAIT_S = 0.02
+HEARTBEAT_S = 60.0
+
+
+class Record(Protocol):
+    """What the hot path appends: becomes events once its digests are readable."""
+
+    def ready(self) -> bool:
+        """Whether everything the record refers to is readable without waiting."""
+        ...
+
+    def events(self) -> Iterable[Event]:
+        """The events; called once, on the bus's thread, after :meth:`ready` said yes."""
+        ...
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What the bus has seen since the start."""
+
+    events: int = 0
+    copies: int = 0
+    verified: int = 0
+    witnessed: int = 0
+    mismatched: int = 0
+    findings: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, event: Event) -> None:
+        self.events += 1
+        if isinstance(event, Copied):
+            self.copies += 1
+            self.verified += event.verified
+            self.witnessed += event.witnessed
+            self.mismatched += event.mismatched
+            self.skipped.update(event.skipped)
+        elif isinstance(event, Finding):
+            self.findings += event.count
+
+
+class Bus:
+    """Takes records from the hot path and delivers events to sinks.
+
+    Args:
+        sinks: each gets an outbox (queue and thread) of its own.
+        capacity: records held in the ring, and events in each outbox, at most.
+        errors: where failures of the tracer itself are counted.
+        rank: written into the bus's own events.
+        overhead: seconds the instrument has cost the host's threads so far.
+        heartbeat_s: seconds between two health events; the last one comes at close.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        capacity: int,
+        errors: InternalErrors,
+        rank: int = 0,
+        overhead: Callable[[], float] = lambda: 0.0,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._sinks = tuple(sinks)
+        self._capacity = capacity
+        self._errors = errors
+        self._rank = rank
+        self._overhead = overhead
+        self._heartbeat_s = heartbeat_s
+        self.closed = False
+        self._begin()
+        # A forked child has neither the threads nor a claim on the parent's queue.
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _restart_in_child(reference))
+
+    def _begin(self) -> None:
+        self._ring: deque[Record] = deque()
+        self._dropped = 0
+        self._taken = 0
+        self._totals = _Totals()
+        self._collapser = FindingCollapser()
+        self._wake = threading.Event()
+        self._idle = threading.Condition()
+        self._stop = False
+        self._outboxes = tuple(Outbox(sink, self._capacity) for sink in self._sinks)
+        self._thread = threading.Thread(target=self._run, name="hicache-dbg-bus", daemon=True)
+        self._thread.start()
+
+    def push(self, record: Record) -> bool:
+        """Append a record; False (and one more drop counted) if the ring is full."""
+        if len(self._ring) >= self._capacity:
+            self._dropped += 1
+            return False
+        self._ring.append(record)
+        return True
+
+    def publish(self, event: Event) -> bool:
+        """Append an event that is complete already."""
+        return self.push(_Ready(event))
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until all that was pushed so far has been offered to every sink.
+
+        Returns False if ``timeout`` seconds were not enough.
+        """
+        deadline = time.monotonic() + timeout
+        self._wake.set()
+        with self._idle:
+            done = self._idle.wait_for(lambda: not self._ring and not self._taken, timeout)
+        left = max(0.0, deadline - time.monotonic())
+        return done and all(outbox.drain(left) for outbox in self._outboxes)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Deliver what waits, for at most ``timeout`` seconds a stage, and stop all threads."""
+        if self.closed:
+            return
+        self.closed = True
+        self.flush(timeout)
+        self._stop = True
+        self._wake.set()
+        self._thread.join(timeout)
+        for outbox in self._outboxes:
+            outbox.close(timeout)
+
+    def health(self, *, closing: bool = False) -> Health:
+        """The tracer about itself, now."""
+        totals = self._totals
+        dropped = {"bus/queue_full": self._dropped} if self._dropped else {}
+        errors = self._errors.counts()
+        for outbox in self._outboxes:
+            dropped.update({f"{outbox.name}/{why}": n for why, n in outbox.lost.items() if n})
+            if outbox.failures:
+                errors[f"sink/{outbox.name}"] = outbox.failures
+        return Health(
+            time_ns=time.time_ns(),
+            rank=self._rank,
+            events=totals.events,
+            copies=totals.copies,
+            verified=totals.verified,
+            witnessed=totals.witnessed,
+            mismatched=totals.mismatched,
+            skipped=dict(totals.skipped),
+            findings=totals.findings,
+            queue_depth=len(self._ring),
+            dropped=dropped,
+            errors=errors,
+            overhead_s=self._overhead(),
+            closing=closing,
+        )
+
+    def _run(self) -> None:
+        beat = time.monotonic() + self._heartbeat_s
+        while not self._stop:
+            if not self._turn():
+                self._wake.wait(IDLE_WAIT_S)
+                self._wake.clear()
+            if time.monotonic() >= beat:
+                beat = time.monotonic() + self._heartbeat_s
+                self._beat(closing=False)
+        self._turn()
+        self._beat(closing=True)
+
+    def _beat(self, *, closing: bool) -> None:
+        self._deliver(self._collapser.drain())  # first, so that the totals hold them
+        self._deliver([self.health(closing=closing)])
+
+    def _turn(self) -> bool:
+        """Take every readable record; False if there was none."""
+        events: list[Event] = []
+        while self._ring and self._ring[0].ready():
+            self._taken = 1
+            with self._errors.at("bus"):
+                events.extend(self._collapser.pass_on(self._ring[0].events()))
+            self._ring.popleft()
+            if len(events) >= 1024:
+                self._deliver(events)
+                events = []
+        if events:
+            self._deliver(events)
+        worked = bool(self._taken)
+        self._taken = 0
+        with self._idle:
+            self._idle.notify_all()
+        return worked
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            self._totals.add(event)
+        for outbox in self._outboxes:
+            outbox.put(events)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An event that needs no waiting."""
+
+    event: Event
+
+    def ready(self) -> bool:
+        return True
+
+    def events(self) -> Iterable[Event]:
+        return (self.event,)
+
+
+def _restart_in_child(reference: "weakref.ref[Bus]") -> None:
+    bus = reference()
+    if bus is not None and not bus.closed:
+        bus._begin()  # noqa: SLF001 - the hook is a method that must not keep the bus alive

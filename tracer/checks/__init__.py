@@ -1,0 +1,1 @@
+"""Detectors: each returns findings; none prints, logs or raises."""

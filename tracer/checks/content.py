@@ -1,0 +1,175 @@
+"""Why a tile's bytes are not what they should be: the cause, from what is known of one copy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hicache_dbg.tracer.checks.slots import ranges, slots_beyond
+from hicache_dbg.tracer.events import FaultClass, Finding, Op
+from hicache_dbg.tracer.ledger import Digests, Flags
+from hicache_dbg.tracer.probe import CopyRecord, Digester
+
+__all__ = ["Mismatch", "explain"]
+
+CHECK = "bytes"
+FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Digests of some pages of one component that do not all agree.
+
+    ``expected``, ``got`` and ``source_after`` are uint64 [layers, pages]; ``group`` says which of
+    the copy's digested pages they belong to.
+    """
+
+    expected: Digests
+    got: Digests
+    source_after: Digests | None
+    group: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One mismatching copy, with the first bad tile picked out."""
+
+    record: CopyRecord
+    component: str
+    seen: Mismatch
+    digester: Digester
+    layer_at: int
+    page_at: int
+
+    @property
+    def layer(self) -> int:
+        return self.record.copy.layers[self.layer_at]
+
+    def _page(self, pages: np.ndarray) -> int:
+        return int(pages[self.record.digested][self.seen.group][self.page_at])
+
+    @property
+    def host_page(self) -> int:
+        return self._page(self.record.copy.host_pages)
+
+    @property
+    def device_page(self) -> int:
+        return self._page(self.record.copy.device_pages)
+
+    def host_now(self) -> int | None:
+        """The host end of the first bad tile, digested now; None if the page is no longer the same."""
+        copy = self.record.copy
+        page = np.array([self.host_page], np.int64)
+        digest = self.digester.digest(copy.mirror.host[self.component], (self.layer,), page)
+        generation = np.array([self._page(copy.generations)])
+        writes = np.array([self._page(self.record.writes)])
+        same = copy.mirror.still(page, generation, writes)
+        return int(digest[0, 0]) if same else None
+
+
+Verdict = tuple[FaultClass, str, str, str]  # class, cause, slots, advice
+
+
+def _geometry(case: _Case) -> Verdict | None:
+    mirror = case.record.copy.mirror
+    device, host = mirror.device[case.component], mirror.host[case.component]
+    if device.tile_bytes() == host.tile_bytes() and device.page_span == host.page_span:
+        return None
+    beyond = slots_beyond(device, host.page_span)
+    cause = (
+        f"the host mirror ({mirror.host_cls}) holds {host.slot_bytes} B a slot, {host.page_span} B a page, "
+        f"the device {device.slot_bytes} B a slot, {device.page_span} B a page"
+    )
+    if beyond:
+        cause += f"; slots {ranges(beyond)} of each page are never copied and keep older bytes"
+    advice = f"size {mirror.host_cls} from the device tensor's dtype and shape"
+    return FaultClass.ROW_WIDTH, cause, ranges(beyond, most=64), advice
+
+
+def _source_changed(case: _Case) -> Verdict | None:
+    after = case.seen.source_after
+    if case.record.copy.op is not Op.BACKUP or after is None:
+        return None
+    if after[case.layer_at, case.page_at] == case.seen.expected[case.layer_at, case.page_at]:
+        return None
+    cause = "the source changed while it was copied: the copy did not wait for the last writer"
+    return FaultClass.STORE_BEFORE_WRITE, cause, "", "wait for the writer's event before the backup"
+
+
+def _not_delivered(case: _Case) -> Verdict | None:
+    if case.record.copy.op is Op.BACKUP:
+        cause = (
+            "the source kept its bytes and the destination holds others: the copy did not deliver"
+        )
+        return FaultClass.FAILED_LOAD, cause, "", "look at the copy's completion status"
+    if case.host_now() != int(case.seen.expected[case.layer_at, case.page_at]):
+        return None
+    cause = (
+        "the host page holds the right bytes and the device page does not: the load did not deliver"
+    )
+    return FaultClass.FAILED_LOAD, cause, "", "look at the load's completion status and its gate"
+
+
+def _host_changed(case: _Case) -> Verdict | None:
+    now = case.host_now()
+    if now is None:
+        cause = "the host page was given away meanwhile, so the host end cannot be looked at again"
+        return FaultClass.SLOT_REUSE, cause, "", "hold the host page until the load is acknowledged"
+    cause = (
+        "the load delivered what the host page holds, and that is not what was backed up: the page changed "
+        "at rest or was stored wrong (HICACHE_DBG_CHECKSUM=ends tells which)"
+    )
+    return (
+        FaultClass.BIT_FLIP,
+        cause,
+        "",
+        "run with HICACHE_DBG_CHECKSUM=ends; look at the GPU's ECC counters",
+    )
+
+
+#: In this order: the first that holds names the cause.
+_CAUSES: tuple[Callable[[_Case], Verdict | None], ...] = (
+    _geometry,
+    _source_changed,
+    _not_delivered,
+    _host_changed,
+)
+
+
+def explain(
+    record: CopyRecord, component: str, seen: Mismatch, digester: Digester, *, rank: int = 0
+) -> Finding:
+    """One finding for all mismatching tiles of a component in one copy."""
+    bad = seen.expected != seen.got
+    layer_at, page_at = (int(axis[0]) for axis in np.nonzero(bad))
+    case = _Case(record, component, seen, digester, layer_at, page_at)
+    cls, cause, slots, advice = next(v for check in _CAUSES if (v := check(case)) is not None)
+    copy = record.copy
+    pages = copy.host_pages[record.digested][seen.group][bad.any(axis=0)]
+    layers = [copy.layers[i] for i in np.nonzero(bad.any(axis=1))[0]]
+    expected, got = (int(d[layer_at, page_at]) for d in (seen.expected, seen.got))
+    return Finding(
+        time_ns=record.time_ns,
+        rank=rank,
+        cls=cls,
+        pool=copy.mirror.pool,
+        op=copy.op.value,
+        component=component,
+        layer=case.layer,
+        pages=tuple(pages[:FEW].tolist()),
+        page_count=len(pages),
+        slots=slots,
+        expected=f"{expected:016x}",
+        got=f"{got:016x}",
+        message=(
+            f"{copy.mirror.pool}.{component}: {int(bad.sum())} of {bad.size} tiles of this {copy.op} differ "
+            f"(layers {ranges(layers)}; host pages {ranges(pages[:FEW].tolist())}"
+            f"{f' and {len(pages) - FEW} more' if len(pages) > FEW else ''}; first: layer {case.layer}, "
+            f"host page {case.host_page}, device page {case.device_page}): {cause}"
+        ),
+        advice=advice,
+        check=CHECK,
+        op_id=copy.op_id,
+        trace_id=copy.trace_id,
+        span_id=copy.span_id,
+    )

@@ -1,0 +1,1 @@
+"""The command ``hicache-dbg``: one file a verb, which only translates."""

@@ -1,0 +1,143 @@
+"""A report on a terminal: tables of paths and geometry, findings, hypotheses."""
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hicache_dbg.tracer.cli.report import Report
+from hicache_dbg.tracer.diagnose.hypothesis import Verdict
+from hicache_dbg.tracer.events import MirrorInfo
+
+__all__ = ["render_report"]
+
+_STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "dim", Verdict.UNDECIDED: "yellow"}
+
+
+def render_report(console: Console, report: Report) -> None:
+    """Print what was attached, which paths were taken, what was checked, and what is wrong."""
+    if report.mirrors:
+        console.print(_geometry(report.mirrors))
+    _classes(console, report)
+    if report.paths:
+        console.print(_paths(report.paths))
+        _tiles(console, report)
+    for finding in report.findings:
+        _finding(console, finding)
+    if report.hypotheses:
+        console.print(_hypotheses(report))
+    if report.dropped or report.internal_errors:
+        console.print(
+            f"tracer: dropped {report.dropped or 'none'}, own failures {report.internal_errors or 'none'}",
+            style="yellow",
+        )
+
+
+def _table(*columns: str, title: str) -> Table:
+    table = Table(*columns, box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.title_style = "bold"
+    return table
+
+
+def _geometry(mirrors: list[MirrorInfo]) -> Table:
+    table = _table(
+        "pool",
+        "component",
+        "end",
+        "class",
+        "layout",
+        "dtype",
+        title="Geometry, read off the tensors",
+    )
+    for heading in ("B/slot", "B/page", "pages", "layers"):
+        table.add_column(heading, justify="right")
+    for mirror in mirrors:
+        for end in (mirror.device, mirror.host):
+            for part in end.components:
+                other = mirror.host if end is mirror.device else mirror.device
+                fits = any(
+                    (c.name, c.slot_bytes, c.page_bytes)
+                    == (part.name, part.slot_bytes, part.page_bytes)
+                    for c in other.components
+                )
+                table.add_row(
+                    mirror.pool,
+                    part.name,
+                    end.tier.value,
+                    end.cls,
+                    end.layout,
+                    part.dtype,
+                    str(part.slot_bytes),
+                    str(part.page_bytes),
+                    str(part.pages),
+                    str(part.layers),
+                    style="" if fits else "bold red",
+                )
+    return table
+
+
+def _classes(console: Console, report: Report) -> None:
+    if report.classes_built:
+        unbuilt = ", ".join(report.classes_unbuilt) or "none"
+        console.print(
+            f"host pool classes in use: {', '.join(report.classes_built)}; never built: {unbuilt}\n"
+        )
+
+
+def _paths(paths: list[dict[str, Any]]) -> Table:
+    table = _table("pool", "op", "token_granular", "layout", title="Paths taken")
+    table.add_column("copies", justify="right")
+    for path in paths:
+        table.add_row(
+            path["pool"],
+            path["op"],
+            str(path["token_granular"]),
+            path["layout"],
+            str(path["count"]),
+        )
+    return table
+
+
+def _tiles(console: Console, report: Report) -> None:
+    tiles = report.tiles
+    style = "bold red" if tiles["mismatched"] else "green" if tiles["verified"] else "yellow"
+    console.print(
+        f"tiles: moved {tiles['moved']} = verified {tiles['verified']} + witnessed {tiles['witnessed']} "
+        f"+ mismatched {tiles['mismatched']} + skipped {tiles['skipped']}; "
+        f"{report.checked_share:.1%} of the loaded tiles were compared",
+        style=style,
+    )
+    for reason, count in sorted(report.skipped.items()):
+        console.print(f"  skipped, {reason}: {count}", style="yellow")
+
+
+def _finding(console: Console, finding: dict[str, Any]) -> None:
+    times = f" x{finding['count']}" if finding["count"] > 1 else ""
+    where = f" at {finding['op'] or finding['check']}"
+    console.print()
+    console.print(Text(f"{finding['class']}{times}: {finding['pool']}{where}", style="bold red"))
+    console.print(Padding(Text(finding["message"]), (0, 0, 0, 2)))
+    if finding["advice"]:
+        console.print(Padding(Text(f"do: {finding['advice']}", style="cyan"), (0, 0, 0, 2)))
+
+
+def _hypotheses(report: Report) -> Table:
+    table = _table("verdict", "hypothesis", "evidence", title="\nHypotheses")
+    for answer in report.hypotheses:
+        evidence = answer.evidence
+        if answer.decide_by:
+            evidence += f" [decide by: {answer.decide_by}]"
+        if answer.advice:
+            evidence += f"\ndo: {answer.advice}"
+        table.add_row(
+            Text(answer.verdict.value, style=_STYLE[answer.verdict]),
+            answer.question,
+            Text(
+                evidence,
+                style=_STYLE[answer.verdict] if answer.verdict is Verdict.FALSIFIED else "",
+            ),
+        )
+    return table

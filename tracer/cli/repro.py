@@ -1,0 +1,269 @@
+"""``hicache-dbg repro``: sessions through the engine, and what was corrupted and why."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from hicache_dbg.repro.run import run
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hicache_dbg.repro.config import POOL_SETS, ConfigError, RunConfig
+from hicache_dbg.repro.faults.registry import FAULTS, fault_named
+from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
+from hicache_dbg.repro.trace import Trace, read_trace
+from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE, CommandError
+from hicache_dbg.tracer.cli.render import render_report
+from hicache_dbg.tracer.cli.report import Report, build_report
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings, SettingsError
+from hicache_dbg.tracer.sink import Sink
+from hicache_dbg.tracer.sinks import build_sinks, run_id
+
+__all__ = ["GateLevel", "command"]
+
+
+class GateLevel(StrEnum):
+    """How closely the run is traced: not at all, events only, or with digests."""
+
+    OFF = "off"
+    EVENTS = "events"
+    LOADS = "loads"
+    ENDS = "ends"
+    THREE = "three"
+
+
+#: What is digested at each level; ``off`` attaches nothing.
+CHECKSUMS = {
+    GateLevel.EVENTS: Checksum.OFF,
+    GateLevel.LOADS: Checksum.LOADS,
+    GateLevel.ENDS: Checksum.ENDS,
+    GateLevel.THREE: Checksum.THREE,
+}
+DEFAULTS = RunConfig()
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """A run, and what the tracer saw of it."""
+
+    result: RunResult
+    report: Report | None
+
+
+def command(
+    sessions: Annotated[int, typer.Option(help="Agent sessions side by side.")] = DEFAULTS.sessions,
+    rounds: Annotated[int, typer.Option(help="Replies a session gets.")] = DEFAULTS.rounds,
+    ctx: Annotated[int, typer.Option(help="Tokens of a session's first prompt.")] = DEFAULTS.ctx,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = DEFAULTS.max_tokens,
+    timeout: Annotated[float, typer.Option(help="Seconds a turn may take.")] = DEFAULTS.timeout,
+    tag: Annotated[str, typer.Option(help="A name for the run.")] = "",
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = DEFAULTS.seed,
+    fault: Annotated[
+        str, typer.Option(help=f"Inject a fault: {', '.join(FAULTS)}.", show_default=False)
+    ] = "",
+    trace: Annotated[
+        Path | None, typer.Option(help="Replay a Mooncake-format trace instead of sessions.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests of the trace to replay (default: all).")
+    ] = None,
+    scale: Annotated[
+        int, typer.Option(help="Tokens that a 512-token block of the trace becomes.")
+    ] = DEFAULTS.scale,
+    pools: Annotated[str, typer.Option(help=f"Pool set: {', '.join(POOL_SETS)}.")] = DEFAULTS.pools,
+    layout: Annotated[
+        str, typer.Option(help="Host layout: layer_first, page_first, page_first_direct.")
+    ] = DEFAULTS.layout,
+    io_backend: Annotated[
+        str, typer.Option(help="kernel or direct (default: what the layout is made for).")
+    ] = "",
+    index_dtype: Annotated[
+        str, typer.Option(help="What the device stores index-K in: bf16 or fp8.")
+    ] = DEFAULTS.index_dtype,
+    device_pages: Annotated[
+        int, typer.Option(help="Pages in each device pool.")
+    ] = DEFAULTS.device_pages,
+    host_pages: Annotated[int, typer.Option(help="Pages in each host pool.")] = DEFAULTS.host_pages,
+    gate: Annotated[GateLevel, typer.Option(help="How closely to trace.")] = GateLevel.LOADS,
+    record: Annotated[
+        Path | None, typer.Option(help="Keep the events in this folder, for diagnose.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run multi-turn agent sessions through the tiered cache and say what was corrupted, and why.
+
+    The model's tokens are compared with those of the same model with everything kept on the
+    device, and every copied page is digested. Exits 0 if all is clean, 1 if anything is corrupt.
+
+    Examples:
+      hicache-dbg repro
+      hicache-dbg repro --fault host_sized_for_fp8
+      hicache-dbg repro --trace conversation_trace.jsonl --requests 300
+    """
+    try:
+        config = RunConfig(
+            sessions=sessions,
+            rounds=rounds,
+            ctx=ctx,
+            max_tokens=max_tokens,
+            timeout=timeout,
+            tag=tag,
+            seed=seed,
+            layout=layout,
+            index_dtype=index_dtype,  # type: ignore[arg-type]  # checked by RunConfig
+            device_pages=device_pages,
+            host_pages=host_pages,
+            pools=pools,
+            io_backend=io_backend,
+            scale=scale,
+        )
+        replay = None if trace is None else _read(trace, requests)
+        outcome = _run(config, fault, replay, gate, record)
+    except (ConfigError, SettingsError) as error:
+        raise CommandError(str(error)) from error
+    if as_json:
+        typer.echo(_json(outcome))
+    else:
+        _print(outcome)
+    raise typer.Exit(_exit_code(outcome))
+
+
+def _read(path: Path, requests: int | None) -> Trace:
+    if requests is not None and requests < 1:
+        raise ConfigError(f"requests is {requests}, expected at least 1")
+    trace = read_trace(path, requests)
+    if trace.error is not None:
+        typer.echo(
+            f"hicache-dbg: {trace.error}; the {len(trace.requests)} requests before it are replayed",
+            err=True,
+        )
+    return trace
+
+
+def _run(
+    config: RunConfig, fault: str, trace: Trace | None, gate: GateLevel, record: Path | None
+) -> _Outcome:
+    injected = fault_named(fault) if fault else None
+    memory = MemorySink()
+    with _tracing(gate, record, memory) as runtime, _progress() as advance:
+        result = run(config, injected, trace, on_progress=advance)
+        if runtime is not None:
+            runtime.flush()
+    if gate is GateLevel.OFF:
+        return _Outcome(result, None)
+    corrupted = result.sessions.corrupted
+    return _Outcome(result, build_report(Evidence.of(memory.events, sessions_corrupted=corrupted)))
+
+
+@contextmanager
+def _tracing(gate: GateLevel, record: Path | None, memory: MemorySink) -> Iterator[Runtime | None]:
+    """The tracer at the level asked for, with what HICACHE_DBG_SINKS names beside our own sinks."""
+    if gate is GateLevel.OFF:
+        yield None
+        return
+    asked = Settings.from_environ()
+    settings = replace(asked, gate=Gate.ON, checksum=CHECKSUMS[gate])
+    sinks: list[Sink] = [memory]
+    if record is not None:
+        sinks.append(_recording(record))
+    if settings.sinks is not None:
+        sinks.extend(build_sinks(settings, lambda: ()).sinks)
+    with Runtime.start(settings, sinks=sinks) as runtime:
+        yield runtime
+
+
+def _recording(folder: Path) -> Sink:
+    from hicache_dbg.exporters.recording import RecordingError, RecordingSink
+
+    try:
+        return RecordingSink(folder, run_id(0))
+    except RecordingError as error:
+        raise CommandError(str(error)) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on a terminal's standard error; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def advance(done: int, total: int, text: str) -> None:
+            bar.update(task, completed=done, total=total, description=text)
+
+        yield advance
+
+
+def _exit_code(outcome: _Outcome) -> int:
+    result, report = outcome.result, outcome.report
+    if result.interrupted:
+        return INTERRUPTED
+    found = report is not None and (report.findings or report.tiles["mismatched"])
+    if result.sessions.corrupted or found:
+        return CORRUPT
+    return OK if result.tiers_used else USAGE
+
+
+def _json(outcome: _Outcome) -> str:
+    result = outcome.result
+    data: dict[str, Any] = {
+        "config": asdict(result.config),
+        "fault": result.fault,
+        "interrupted": result.interrupted,
+        "sessions": asdict(result.sessions),
+        "divergences": [
+            {"session": report.session, "status": report.status.value, "error": report.error}
+            | (asdict(report.divergence) if report.divergence else {})
+            for report in result.reports
+            if report.corrupted
+        ],
+        "engine": asdict(result.stats),
+        "tiers_used": result.tiers_used,
+        "wall_seconds": round(result.wall_seconds, 3),
+        "truth_seconds": round(result.truth_seconds, 3),
+    }
+    if outcome.report is not None:
+        data |= msgspec.to_builtins(outcome.report)
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+
+
+def _print(outcome: _Outcome) -> None:
+    result, console = outcome.result, Console()
+    if outcome.report is not None:
+        render_report(console, outcome.report)
+    stats = result.stats
+    console.print(
+        f"\nengine: {stats.backups} backups, {stats.loads} loads, {stats.host_hit_pages} pages hit on the "
+        f"host, {stats.device_hit_pages} on the device, {stats.evicted_pages} evicted"
+    )
+    console.print(wall_line(result), highlight=False)
+    console.print(corruption_line(result), highlight=False, style=_verdict_style(outcome))
+    if result.interrupted:
+        console.print("interrupted: the sessions above had ended by then", style="yellow")
+    elif not result.tiers_used:
+        console.print(
+            "not a test: no page came back from the host, so this run proves nothing. "
+            "Use fewer --device-pages or more --sessions.",
+            style="bold yellow",
+        )
+
+
+def _verdict_style(outcome: _Outcome) -> str:
+    return "bold green" if _exit_code(outcome) == OK else "bold red"

@@ -1,0 +1,1 @@
+"""From a pile of events to a verdict: what was falsified, what was confirmed, what is undecided."""

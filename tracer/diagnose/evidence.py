@@ -1,0 +1,93 @@
+"""What a pile of events says, counted: the only thing hypotheses look at."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hicache_dbg.tracer.events import Copied, Event, Finding, Health, MirrorInfo, Op, Started
+
+__all__ = ["Evidence", "PathKey", "Tiles"]
+
+PathKey = tuple[str, str, bool, str]  # pool, op, token_granular, layout
+
+
+@dataclass(slots=True)
+class Tiles:
+    """Tiles by outcome."""
+
+    verified: int = 0
+    witnessed: int = 0
+    mismatched: int = 0
+    skipped: int = 0
+
+    @property
+    def moved(self) -> int:
+        """All of them."""
+        return self.verified + self.witnessed + self.mismatched + self.skipped
+
+    def add(self, event: Copied) -> None:
+        """Count one copy's tiles."""
+        self.verified += event.verified
+        self.witnessed += event.witnessed
+        self.mismatched += event.mismatched
+        self.skipped += sum(event.skipped.values())
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Counts over all events of a run, and the rare events themselves.
+
+    ``sessions_corrupted`` is what an oracle outside the tracer says; None where there is none.
+    """
+
+    paths: Counter[PathKey] = field(default_factory=Counter)
+    tiles: Tiles = field(default_factory=Tiles)
+    by_pool: dict[tuple[str, str], Tiles] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    mirrors: dict[str, MirrorInfo] = field(default_factory=dict)
+    classes_built: set[str] = field(default_factory=set)
+    classes_unbuilt: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+    health: Health | None = None
+    sessions_corrupted: int | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event], *, sessions_corrupted: int | None = None) -> "Evidence":
+        """Read all of ``events`` once."""
+        evidence = cls(sessions_corrupted=sessions_corrupted)
+        for event in events:
+            evidence.add(event)
+        return evidence
+
+    def add(self, event: Event) -> None:
+        """Take one event into account."""
+        match event:
+            case Copied():
+                self._copied(event)
+            case Finding():
+                self.findings.append(event)
+            case Started():
+                self.mirrors |= {mirror.pool: mirror for mirror in event.mirrors}
+                self.classes_built |= set(event.classes_built)
+                self.classes_unbuilt = (
+                    self.classes_unbuilt | set(event.classes_unbuilt)
+                ) - self.classes_built
+            case Health():
+                self.health = event
+
+    def of_pool(self, pool: str, op: Op) -> Tiles:
+        """Tiles of one pool under one operation."""
+        return self.by_pool.get((pool, op.value), Tiles())
+
+    @property
+    def checked_share(self) -> float:
+        """The share of loaded tiles that were compared, 0 where nothing was loaded."""
+        loads = [tiles for (_, op), tiles in self.by_pool.items() if op == Op.LOAD.value]
+        moved = sum(tiles.moved for tiles in loads)
+        return sum(tiles.verified + tiles.mismatched for tiles in loads) / moved if moved else 0.0
+
+    def _copied(self, event: Copied) -> None:
+        self.paths[event.pool, event.op.value, event.token_granular, event.layout] += 1
+        self.tiles.add(event)
+        self.by_pool.setdefault((event.pool, event.op.value), Tiles()).add(event)
+        self.skipped.update(event.skipped)

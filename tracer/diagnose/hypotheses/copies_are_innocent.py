@@ -1,0 +1,33 @@
+"""Every copy is proven good: the fault is elsewhere."""
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+
+
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:
+    tiles = evidence.tiles
+    if tiles.mismatched or evidence.findings:
+        return Verdict.FALSIFIED, (
+            f"{tiles.mismatched} tiles mismatched, {len(evidence.findings)} kinds of finding"
+        )
+    if not tiles.verified:
+        return Verdict.UNDECIDED, "no loaded tile was compared"
+    if tiles.skipped:
+        return Verdict.UNDECIDED, (
+            f"{tiles.verified} tiles verified, but {tiles.skipped} of {tiles.moved} were not looked at"
+        )
+    return Verdict.CONFIRMED, (
+        f"all {tiles.verified} loaded tiles equal what was backed up ({tiles.witnessed} more witnessed)"
+        + ("; sessions are corrupt all the same" if evidence.sessions_corrupted else "")
+    )
+
+
+HYPOTHESIS = Hypothesis(
+    name="copies_are_innocent",
+    question="Is every copy between the tiers good?",
+    falsified_by="one mismatched tile, or any finding",
+    confirmed_by="every loaded tile compared equal, none skipped",
+    judge=_judge,
+    advice="if answers are still wrong, look at the device pages and the order of device writes, not at the copies",
+    decide_by="HICACHE_DBG_CHECKSUM=loads with every pool and op traced",
+)

@@ -1,0 +1,33 @@
+"""A layer was read before its load was done."""
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.events import FaultClass, Op
+
+
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:
+    found = [f for f in evidence.findings if f.cls is FaultClass.READ_BEFORE_LOAD]
+    if found:
+        return Verdict.CONFIRMED, found[0].message
+    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.mirrors}
+    wrong = {pool: tiles for pool, tiles in loads.items() if tiles.mismatched}
+    if wrong:
+        return Verdict.FALSIFIED, (
+            "the bytes are still wrong after the load is complete, which no gate can mend ("
+            + ", ".join(f"{pool}: {t.mismatched} of {t.moved} tiles" for pool, t in wrong.items())
+            + ")"
+        )
+    return (
+        Verdict.UNDECIDED,
+        "loads arrive whole; whether a reader came too early, digests cannot say",
+    )
+
+
+HYPOTHESIS = Hypothesis(
+    name="missing_layer_gate",
+    question="Is a layer read before its load is done?",
+    falsified_by="bytes that are wrong after the load is complete: a gate orders, it does not repair",
+    confirmed_by="a read_before_load finding",
+    judge=_judge,
+    advice="wait for the layer in every reader, not only in the gated accessor",
+)

@@ -1,0 +1,52 @@
+"""A race that wider rows make likelier."""
+
+from collections.abc import Iterable
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.events import FaultClass, Op
+
+RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.SLOT_REUSE)
+
+
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:
+    raced = [f for f in evidence.findings if f.cls in RACES]
+    if raced:
+        return Verdict.CONFIRMED, raced[0].message
+    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.mirrors}
+    if not sum(tiles.verified + tiles.mismatched for tiles in loads.values()):
+        return Verdict.UNDECIDED, "no loaded tile was compared"
+    wrong = {pool: t for pool, t in loads.items() if t.mismatched}
+    if not wrong:
+        return Verdict.FALSIFIED, "no loaded tile differs from what was backed up"
+    always = {pool: t for pool, t in wrong.items() if not t.verified}
+    if always:
+        return Verdict.FALSIFIED, (
+            "a race hits now and then; here "
+            + ", ".join(
+                f"{t.mismatched} of {t.mismatched} compared tiles of {pool} differ"
+                for pool, t in always.items()
+            )
+            + _beside(loads, wrong)
+        )
+    return Verdict.UNDECIDED, (
+        "some tiles differ and some do not: "
+        + ", ".join(
+            f"{pool} {t.mismatched} of {t.mismatched + t.verified}" for pool, t in wrong.items()
+        )
+    )
+
+
+def _beside(loads: Iterable[str], wrong: Iterable[str]) -> str:
+    clean = sorted(set(loads) - set(wrong))
+    return f", and none of {', '.join(clean)}, which moves in the same operations" if clean else ""
+
+
+HYPOTHESIS = Hypothesis(
+    name="race_of_wide_rows",
+    question="Is it a race that wider rows make likelier?",
+    falsified_by="no compared tile differs, or all of one pool do and none of its companions",
+    confirmed_by="a finding of the ordering or ownership checks",
+    judge=_judge,
+    decide_by="HICACHE_DBG_CHECKSUM=three: says whether the source changed under the copy",
+)

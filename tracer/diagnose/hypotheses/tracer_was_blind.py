@@ -1,0 +1,28 @@
+"""Too little was checked to say anything."""
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+
+ENOUGH = 0.99
+
+
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:
+    dropped = sum(evidence.health.dropped.values()) if evidence.health else 0
+    share = evidence.checked_share
+    if not evidence.paths:
+        return Verdict.CONFIRMED, "no copy was recorded"
+    detail = f"{share:.1%} of the loaded tiles were compared, {dropped} events were dropped"
+    if share >= ENOUGH and not dropped:
+        return Verdict.FALSIFIED, detail
+    reasons = ", ".join(f"{why} {count}" for why, count in evidence.skipped.most_common(3))
+    return Verdict.CONFIRMED, detail + (f" (skipped: {reasons})" if reasons else "")
+
+
+HYPOTHESIS = Hypothesis(
+    name="tracer_was_blind",
+    question="Was too little checked to say anything?",
+    falsified_by="at least 99 % of the loaded tiles were compared and no event was dropped",
+    confirmed_by="a smaller share, or drops",
+    judge=_judge,
+    advice="raise HICACHE_DBG_CHECKSUM, start with the process, and look at the drop counters",
+)

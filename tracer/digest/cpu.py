@@ -1,0 +1,116 @@
+"""XXH3-64 of tiles in host memory, through the xxhash package, without copying what is whole.
+
+One thread on purpose: the package keeps the interpreter lock for input under 100 kB, so a second
+thread would only take turns with the first.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hicache_dbg.tracer.digest.boxes import Box, boxes_of, check_tiles, extent_of
+from hicache_dbg.tracer.view import View
+
+__all__ = ["CpuDigester"]
+
+#: Tiles in pieces are gathered about this many bytes at a time, to be hashed from the cache.
+_BATCH_BYTES = 1 << 20
+
+_xxh3 = xxhash.xxh3_64_intdigest
+
+
+class CpuDigester:
+    """Digests tiles that lie in memory the CPU can read.
+
+    The memory is read in place through the view's addresses; whoever calls keeps ``view.owner``
+    alive meanwhile. A tile whose bytes lie in one piece is hashed where it is; tiles in pieces are
+    gathered a batch of pages at a time.
+    """
+
+    def digest(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: npt.NDArray[np.int64],
+        first: int = 0,
+        last: int | None = None,
+    ) -> npt.NDArray[np.uint64]:
+        """XXH3-64 (seed 0) of slots ``first .. last - 1`` of each tile, uint64 [layers, pages].
+
+        Args:
+            view: Where the tiles are; on the CPU.
+            layers: Indices into ``view.bases``.
+            pages: Page indices, int64, one dimension, in any order, repeats allowed.
+            first: The first slot to digest.
+            last: The slot after the last one; the end of the page if left out.
+
+        Raises:
+            ValueError: If the view is on another device, or ``first..last`` is no range of slots.
+            IndexError: If a layer or a page lies outside the view.
+        """
+        if view.device != "cpu":
+            raise ValueError(
+                f"{view.pool}.{view.component}: the CPU cannot read tiles on {view.device}: "
+                f"expected a view on cpu"
+            )
+        pages = np.asarray(pages, np.int64)
+        boxes = boxes_of(view, first, last)
+        check_tiles(view, layers, pages)
+        out = np.empty((len(layers), len(pages)), np.uint64)
+        length = extent_of(view)
+        memory = [_memory(view.bases[layer], length) for layer in layers]
+        if len(boxes) == 1 and boxes[0].is_piece():
+            offsets = (pages * view.page_stride + boxes[0].offset).tolist()
+            for row, source in zip(out, memory, strict=True):
+                row[:] = _in_place(source, offsets, boxes[0].row_bytes)
+        else:
+            _gathered(view, memory, boxes, pages, out)
+        return out
+
+
+def _in_place(memory: memoryview, offsets: list[int], size: int) -> list[int]:
+    return [_xxh3(memory[at : at + size]) for at in offsets]
+
+
+def _gathered(
+    view: View,
+    memory: Sequence[memoryview],
+    boxes: Sequence[Box],
+    pages: npt.NDArray[np.int64],
+    out: npt.NDArray[np.uint64],
+) -> None:
+    """Fill ``out``, layers inside pages: interleaved layers of a page share cache lines."""
+    sources = [[_pieces(source, view, box) for box in boxes] for source in memory]
+    tile = sum(box.bytes for box in boxes)
+    batch = max(1, _BATCH_BYTES // (tile * max(1, len(memory))))
+    for start in range(0, len(pages), batch):
+        chosen = pages[start : start + batch]
+        for row, parts in zip(out, sources, strict=True):
+            # Indexing keeps the source's order of axes; a tile has slots outside and rows inside.
+            rows = [np.ascontiguousarray(part[chosen]) for part in parts]
+            gathered = [part.view(np.uint8).reshape(len(chosen), -1) for part in rows]
+            tiles = gathered[0] if len(gathered) == 1 else np.concatenate(gathered, axis=1)
+            row[start : start + batch] = [_xxh3(bytes_of_tile) for bytes_of_tile in tiles]
+
+
+def _pieces(memory: memoryview, view: View, box: Box) -> npt.NDArray[np.void]:
+    """The box in every page, as an array [pages, slots, rows] of opaque rows over the memory."""
+    return np.ndarray(
+        (view.pages, box.slots, box.rows),
+        np.dtype((np.void, box.row_bytes)),
+        buffer=memory,
+        offset=box.offset,
+        strides=(view.page_stride, box.slot_stride, box.row_stride),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _memory(address: int, length: int) -> memoryview:
+    """``length`` bytes from ``address``. It owns nothing: the view's owner keeps them alive."""
+    array: Any = (ctypes.c_ubyte * length).from_address(address)
+    return memoryview(array)

@@ -1,0 +1,374 @@
+"""The Triton kernels: XXH3-64 of many tiles in one launch, stored or compared with expectations.
+
+The one module that imports triton. Formulas and constants: :mod:`hicache_dbg.tracer.digest.xxh3`.
+Every run-time argument is a 64-bit integer, addresses included, and none is specialised: one
+compiled kernel serves every launch of a geometry.
+"""
+
+import triton
+import triton.language as tl
+
+from hicache_dbg.tracer.digest import xxh3
+
+__all__ = ["ARGUMENTS", "TABLE", "long_tiles", "short_tiles"]
+
+#: What kernels read from device memory: the secret's words at every offset, then the accumulators.
+TABLE = (*xxh3.SECRET_WORDS, *xxh3.INITIAL)
+
+#: The run-time arguments of both kernels, in order.
+#:
+#: ``table``: :data:`TABLE`. ``bases``: base address of each layer, one grid row each. ``ids``,
+#: ``id_step``, ``id_unit``, ``count``: page ``i`` is ``ids[i * id_step] // id_unit``, ``i < count``.
+#: ``pages``, ``page_stride``: the view's extent and stride. ``offset``: of a tile in one piece.
+#: ``first``, ``slots``: the slot range of a tile in runs. ``size``: bytes of a tile.
+#: ``digests``, ``row``: int64 [layers, count] with ``row`` elements from layer to layer: written,
+#: or, where ``ring`` is not 0, expected. ``ring``, ``counter``, ``capacity``, ``tag``: see
+#: :class:`hicache_dbg.tracer.digest.ring.ViolationRing`.
+ARGUMENTS = (
+    *("table", "bases", "ids", "id_step", "id_unit", "count", "pages", "page_stride"),
+    *("offset", "first", "slots", "size", "digests", "row", "ring", "counter", "capacity", "tag"),
+)
+
+_INITIAL_AT = tl.constexpr(len(xxh3.SECRET_WORDS))
+_PRIME32_1 = tl.constexpr(xxh3.PRIME32_1)
+_PRIME64_1 = tl.constexpr(xxh3.PRIME64_1)
+_PRIME64_2 = tl.constexpr(xxh3.PRIME64_2)
+_PRIME64_3 = tl.constexpr(xxh3.PRIME64_3)
+_AVALANCHE_PRIME = tl.constexpr(xxh3.AVALANCHE_PRIME)
+_RRMXMX_PRIME = tl.constexpr(xxh3.RRMXMX_PRIME)
+
+
+@triton.jit(do_not_specialize=ARGUMENTS)
+def long_tiles(
+    table,
+    bases,
+    ids,
+    id_step,
+    id_unit,
+    count,
+    pages,
+    page_stride,
+    offset,
+    first,
+    slots,
+    size,
+    digests,
+    row,
+    ring,
+    counter,
+    capacity,
+    tag,
+    P: tl.constexpr,
+    STAGES: tl.constexpr,
+    SIZE: tl.constexpr,
+    UNIT: tl.constexpr,
+    TAIL_UNIT: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STRIPED: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Tiles of more than 240 bytes, ``P`` to a program, 16 stripes of 8 words at a step.
+
+    ``STAGES``: blocks being loaded at a time. ``SIZE``: the size where it is fixed, else 0.
+    ``UNIT``: bytes that can be loaded at once wherever a stripe begins; ``TAIL_UNIT`` the same for
+    the last stripe, which ends with the tile. ``ALIGN``: what a tile's first address is a multiple
+    of. ``RUNS``: (offset, slot stride, row bytes, rows, row stride) of each run, empty for tiles in
+    one piece. ``STRIPED``: no stripe crosses rows.
+    """
+    at = tl.program_id(0) * P + tl.arange(0, P)
+    start, live, inside = _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride)
+    start += offset
+    if SIZE > 0:
+        n_blocks: tl.constexpr = (SIZE - 1) // 1024
+        rest: tl.constexpr = (SIZE - 1) % 1024 // 64
+        length = SIZE
+    else:
+        length = size.to(tl.int32)
+        n_blocks = (length - 1) // 1024
+        rest = (length - 1) % 1024 // 64
+    words = table.to(tl.pointer_type(tl.uint64))
+    stripe = tl.arange(0, 16)[:, None]
+    lane = tl.arange(0, 8)[None, :]
+    stripe_secret = tl.load(words + (stripe + lane) * 8)
+    scramble = tl.load(words + 128 + lane * 8)
+    is_rest = stripe < rest
+    tail_at = tl.where(is_rest, n_blocks * 1024 + stripe * 64, length - 64)
+    tail = _stripes(
+        start,
+        tail_at,
+        inside[:, None, None] & (stripe <= rest)[None, :, :],
+        first,
+        slots,
+        TAIL_UNIT,
+        ALIGN,
+        STRIPED,
+        RUNS,
+    )
+    acc = tl.broadcast_to(tl.load(words + _INITIAL_AT + lane), (P, 8))
+    whole = inside[:, None, None]
+    for block in tl.range(n_blocks, num_stages=STAGES):
+        data = _stripes(
+            start, block * 1024 + stripe * 64, whole, first, slots, UNIT, ALIGN, STRIPED, RUNS
+        )
+        acc += _accumulated(data, stripe_secret)
+        acc = (acc ^ (acc >> 47) ^ scramble) * _PRIME32_1
+    tail_secret = tl.load(words + tl.where(is_rest, stripe * 8, 121) + lane * 8)
+    tail_secret = tl.where(stripe <= rest, tail_secret, 0)
+    acc += _accumulated(tail, tail_secret)
+    merged = acc ^ tl.load(words + 11 + lane * 8)
+    even, odd = tl.split(tl.reshape(merged, (P, 4, 2)))
+    total = tl.sum(_folded(even, odd), axis=1) + _u64(length) * _PRIME64_1
+    got = tl.where(inside, _avalanche(total), 0)
+    _finish(got, at, live, digests, row, ring, counter, capacity, tag)
+
+
+@triton.jit(do_not_specialize=ARGUMENTS)
+def short_tiles(
+    table,
+    bases,
+    ids,
+    id_step,
+    id_unit,
+    count,
+    pages,
+    page_stride,
+    offset,
+    first,
+    slots,
+    size,
+    digests,
+    row,
+    ring,
+    counter,
+    capacity,
+    tag,
+    P: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Tiles of 1 to 240 bytes, one to a thread, read byte by byte: any size, any alignment."""
+    at = tl.program_id(0) * P + tl.arange(0, P)
+    start, live, inside = _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride)
+    start += offset
+    secret = table.to(tl.pointer_type(tl.uint64))
+    length = size.to(tl.int32)
+    if length > 128:
+        got = _to_240(start, inside, length, secret, first, slots, RUNS)
+    elif length > 16:
+        got = _to_128(start, inside, length, secret, first, slots, RUNS)
+    elif length > 8:
+        got = _to_16(start, inside, length, secret, first, slots, RUNS)
+    elif length > 3:
+        got = _to_8(start, inside, length, secret, first, slots, RUNS)
+    else:
+        got = _to_3(start, inside, length, secret, first, slots, RUNS)
+    got = tl.where(inside, got, 0)
+    _finish(got, at, live, digests, row, ring, counter, capacity, tag)
+
+
+@triton.jit
+def _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride):
+    """Base address of each page, which are asked for, and which of these the view really has."""
+    live = at < count
+    index = tl.load(ids.to(tl.pointer_type(tl.int64)) + at * id_step, mask=live, other=-1)
+    page = index
+    if id_unit > 1:
+        page = index // id_unit
+    inside = (index >= 0) & (page < pages)
+    base = tl.load(bases.to(tl.pointer_type(tl.int64)) + tl.program_id(1))
+    return base + tl.where(inside, page, 0) * page_stride, live, inside
+
+
+@triton.jit
+def _finish(got, at, live, digests, row, ring, counter, capacity, tag):
+    """Store the digests, or put those that differ from a known expectation into the ring."""
+    layer = tl.program_id(1).to(tl.int64)
+    here = digests.to(tl.pointer_type(tl.int64)) + layer * row + at
+    got = got.to(tl.int64, bitcast=True)
+    if ring == 0:
+        tl.store(here, got, mask=live)
+    else:
+        expected = tl.load(here, mask=live, other=0)
+        bad = live & (expected != 0) & (expected != got)
+        ones = tl.where(bad, 1, 0).to(tl.int64)
+        counters = counter.to(tl.pointer_type(tl.int64)) + at * 0
+        slot = tl.atomic_add(counters, ones, mask=bad)
+        record = ring.to(tl.pointer_type(tl.int64)) + slot % capacity * 4
+        tl.store(record, tag + at * 0, mask=bad)
+        tl.store(record + 1, layer + at * 0, mask=bad)
+        tl.store(record + 2, at.to(tl.int64), mask=bad)
+        tl.store(record + 3, got, mask=bad)
+
+
+@triton.jit
+def _stripes(
+    start,
+    at,
+    mask,
+    first,
+    slots,
+    UNIT: tl.constexpr,
+    ALIGN: tl.constexpr,
+    STRIPED: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Words [tiles, 16, 8] of the stripes that begin at byte ``at`` [16, 1] of each tile."""
+    per: tl.constexpr = 8 // UNIT
+    if UNIT == 8:
+        # Said here and not in a helper: a hint on a call's result is lost when it is inlined.
+        address = tl.multiple_of(start.to(tl.pointer_type(tl.uint64)), ALIGN)
+    elif UNIT == 4:
+        address = start.to(tl.pointer_type(tl.uint32))
+    elif UNIT == 2:
+        address = start.to(tl.pointer_type(tl.uint16))
+    else:
+        address = start.to(tl.pointer_type(tl.uint8))
+    lane = tl.arange(0, 8)[None, :] * per
+    position = at // UNIT
+    if STRIPED:
+        position = _placed(position, first, slots, UNIT, RUNS) + lane
+    else:
+        position = position + lane
+    for part in tl.static_range(per):
+        place = position + part
+        if not STRIPED:
+            place = _placed(place, first, slots, UNIT, RUNS)
+        loaded = tl.load(address[:, None, None] + place[None, :, :], mask=mask, other=0)
+        if part == 0:
+            word = loaded.to(tl.uint64)
+        else:
+            word |= loaded.to(tl.uint64) << (part * UNIT * 8)
+    return word
+
+
+@triton.jit
+def _placed(position, first, slots, UNIT: tl.constexpr, RUNS: tl.constexpr):
+    """Where the tile's unit ``position`` lies from the page's base, in units."""
+    place = position
+    begin = 0
+    for index in tl.static_range(len(RUNS)):
+        here = _in_run(position - begin, first, UNIT, *RUNS[index])
+        place = here if index == 0 else tl.where(position >= begin, here, place)
+        begin += slots.to(tl.int32) * (RUNS[index][2] * RUNS[index][3] // UNIT)
+    return place
+
+
+@triton.jit
+def _in_run(
+    position,
+    first,
+    UNIT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROW_STRIDE: tl.constexpr,
+):
+    """The same for ``position`` units into one run. Unsigned, so that it divides by a product."""
+    row_units: tl.constexpr = ROW_BYTES // UNIT
+    within = position.to(tl.uint32)
+    row = within // row_units
+    slot = row // ROWS
+    place = (slot.to(tl.int32) + first.to(tl.int32)) * (SLOT_STRIDE // UNIT)
+    place += (row - slot * ROWS).to(tl.int32) * (ROW_STRIDE // UNIT)
+    return place + (within - row * row_units).to(tl.int32) + OFFSET // UNIT
+
+
+@triton.jit
+def _accumulated(data, secret):
+    """What stripes [tiles, 16, 8] add to the accumulators [tiles, 8]."""
+    tiles: tl.constexpr = data.shape[0]
+    keyed = data ^ secret[None, :, :]
+    product = (keyed & 0xFFFFFFFF) * (keyed >> 32)
+    pairs = tl.reshape(data, (tiles, 16, 4, 2))
+    neighbour = tl.sum(pairs, axis=3)[:, :, :, None] - pairs
+    return tl.sum(product + tl.reshape(neighbour, (tiles, 16, 8)), axis=1)
+
+
+@triton.jit
+def _bytes(start, at, inside, first, slots, N: tl.constexpr, RUNS: tl.constexpr):
+    """The little-endian integer of ``N`` bytes at byte ``at`` of each tile."""
+    address = start.to(tl.pointer_type(tl.uint8))
+    value = tl.zeros_like(start).to(tl.uint64)
+    for part in tl.static_range(N):
+        place = _placed(at + part, first, slots, 1, RUNS)
+        value |= tl.load(address + place, mask=inside, other=0).to(tl.uint64) << (8 * part)
+    return value
+
+
+@triton.jit
+def _mixed(start, at, inside, secret, first, slots, RUNS: tl.constexpr):
+    low = _bytes(start, at, inside, first, slots, 8, RUNS) ^ tl.load(secret)
+    high = _bytes(start, at + 8, inside, first, slots, 8, RUNS) ^ tl.load(secret + 8)
+    return _folded(low, high)
+
+
+@triton.jit
+def _to_240(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
+    total = tl.zeros_like(start).to(tl.uint64) + _u64(length) * _PRIME64_1
+    for at in range(8):
+        total += _mixed(start, 16 * at, inside, secret + 16 * at, first, slots, RUNS)
+    total = _avalanche(total)
+    for at in range(8, length // 16):
+        total += _mixed(start, 16 * at, inside, secret + 16 * (at - 8) + 3, first, slots, RUNS)
+    return _avalanche(total + _mixed(start, length - 16, inside, secret + 119, first, slots, RUNS))
+
+
+@triton.jit
+def _to_128(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
+    total = tl.zeros_like(start).to(tl.uint64) + _u64(length) * _PRIME64_1
+    for pair in range((length - 1) // 32 + 1):
+        front = 16 * pair
+        words = secret + 32 * pair
+        total += _mixed(start, front, inside, words, first, slots, RUNS)
+        total += _mixed(start, length - front - 16, inside, words + 16, first, slots, RUNS)
+    return _avalanche(total)
+
+
+@triton.jit
+def _to_16(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
+    low = _bytes(start, 0, inside, first, slots, 8, RUNS)
+    high = _bytes(start, length - 8, inside, first, slots, 8, RUNS)
+    low ^= tl.load(secret + 24) ^ tl.load(secret + 32)
+    high ^= tl.load(secret + 40) ^ tl.load(secret + 48)
+    swapped = ((low & 0x00FF00FF00FF00FF) << 8) | ((low >> 8) & 0x00FF00FF00FF00FF)
+    swapped = ((swapped & 0x0000FFFF0000FFFF) << 16) | ((swapped >> 16) & 0x0000FFFF0000FFFF)
+    swapped = (swapped << 32) | (swapped >> 32)
+    return _avalanche(_u64(length) + swapped + high + _folded(low, high))
+
+
+@triton.jit
+def _to_8(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
+    combined = _bytes(start, length - 4, inside, first, slots, 4, RUNS)
+    combined += _bytes(start, 0, inside, first, slots, 4, RUNS) << 32
+    value = combined ^ tl.load(secret + 8) ^ tl.load(secret + 16)
+    value ^= ((value << 49) | (value >> 15)) ^ ((value << 24) | (value >> 40))
+    value *= _RRMXMX_PRIME
+    value = (value ^ ((value >> 35) + _u64(length))) * _RRMXMX_PRIME
+    return value ^ (value >> 28)
+
+
+@triton.jit
+def _to_3(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
+    combined = _bytes(start, length - 1, inside, first, slots, 1, RUNS) | (_u64(length) << 8)
+    combined |= _bytes(start, 0, inside, first, slots, 1, RUNS) << 16
+    combined |= _bytes(start, length // 2, inside, first, slots, 1, RUNS) << 24
+    value = combined ^ ((tl.load(secret) ^ tl.load(secret + 4)) & 0xFFFFFFFF)
+    value = (value ^ (value >> 33)) * _PRIME64_2
+    value = (value ^ (value >> 29)) * _PRIME64_3
+    return value ^ (value >> 32)
+
+
+@triton.jit
+def _folded(one, other):
+    return (one * other) ^ tl.umulhi(one, other)
+
+
+@triton.jit
+def _avalanche(value):
+    value = (value ^ (value >> 37)) * _AVALANCHE_PRIME
+    return value ^ (value >> 32)
+
+
+@triton.jit
+def _u64(value):
+    return tl.cast(value, tl.uint64)

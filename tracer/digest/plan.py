@@ -1,0 +1,95 @@
+"""How the GPU kernels are to read a slot range of a view: which kernel, in which unit, from where."""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from hicache_dbg.tracer.digest.boxes import boxes_of
+from hicache_dbg.tracer.digest.xxh3 import LONGEST_SHORT, STRIPE_BYTES
+from hicache_dbg.tracer.view import Run, View
+
+__all__ = ["Kernel", "Reading", "reading_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What a kernel is compiled for."""
+
+    short: bool
+    tiles: int
+    """Tiles to a program."""
+    warps: int
+    constants: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A kernel and the run-time values that go with a slot range."""
+
+    kernel: Kernel
+    offset: int
+    first: int
+    slots: int
+    size: int
+
+
+def reading_of(view: View, first: int = 0, last: int | None = None) -> Reading:
+    """How to read slots ``first .. last - 1`` (default: all) of a tile.
+
+    Every range that is not the whole page shares one long and one short kernel, so that partly
+    filled pages compile nothing new.
+
+    Raises:
+        ValueError: If the range is empty or lies outside the page, or the tile is 2 GiB or longer.
+    """
+    boxes = boxes_of(view, first, last)
+    size = sum(box.bytes for box in boxes)
+    if max(box.end for box in boxes) >= 1 << 31:
+        raise ValueError(
+            f"{view.pool}.{view.component}: a page reaches {boxes[-1].end} bytes past its base: "
+            f"expected less than 2 GiB"
+        )
+    slots = (view.slots_per_page if last is None else last) - first
+    whole = slots == view.slots_per_page
+    in_one_piece = len(boxes) == 1 and boxes[0].is_piece()
+    runs = () if in_one_piece else tuple(_with_joined_rows(run) for run in view.runs)
+    offset = boxes[0].offset if in_one_piece else 0
+    if size <= LONGEST_SHORT:
+        kernel = Kernel(True, _SHORT_TILES, 4, (("RUNS", runs),))
+    else:
+        fixed = size if whole else 0
+        aligned = _alignment(view, runs, offset if whole else view.slot_bytes)
+        kernel = _long(runs, aligned, size, fixed)
+    return Reading(kernel, offset, first, slots, size)
+
+
+_SHORT_TILES = 128
+
+
+def _long(runs: tuple[tuple[int, ...], ...], aligned: int, size: int, fixed: int) -> Kernel:
+    unit = gcd(aligned, 8)
+    tiles, warps, stages = (2, 1, 1)
+    constants = {
+        "STAGES": stages,
+        "SIZE": fixed,
+        "UNIT": unit,
+        "TAIL_UNIT": gcd(unit, size) if fixed else unit,
+        "ALIGN": max(aligned, unit),
+        "STRIPED": all(run[2] % STRIPE_BYTES == 0 for run in runs),
+        "RUNS": runs,
+    }
+    return Kernel(False, tiles, warps, tuple(constants.items()))
+
+
+def _alignment(view: View, runs: tuple[tuple[int, ...], ...], offset: int) -> int:
+    """The greatest power of two, at most 16, that divides every address at which a row begins."""
+    values = [16, *view.bases, view.page_stride, offset]
+    for start, slot_stride, row_bytes, rows, row_stride in runs:
+        values += [start, slot_stride, row_bytes, row_stride if rows > 1 else 0]
+    return gcd(*values)
+
+
+def _with_joined_rows(run: Run) -> tuple[int, int, int, int, int]:
+    if run.rows == 1 or run.row_stride == run.row_bytes:
+        return (run.offset, run.slot_stride, run.slot_bytes, 1, 0)
+    return (run.offset, run.slot_stride, run.row_bytes, run.rows, run.row_stride)

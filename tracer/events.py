@@ -1,0 +1,261 @@
+"""Typed records of what happened: what travels over the bus and into every sink.
+
+Every event is a frozen :class:`msgspec.Struct` tagged by its kind. Sinks know these and nothing
+of pools or torch. Times are wall-clock nanoseconds since the epoch, durations microseconds,
+sizes bytes.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "ComponentInfo",
+    "Copied",
+    "EndInfo",
+    "Event",
+    "FaultClass",
+    "Finding",
+    "Health",
+    "MirrorInfo",
+    "Op",
+    "Outcome",
+    "SkipReason",
+    "Started",
+    "Tier",
+]
+
+SCHEMA_VERSION = 1
+
+
+class Op(StrEnum):
+    """What moved: between which tiers, and which way."""
+
+    BACKUP = "backup"
+    LOAD = "load"
+    STORE = "store"
+    FETCH = "fetch"
+    SEND = "send"
+    RECV = "recv"
+
+
+class Tier(StrEnum):
+    """Where bytes rest."""
+
+    DEVICE = "device"
+    HOST = "host"
+    STORAGE = "storage"
+    REMOTE = "remote"
+
+
+#: Source and destination tier of each operation.
+DIRECTION: Mapping[Op, tuple[Tier, Tier]] = {
+    Op.BACKUP: (Tier.DEVICE, Tier.HOST),
+    Op.LOAD: (Tier.HOST, Tier.DEVICE),
+    Op.STORE: (Tier.HOST, Tier.STORAGE),
+    Op.FETCH: (Tier.STORAGE, Tier.HOST),
+    Op.SEND: (Tier.DEVICE, Tier.REMOTE),
+    Op.RECV: (Tier.REMOTE, Tier.DEVICE),
+}
+
+
+class Outcome(StrEnum):
+    """What is known of a tile that an operation moved. The four add up to the tiles moved."""
+
+    VERIFIED = "verified"
+    WITNESSED = "witnessed"
+    MISMATCHED = "mismatched"
+    SKIPPED = "skipped"
+
+
+class SkipReason(StrEnum):
+    """Why a moved tile was neither compared nor witnessed."""
+
+    OFF = "off"
+    SAMPLED_OUT = "sampled_out"
+    UNWITNESSED = "unwitnessed"
+    REUSED = "reused"
+    GRAPH = "graph"
+    RESHARDED = "resharded"
+    PARTIAL = "partial"
+    FAILED = "failed"
+    INTERNAL_ERROR = "internal_error"
+
+
+class FaultClass(StrEnum):
+    """The kinds of fault, in the order in which the first that holds names the cause."""
+
+    ROW_WIDTH = "row_width"
+    LAYOUT_ORDER = "layout_order"
+    INDEX_SPACE = "index_space"
+    SIDECAR_MISSING = "sidecar_missing"
+    SLOT_REUSE = "slot_reuse"
+    STORE_BEFORE_WRITE = "store_before_write"
+    READ_BEFORE_LOAD = "read_before_load"
+    FAILED_LOAD = "failed_load"
+    KEY_IDENTITY = "key_identity"
+    STALE_INDEX = "stale_index"
+    STORAGE_DAMAGE = "storage_damage"
+    RANK_DIVERGENCE = "rank_divergence"
+    PD_CONTRACT = "pd_contract"
+    PINNING = "pinning"
+    DEAD_TIER = "dead_tier"
+    CONTROL_TABLE = "control_table"
+    DOUBLE_FREE = "double_free"
+    BIT_FLIP = "bit_flip"
+
+
+class _Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What every event carries."""
+
+    time_ns: int
+    rank: int = 0
+
+
+class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One component at one end, as read off its tensor."""
+
+    name: str
+    dtype: str
+    slot_bytes: int
+    page_bytes: int
+    pages: int
+    layers: int
+
+
+class EndInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One end of a mirror: its class, layout, and what each component's tensor says."""
+
+    tier: Tier
+    cls: str
+    layout: str
+    device: str
+    slots_per_page: int
+    components: tuple[ComponentInfo, ...]
+    pinned: bool | None = None
+
+
+class MirrorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool and its copy in the next tier, geometry of both ends."""
+
+    pool: str
+    index_unit: str
+    slot_page: int
+    tokens_per_page: int
+    device: EndInfo
+    host: EndInfo
+
+
+class Started(_Base, frozen=True, kw_only=True, tag="started"):
+    """The start-up record of a rank: attached to what, which pools, what was not recognised.
+
+    ``classes_built`` and ``classes_unbuilt`` are host pool classes that exist in the attached
+    system: a formula that was mended in a class of the second list mends nothing.
+    """
+
+    system: str
+    version: str
+    checksum: str
+    mirrors: tuple[MirrorInfo, ...] = ()
+    classes_built: tuple[str, ...] = ()
+    classes_unbuilt: tuple[str, ...] = ()
+    unrecognised: tuple[str, ...] = ()
+
+
+class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
+    """One operation on one pool: the ``[HICACHE_DBG]`` line and everything beside it.
+
+    ``h`` and ``d`` are the counts of host and device indices as the method was given them, in
+    ``unit``; ``slot_page`` how many of them make up a page; ``pages`` the pages moved.
+    ``item_bytes`` is a page of one layer at the device end, ``bytes`` what the copy really moved.
+    ``verified + witnessed + mismatched + sum(skipped.values())`` is the number of tiles moved.
+    """
+
+    pool: str
+    op: Op
+    token_granular: bool
+    layout: str
+    h: int
+    d: int
+    slot_page: int
+    unit: str
+    pages: int
+    item_bytes: int
+    dtype: str
+    layers: int
+    cls: str
+    io_backend: str
+    src: Tier
+    dst: Tier
+    bytes: int
+    duration_us: float
+    verified: int = 0
+    witnessed: int = 0
+    mismatched: int = 0
+    skipped: dict[str, int] = {}
+    op_id: int = 0
+    host_pages: tuple[int, ...] = ()
+    device_pages: tuple[int, ...] = ()
+    generations: tuple[int, ...] = ()
+    trace_id: str = ""
+    span_id: str = ""
+    status: str = "ok"
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles the operation moved."""
+        return self.verified + self.witnessed + self.mismatched + sum(self.skipped.values())
+
+
+class Finding(_Base, frozen=True, kw_only=True, tag="finding"):
+    """Something is wrong, and why.
+
+    ``cls`` is the fault class, ``expected`` and ``got`` the two values that disagree, ``message``
+    one line a person can act on, ``advice`` what to do at once. ``pages`` holds the first few
+    pages concerned and ``page_count`` how many there are. ``count`` is above 1 where equal
+    findings were collapsed. ``layer`` is -1 where the finding is about all layers.
+    """
+
+    cls: FaultClass
+    pool: str
+    message: str
+    op: str = ""
+    component: str = ""
+    layer: int = -1
+    pages: tuple[int, ...] = ()
+    page_count: int = 0
+    slots: str = ""
+    expected: str = ""
+    got: str = ""
+    advice: str = ""
+    check: str = ""
+    op_id: int = 0
+    count: int = 1
+    trace_id: str = ""
+    span_id: str = ""
+
+
+class Health(_Base, frozen=True, kw_only=True, tag="health"):
+    """The tracer about itself: a heartbeat, and at the end the last word of a run.
+
+    Totals since the start. ``dropped`` maps ``"sink/reason"`` to events lost there; the bus's own
+    ring is the sink ``bus``. ``errors`` maps a place to failures of the tracer itself.
+    """
+
+    events: int = 0
+    copies: int = 0
+    verified: int = 0
+    witnessed: int = 0
+    mismatched: int = 0
+    skipped: dict[str, int] = {}
+    findings: int = 0
+    queue_depth: int = 0
+    dropped: dict[str, int] = {}
+    errors: dict[str, int] = {}
+    overhead_s: float = 0.0
+    closing: bool = False
+
+
+Event = Started | Copied | Finding | Health

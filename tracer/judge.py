@@ -1,0 +1,233 @@
+"""What a copy's digests mean: outcome of every tile, and what is wrong. Runs on the bus's thread."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hicache_dbg.tracer.checks.content import Mismatch, explain
+from hicache_dbg.tracer.events import Copied, Event, Finding, Op, SkipReason
+from hicache_dbg.tracer.ledger import Book, Digests, Flags, Ledger
+from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.probe import CopyRecord, Digester, Point, digest_tiles
+from hicache_dbg.tracer.settings import Checksum, Settings
+
+__all__ = ["Judge"]
+
+MOST_PAGES_KEPT = 64
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Outcomes of one copy's tiles, and its findings."""
+
+    verified: int = 0
+    witnessed: int = 0
+    mismatched: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+
+    def skip(self, reason: SkipReason, tiles: int) -> None:
+        if tiles:
+            self.skipped[reason.value] += tiles
+
+
+class Judge:
+    """Keeps the ledger and says of every tile of a copy what is known.
+
+    Args:
+        settings: how closely to look.
+        digester: digests the host end under ``checksum=ends``, and looks again at a mismatch.
+        on_finding: called with each finding, on the bus's thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        digester: Digester,
+        *,
+        on_finding: Callable[[Finding], None] = lambda _: None,
+    ) -> None:
+        self.ledger = Ledger()
+        self._settings = settings
+        self._digester = digester
+        self._on_finding = on_finding
+
+    def __call__(self, record: CopyRecord) -> list[Event]:
+        """The copy's event, then its findings."""
+        tally = _Tally()
+        for component in record.copy.mirror.device:
+            self._component(record, component, tally)
+        for finding in tally.findings:
+            self._on_finding(finding)
+        return [_copied(record, tally, self._settings.rank), *tally.findings]
+
+    def _component(self, record: CopyRecord, component: str, tally: _Tally) -> None:
+        copy = record.copy
+        tiles = len(copy.layers) * len(copy.host_pages)
+        book = self._book(copy, component)
+        if record.status != "ok" or record.failed:
+            if copy.op is Op.BACKUP:
+                book.forget(copy.host_pages)
+            tally.skip(SkipReason.INTERNAL_ERROR if record.failed else SkipReason.FAILED, tiles)
+            return
+        if self._settings.checksum is Checksum.OFF or not _point_of(record, component):
+            if copy.op is Op.BACKUP:
+                book.forget(copy.host_pages)
+            tally.skip(SkipReason.OFF, tiles)
+            return
+        judge = self._backup if copy.op is Op.BACKUP else self._load
+        judge(record, component, book, tally)
+
+    def _book(self, copy: Copy, component: str) -> Book:
+        device = copy.mirror.device[component]
+        host = copy.mirror.host.get(component, device)
+        return self.ledger.book(copy.mirror.pool, component, device.layers, host.pages)
+
+    def _backup(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
+        copy, layers = record.copy, len(record.copy.layers)
+        book.leave_out(copy.host_pages[~record.digested], copy.generations[~record.digested])
+        tally.skip(SkipReason.SAMPLED_OUT, layers * int((~record.digested).sum()))
+        source = record.digests[Point.SOURCE_BEFORE, component]
+        for span, group in _groups(copy, record.digested):
+            if span[1] <= span[0]:  # scattered slots of one page: no range to digest
+                book.forget(copy.host_pages[record.digested][group])
+                tally.skip(SkipReason.PARTIAL, layers * int(group.sum()))
+                continue
+            pages, generations = _pages(record, group)
+            book.witness(pages, generations, copy.layers, source[:, group], span)
+            self._compare_backup(record, component, group, source[:, group], tally)
+
+    def _compare_backup(
+        self, record: CopyRecord, component: str, group: Flags, source: Digests, tally: _Tally
+    ) -> None:
+        after = record.digests.get((Point.SOURCE_AFTER, component))
+        host = record.digests.get((Point.DESTINATION, component))
+        host = host[:, group] if host is not None else self._host_end(record, component, group)
+        if host is None:
+            tally.witnessed += source.size
+            return
+        self._count(
+            record,
+            component,
+            Mismatch(
+                expected=source,
+                got=host,
+                source_after=None if after is None else after[:, group],
+                group=group,
+            ),
+            tally,
+        )
+
+    def _host_end(self, record: CopyRecord, component: str, group: Flags) -> Digests | None:
+        """Digests of the host end of a backup, taken now; None unless asked for and still valid."""
+        copy = record.copy
+        host = copy.mirror.host.get(component)
+        if self._settings.checksum is not Checksum.ENDS or host is None:
+            return None
+        if host.tile_bytes() != copy.mirror.device[component].tile_bytes():
+            return np.zeros((len(copy.layers), int(group.sum())), np.uint64)
+        digests = digest_tiles(self._digester, copy, component, Point.DESTINATION, record.digested)
+        pages, generations = _pages(record, group)
+        # Read without a lock: it counts only if the pages are the same afterwards.
+        writes = record.writes[record.digested][group]
+        return digests[:, group] if copy.mirror.still(pages, generations, writes) else None
+
+    def _load(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
+        copy, layers = record.copy, len(record.copy.layers)
+        destination = record.digests[Point.DESTINATION, component]
+        after = record.digests.get((Point.SOURCE_AFTER, component))
+        left_out = ~record.digested
+        tally.skip(SkipReason.SAMPLED_OUT, layers * int(left_out.sum()))
+        for span, group in _groups(copy, record.digested):
+            pages, generations = _pages(record, group)
+            expected = book.expect(pages, generations, copy.layers, span)
+            unknown = ~(expected.known | expected.sampled_out)
+            tally.skip(SkipReason.SAMPLED_OUT, layers * int(expected.sampled_out.sum()))
+            tally.skip(SkipReason.UNWITNESSED, layers * int(unknown.sum()))
+            known = group.copy()
+            known[group] = expected.known
+            if known.any():
+                self._count(
+                    record,
+                    component,
+                    Mismatch(
+                        expected=expected.digests[:, expected.known],
+                        got=destination[:, known],
+                        source_after=None if after is None else after[:, known],
+                        group=known,
+                    ),
+                    tally,
+                )
+
+    def _count(self, record: CopyRecord, component: str, seen: Mismatch, tally: _Tally) -> None:
+        bad = int((seen.expected != seen.got).sum())
+        tally.mismatched += bad
+        tally.verified += seen.got.size - bad
+        if bad:
+            tally.findings.append(
+                explain(record, component, seen, self._digester, rank=self._settings.rank)
+            )
+
+
+def _point_of(record: CopyRecord, component: str) -> bool:
+    """Whether the probe took what this operation is judged by."""
+    point = Point.SOURCE_BEFORE if record.copy.op is Op.BACKUP else Point.DESTINATION
+    return (point, component) in record.digests
+
+
+def _groups(copy: Copy, digested: Flags) -> Iterator[tuple[tuple[int, int], Flags]]:
+    """The digested pages by host slot range: (range, which of the digested pages)."""
+    count = int(digested.sum())
+    if copy.spans is None:
+        slots = next(iter(copy.mirror.device.values())).slots_per_page
+        yield (0, slots), np.ones(count, np.bool_)
+        return
+    spans = copy.spans[digested][:, 0:2]
+    for first, last in np.unique(spans, axis=0):
+        yield (int(first), int(last)), (spans == (first, last)).all(axis=1)
+
+
+def _pages(record: CopyRecord, group: Flags) -> tuple[np.ndarray, np.ndarray]:
+    copy = record.copy
+    return copy.host_pages[record.digested][group], copy.generations[record.digested][group]
+
+
+def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
+    copy = record.copy
+    source, destination = copy.tiers
+    device = next(iter(copy.mirror.device.values()))
+    return Copied(
+        time_ns=record.time_ns,
+        rank=rank,
+        pool=copy.mirror.pool,
+        op=copy.op,
+        token_granular=copy.token_granular,
+        layout=copy.mirror.layout,
+        h=copy.h,
+        d=copy.d,
+        slot_page=copy.mirror.slot_page,
+        unit=copy.mirror.index_unit,
+        pages=len(copy.host_pages),
+        item_bytes=copy.mirror.item_bytes,
+        dtype=device.dtype,
+        layers=len(copy.layers),
+        cls=copy.mirror.host_cls,
+        io_backend=copy.io_backend,
+        src=source,
+        dst=destination,
+        bytes=copy.moved_bytes,
+        duration_us=record.duration_us,
+        verified=tally.verified,
+        witnessed=tally.witnessed,
+        mismatched=tally.mismatched,
+        skipped=dict(tally.skipped),
+        op_id=copy.op_id,
+        host_pages=tuple(copy.host_pages[:MOST_PAGES_KEPT].tolist()),
+        device_pages=tuple(copy.device_pages[:MOST_PAGES_KEPT].tolist()),
+        generations=tuple(copy.generations[:MOST_PAGES_KEPT].tolist()),
+        trace_id=copy.trace_id,
+        span_id=copy.span_id,
+        status=record.status,
+    )

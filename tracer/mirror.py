@@ -1,0 +1,154 @@
+"""A mirror as the tracer sees it, and one copy on it: what attachments hand to the probe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hicache_dbg.tracer.events import DIRECTION, ComponentInfo, EndInfo, MirrorInfo, Op, Tier
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.view import View
+
+__all__ = ["Copy", "MirrorViews"]
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorViews:
+    """A pool and its copy in the next tier: one view a component and end.
+
+    Args:
+        pool: the pool's name.
+        device: views of the device end, by component.
+        host: views of the host end, by component.
+        device_cls: class name of the device pool.
+        host_cls: class name of the host pool: the one whose formula sized it.
+        index_unit: what an index of this pool counts: token, slot or page.
+        slot_page: how many indices make up a page.
+        tokens_per_page: how many tokens a page holds.
+        page_indexed: whether dimension 0 of the device tensor is pages.
+        pinned: whether the host memory is really pinned; None where that is not known.
+        generation: reads the current allocation generations of host pages; None where nobody
+            keeps them, and a page is taken to be the one it was.
+    """
+
+    pool: str
+    device: dict[str, View]
+    host: dict[str, View]
+    device_cls: str
+    host_cls: str
+    index_unit: str
+    slot_page: int
+    tokens_per_page: int
+    page_indexed: bool
+    pinned: bool | None
+    generation: Callable[[Pages], Pages] | None = None
+    #: How often each host page began to be written, int64 [host pages].
+    writes: Pages = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        pages = max((view.pages for view in self.host.values()), default=0)
+        object.__setattr__(self, "writes", np.zeros(pages, np.int64))
+
+    @property
+    def layout(self) -> str:
+        """The host end's layout."""
+        return next(iter(self.host.values())).layout if self.host else "none"
+
+    @property
+    def layers(self) -> int:
+        """Layers of the device end."""
+        return max(view.layers for view in self.device.values())
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a page of one layer at the device end, all components, padding included."""
+        return sum(view.page_span for view in self.device.values())
+
+    def still(self, pages: Pages, generations: Pages, writes: Pages) -> bool:
+        """Whether these host pages are of these generations and were not written again.
+
+        Asked after the bytes were read on another thread than the engine's: a writer counts
+        itself before its first byte moves, so a yes means that what was read was whole.
+        """
+        same = self.generation is None or bool((self.generation(pages) == generations).all())
+        return same and bool((self.writes[pages] == writes).all())
+
+    def info(self) -> MirrorInfo:
+        """The record of both ends' geometry, as read off the tensors."""
+        return MirrorInfo(
+            pool=self.pool,
+            index_unit=self.index_unit,
+            slot_page=self.slot_page,
+            tokens_per_page=self.tokens_per_page,
+            device=_end(Tier.DEVICE, self.device_cls, self.device, None),
+            host=_end(Tier.HOST, self.host_cls, self.host, self.pinned),
+        )
+
+
+def _end(tier: Tier, cls: str, views: dict[str, View], pinned: bool | None) -> EndInfo:
+    first = next(iter(views.values()), None)
+    return EndInfo(
+        tier=tier,
+        cls=cls,
+        layout=first.layout if first else "none",
+        device=first.device if first else "none",
+        slots_per_page=first.slots_per_page if first else 0,
+        pinned=pinned,
+        components=tuple(
+            ComponentInfo(
+                name=name,
+                dtype=view.dtype,
+                slot_bytes=view.slot_bytes,
+                page_bytes=view.page_span,
+                pages=view.pages,
+                layers=view.layers,
+            )
+            for name, view in views.items()
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One operation on one pool, as the attachment saw it.
+
+    ``host_pages`` and ``device_pages`` are int64 arrays of equal length, in the operation's own
+    order; ``generations`` those of the host pages when the operation was submitted; ``h`` and
+    ``d`` the counts of indices as the method was given them. ``spans`` holds, for a
+    token-granular copy, the first and last-plus-one slot of each page at the host end and at the
+    device end (int64 [pages, 4]), and is None where whole pages move.
+    """
+
+    mirror: MirrorViews
+    op: Op
+    host_pages: Pages
+    device_pages: Pages
+    generations: Pages
+    h: int
+    d: int
+    token_granular: bool
+    io_backend: str
+    layers: tuple[int, ...]
+    op_id: int = 0
+    spans: Pages | None = None
+    trace_id: str = ""
+    span_id: str = ""
+
+    @property
+    def tiers(self) -> tuple[Tier, Tier]:
+        """Source and destination."""
+        return DIRECTION[self.op]
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles the operation moves."""
+        return len(self.mirror.device) * len(self.layers) * len(self.host_pages)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes the copy moves: the host end's page bytes, which production copies use."""
+        a_page = sum(view.page_span for view in self.mirror.host.values())
+        if self.spans is None:
+            return a_page * len(self.layers) * len(self.host_pages)
+        slots = int((self.spans[:, 1] - self.spans[:, 0]).sum())
+        return sum(view.slot_bytes for view in self.mirror.host.values()) * len(self.layers) * slots

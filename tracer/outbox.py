@@ -1,0 +1,133 @@
+"""One sink's own queue and thread: a slow or dead sink harms nobody but itself."""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from hicache_dbg.tracer.events import Copied, Event
+from hicache_dbg.tracer.sink import Sink, SinkError
+
+__all__ = ["Outbox"]
+
+BATCH = 512
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+
+
+class Outbox:
+    """Delivers events to one sink from a bounded queue on a thread of its own.
+
+    Copies and everything else wait in two queues, so that a flood of debug events never crowds
+    out a finding; delivery is in the order of arrival over both. A failing sink is tried again
+    after a pause that doubles up to five seconds. What is lost is counted by reason.
+    """
+
+    def __init__(
+        self, sink: Sink, capacity: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.sink = sink
+        self.name = sink.name
+        self.lost: Counter[str] = Counter()
+        self.failures = 0
+        self.delivered = 0
+        self._clock = clock
+        self._capacity = capacity
+        self._copies: deque[tuple[int, Event]] = deque()
+        self._others: deque[tuple[int, Event]] = deque()
+        self._sequence = 0
+        self._pending = 0
+        self._changed = threading.Condition()
+        self._closing_at: float | None = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"hicache-dbg-{sink.name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        """Events waiting."""
+        return len(self._copies) + len(self._others)
+
+    def put(self, events: list[Event]) -> None:
+        """Queue ``events``; what finds no room is counted as ``queue_full``, findings last."""
+        with self._changed:
+            for event in events:
+                queue = self._copies if isinstance(event, Copied) else self._others
+                if len(queue) >= self._capacity:
+                    self.lost["queue_full"] += 1
+                    continue
+                self._sequence += 1
+                queue.append((self._sequence, event))
+            self._changed.notify_all()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything queued so far was tried; False if ``timeout`` seconds ran out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.depth and not self._pending, timeout)
+
+    def close(self, timeout: float) -> None:
+        """Deliver what waits, for at most ``timeout`` seconds, then stop; count what is left."""
+        with self._changed:
+            self._closing_at = self._clock() + timeout
+            self._changed.notify_all()
+        self._thread.join(timeout + 0.5)
+        with self._changed:
+            if self.depth:
+                self.lost["closed"] += self.depth
+                self._copies.clear()
+                self._others.clear()
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while (batch := self._take()) is not None:
+            try:
+                self.sink.emit(batch)
+            except SinkError as error:
+                self._failed(error.reason, error.lost, len(batch))
+            except Exception as error:  # noqa: BLE001 - a sink's own bug must not end its thread
+                self._failed(type(error).__name__, len(batch), len(batch))
+            else:
+                pause = FIRST_PAUSE_S
+                self._settle(len(batch))
+                continue
+            self._wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        try:
+            self.sink.close()
+        except Exception:  # noqa: BLE001 - closing is the last act; the failure is counted
+            self.failures += 1
+
+    def _take(self) -> list[Event] | None:
+        """The next batch in order of arrival, or None when closing is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.depth or self._closing_at is not None)
+            late = self._closing_at is not None and self._clock() >= self._closing_at
+            if late or not self.depth:
+                return None
+            batch: list[Event] = []
+            while self.depth and len(batch) < BATCH:
+                copies, others = self._copies, self._others
+                first = copies if copies and (not others or copies[0][0] < others[0][0]) else others
+                batch.append(first.popleft()[1])
+            self._pending = len(batch)
+            return batch
+
+    def _failed(self, reason: str, lost: int, tried: int) -> None:
+        with self._changed:
+            self.failures += 1
+            self.lost[reason] += lost
+            self.delivered += tried - lost
+            self._pending = 0
+            self._changed.notify_all()
+
+    def _settle(self, tried: int) -> None:
+        with self._changed:
+            self.delivered += tried
+            self._pending = 0
+            self._changed.notify_all()
+
+    def _wait(self, seconds: float) -> None:
+        """Back off, but wake at once for closing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing_at is not None, seconds)

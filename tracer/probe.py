@@ -1,0 +1,216 @@
+"""What runs on the host's own threads, around a copy: digest, call, digest, append.
+
+Nothing here waits, logs or raises on its own account. What the digests mean is worked out on the
+bus's thread (:mod:`hicache_dbg.tracer.judge`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import numpy as np
+
+from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.events import Event, Op, Tier
+from hicache_dbg.tracer.ledger import Digests, Pages
+from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.sampling import chosen
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.settings import Checksum, Settings
+from hicache_dbg.tracer.view import View
+
+__all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
+
+
+class Digester(Protocol):
+    """Digests tiles where they lie."""
+
+    def digest(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: Pages,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Digests:
+        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages]."""
+        ...
+
+
+class Point(StrEnum):
+    """When and where a digest is taken."""
+
+    SOURCE_BEFORE = "source_before"
+    SOURCE_AFTER = "source_after"
+    DESTINATION = "destination"
+
+
+#: Which digests the probe takes around an operation, by how much is asked for. ``ends`` adds the
+#: host end of a backup on the bus's thread, where it costs the host nothing.
+_LOADS = {Op.BACKUP: (Point.SOURCE_BEFORE,), Op.LOAD: (Point.DESTINATION,)}
+POINTS: dict[Checksum, dict[Op, tuple[Point, ...]]] = {
+    Checksum.OFF: {},
+    Checksum.SAMPLE: _LOADS,
+    Checksum.LOADS: _LOADS,
+    Checksum.ENDS: _LOADS,
+    Checksum.THREE: dict.fromkeys(
+        (Op.BACKUP, Op.LOAD), (Point.SOURCE_BEFORE, Point.SOURCE_AFTER, Point.DESTINATION)
+    ),
+}
+
+
+@dataclass(slots=True)
+class CopyRecord:
+    """One copy and the digests taken around it, on its way to the judge.
+
+    ``digests`` maps (point, component) to uint64 [layers, digested pages]; ``digested`` marks the
+    pages (of the copy's order) that were digested, ``writes`` counts how often each host page had
+    begun to be written when this copy was.
+    """
+
+    copy: Copy
+    judge: "Callable[[CopyRecord], list[Event]]"
+    digested: np.ndarray  # bool [pages]
+    writes: Pages
+    time_ns: int = 0
+    duration_us: float = 0.0
+    status: str = "ok"
+    digests: dict[tuple[Point, str], Digests] = field(default_factory=dict)
+    failed: bool = False
+
+    def ready(self) -> bool:
+        """Digests taken on the CPU are readable at once."""
+        return True
+
+    def events(self) -> list[Event]:
+        """The copy's event and what is wrong with it."""
+        return self.judge(self)
+
+
+class Probe:
+    """Wraps one call that moves bytes.
+
+    Args:
+        bus: where records go.
+        digester: takes the digests.
+        settings: what is traced, and how closely.
+        errors: where failures of the probe itself are counted.
+        judge: turns a record into events; called on the bus's thread.
+        enforce: raises where the host asked to be stopped by an earlier finding.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        digester: Digester,
+        settings: Settings,
+        errors: InternalErrors,
+        judge: Callable[[CopyRecord], list[Event]],
+        enforce: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.enabled = True
+        self.overhead_s = 0.0
+        self._bus = bus
+        self._digester = digester
+        self._settings = settings
+        self._errors = errors
+        self._judge = judge
+        self._enforce = enforce
+        self._points = POINTS[settings.checksum]
+
+    def observe(self, copies: Callable[[], Sequence[Copy]], call: Callable[[], None]) -> None:
+        """Run ``call``, which performs what ``copies()`` describes, with digests around it.
+
+        An exception of ``call`` is recorded as the operation's status and goes on to the host;
+        one of ours is counted and goes no further.
+        """
+        if not self.enabled:
+            call()
+            return
+        begun = time.perf_counter()
+        self._enforce()
+        records: list[CopyRecord] = []
+        with self._errors.at("probe/before"):
+            records = [self._open(copy) for copy in copies() if self._traced(copy)]
+            self._take(records, Point.SOURCE_BEFORE)
+        started = time.perf_counter()
+        status = "ok"
+        try:
+            call()
+        except BaseException as error:
+            status = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            ended = time.perf_counter()
+            with self._errors.at("probe/after"):
+                if status == "ok":
+                    self._take(records, Point.SOURCE_AFTER)
+                    self._take(records, Point.DESTINATION)
+                self._append(records, (ended - started) * 1e6, status)
+            self.overhead_s += time.perf_counter() - ended + started - begun
+
+    def _traced(self, copy: Copy) -> bool:
+        settings = self._settings
+        return any(fnmatchcase(copy.mirror.pool, glob) for glob in settings.pools) and any(
+            fnmatchcase(copy.op, glob) for glob in settings.ops
+        )
+
+    def _open(self, copy: Copy) -> CopyRecord:
+        digested = np.full(len(copy.host_pages), copy.op in self._points)
+        if self._settings.checksum is Checksum.SAMPLE and copy.op in self._points:
+            digested = chosen(copy.host_pages, copy.generations, self._settings.sample)
+        writes = copy.mirror.writes
+        if copy.tiers[1] is Tier.HOST:
+            writes[copy.host_pages] += 1
+        return CopyRecord(
+            copy=copy, judge=self._judge, digested=digested, writes=writes[copy.host_pages]
+        )
+
+    def _take(self, records: list[CopyRecord], point: Point) -> None:
+        for record in records:
+            if point not in self._points.get(record.copy.op, ()):
+                continue
+            with self._errors.at(f"digest/{point}") as guard:
+                for component in record.copy.mirror.device:
+                    digests = digest_tiles(
+                        self._digester, record.copy, component, point, record.digested
+                    )
+                    record.digests[point, component] = digests
+            record.failed |= guard.failed
+
+    def _append(self, records: list[CopyRecord], duration_us: float, status: str) -> None:
+        now = time.time_ns()
+        for record in records:
+            record.time_ns = now
+            record.duration_us = duration_us
+            record.status = status
+            self._bus.push(record)
+
+
+def digest_tiles(
+    digester: Digester, copy: Copy, component: str, point: Point, digested: np.ndarray
+) -> Digests:
+    """Digests of the chosen tiles of one component at one point: uint64 [layers, chosen pages].
+
+    Each end is read through its own view. Pages of a token-granular copy are digested in groups
+    of equal slot range.
+    """
+    source, destination = copy.tiers
+    tier = destination if point is Point.DESTINATION else source
+    view = (copy.mirror.host if tier is Tier.HOST else copy.mirror.device)[component]
+    pages = (copy.host_pages if tier is Tier.HOST else copy.device_pages)[digested]
+    if copy.spans is None:
+        return digester.digest(view, copy.layers, pages)
+    digests = np.zeros((len(copy.layers), len(pages)), np.uint64)
+    ends = copy.spans[digested][:, 0:2] if tier is Tier.HOST else copy.spans[digested][:, 2:4]
+    for first, last in np.unique(ends, axis=0):
+        group = (ends == (first, last)).all(axis=1)
+        if last > first:
+            digests[:, group] = digester.digest(
+                view, copy.layers, pages[group], int(first), int(last)
+            )
+    return digests

@@ -1,0 +1,110 @@
+"""What one attached run shares: probe, bus, judge, and the mirrors that were seen."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.checks.registration import check_mirror
+from hicache_dbg.tracer.events import Finding, Started
+from hicache_dbg.tracer.judge import Judge
+from hicache_dbg.tracer.mirror import MirrorViews
+from hicache_dbg.tracer.probe import Digester, Probe
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.settings import Action, Settings
+from hicache_dbg.tracer.sink import Sink
+
+__all__ = ["CorruptionFoundError", "Session"]
+
+
+class CorruptionFoundError(RuntimeError):
+    """``HICACHE_DBG_ACTION=raise``: something is wrong with the cache, and the host asked to stop."""
+
+
+class Session:
+    """The core of a run of the tracer, below attachments and sinks.
+
+    Attachments call :meth:`register` for each mirror and :attr:`probe` for each copy.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sinks: Sequence[Sink],
+        digester: Digester,
+        *,
+        system: str,
+        version: str,
+        errors: InternalErrors | None = None,
+    ) -> None:
+        self.settings = settings
+        self.errors = errors if errors is not None else InternalErrors()
+        self._system = system
+        self._version = version
+        self._mirrors: list[MirrorViews] = []
+        self._first: Finding | None = None
+        self._lock = threading.Lock()
+        self.judge = Judge(settings, digester, on_finding=self._found)
+        self.bus = Bus(
+            sinks,
+            capacity=settings.queue,
+            errors=self.errors,
+            rank=settings.rank,
+            overhead=lambda: self.probe.overhead_s,
+        )
+        self.probe = Probe(
+            bus=self.bus,
+            digester=digester,
+            settings=settings,
+            errors=self.errors,
+            judge=self.judge,
+            enforce=self.enforce,
+        )
+
+    def register(self, mirrors: Sequence[MirrorViews], *, host_classes: Sequence[str]) -> None:
+        """Announce mirrors: say what is attached to what, then what both ends' geometry says.
+
+        ``host_classes`` are all host pool classes the system has, built or not.
+        """
+        now = time.time_ns()
+        with self._lock:
+            self._mirrors.extend(mirrors)
+            built = {mirror.host_cls for mirror in self._mirrors}
+            infos = tuple(mirror.info() for mirror in self._mirrors)
+        self.bus.publish(
+            Started(
+                time_ns=now,
+                rank=self.settings.rank,
+                system=self._system,
+                version=self._version,
+                checksum=self.settings.checksum.value,
+                mirrors=infos,
+                classes_built=tuple(sorted(built)),
+                classes_unbuilt=tuple(sorted(set(host_classes) - built)),
+            )
+        )
+        for mirror in mirrors:
+            for finding in check_mirror(mirror, time_ns=now, rank=self.settings.rank):
+                self._found(finding)
+                self.bus.publish(finding)
+
+    def enforce(self) -> None:
+        """Under ``HICACHE_DBG_ACTION=raise``, stop the host at the first finding.
+
+        Never on one rank of many: ranks that disagree about stopping hang each other.
+        """
+        if (
+            self._first is not None
+            and self.settings.action is Action.RAISE
+            and self.settings.ranks == 1
+        ):
+            raise CorruptionFoundError(self._first.message)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Stop the bus and deliver what waits, in bounded time."""
+        self.probe.enabled = False
+        self.bus.close(timeout)
+
+    def _found(self, finding: Finding) -> None:
+        if self._first is None:
+            self._first = finding

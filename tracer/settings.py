@@ -1,0 +1,247 @@
+"""The gate: every ``HICACHE_DBG*`` variable, read once into one frozen object.
+
+Code below this module never looks at the environment. A value that is not allowed is a
+:class:`SettingsError` that names the variable, the value and what is allowed.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["VARIABLES", "Action", "Checksum", "Gate", "Lines", "Settings", "SettingsError"]
+
+SINK_NAMES = ("journald", "prometheus", "otel", "recording", "stderr")
+JOURNALD_SOCKET = Path("/run/systemd/journal/socket")
+
+
+class SettingsError(ValueError):
+    """A variable holds a value that is not allowed."""
+
+    def __init__(self, variable: str, value: str, allowed: str) -> None:
+        super().__init__(f"{variable}={value!r} is not allowed: expected {allowed}")
+        self.variable = variable
+        self.value = value
+        self.allowed = allowed
+
+
+class Gate(StrEnum):
+    """Whether the instrument is in place."""
+
+    OFF = "off"
+    ON = "on"
+    ARMED = "armed"  #: installed, switched on later without a restart
+
+
+class Checksum(StrEnum):
+    """How much of what moves is digested; each member includes those before it, but ``sample``."""
+
+    OFF = "off"
+    SAMPLE = "sample"  #: as ``loads``, for a share of the pages
+    LOADS = "loads"  #: witness at backup, compare at load
+    ENDS = "ends"  #: also the host end of each backup
+    THREE = "three"  #: also the source again, after the copy
+
+
+class Action(StrEnum):
+    """What a finding does to the host: nothing, or an exception."""
+
+    LOG = "log"
+    RAISE = "raise"
+
+
+class Lines(StrEnum):
+    """Which operations get a line of text."""
+
+    PATHS = "paths"  #: the first time a path is taken, every finding, one summary a minute
+    ALL = "all"  #: a line an operation
+
+
+E = TypeVar("E", bound=StrEnum)
+GATE_WORDS = {
+    **dict.fromkeys(("1", "true", "on", "yes"), Gate.ON),
+    **dict.fromkeys(("0", "false", "off", "no"), Gate.OFF),
+    "armed": Gate.ARMED,
+}
+
+
+class _Rejected(Exception):  # noqa: N818 - a signal to the reader, never seen outside
+    """Carries what is allowed from a parser to the reader, which knows the variable's name."""
+
+
+def _gate(text: str) -> Gate:
+    try:
+        return GATE_WORDS[text.lower()]
+    except KeyError:
+        raise _Rejected("1/true/on/yes, 0/false/off/no or armed") from None
+
+
+def _member(kind: type[E]) -> Callable[[str], E]:
+    def parse(text: str) -> E:
+        try:
+            return kind(text.lower())
+        except ValueError:
+            raise _Rejected("one of " + ", ".join(kind)) from None
+
+    return parse
+
+
+def _number(low: float, high: float, what: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise _Rejected(what) from None
+        if not low <= number <= high:
+            raise _Rejected(what)
+        return number
+
+    return parse
+
+
+def _whole(low: int, high: int, what: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise _Rejected(what)
+        return int(text)
+
+    return parse
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _globs(text: str) -> tuple[str, ...]:
+    globs = _words(text)
+    if not globs:
+        raise _Rejected("comma-separated globs such as *index_k*")
+    return globs
+
+
+def _sinks(text: str) -> tuple[str, ...]:
+    names = _words(text)
+    if not names or any(name not in SINK_NAMES for name in names):
+        raise _Rejected("any of " + ",".join(SINK_NAMES))
+    return names
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable of the gate: its name, the field it fills, how it is read, what it means."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("HICACHE_DBG", "gate", _gate, "the gate: on, off, or armed"),
+    Variable("HICACHE_DBG_CHECKSUM", "checksum", _member(Checksum), "what is digested"),
+    Variable(
+        "HICACHE_DBG_SAMPLE",
+        "sample",
+        _number(0, 1, "a share from 0 to 1"),
+        "the share of pages under checksum=sample",
+    ),
+    Variable("HICACHE_DBG_SINKS", "sinks", _sinks, "where events go"),
+    Variable("HICACHE_DBG_POOLS", "pools", _globs, "pools that are traced, as globs"),
+    Variable("HICACHE_DBG_OPS", "ops", _globs, "operations that are traced, as globs"),
+    Variable("HICACHE_DBG_ACTION", "action", _member(Action), "what a finding does"),
+    Variable("HICACHE_DBG_LINES", "lines", _member(Lines), "which operations get a line"),
+    Variable(
+        "HICACHE_DBG_SCRUB",
+        "scrub_mb_s",
+        _number(0, 1e6, "MB/s from 0 to 1000000"),
+        "rate at which resting host pages are read again (MB/s)",
+    ),
+    Variable("HICACHE_DBG_DIR", "directory", _path, "where recordings go"),
+    Variable(
+        "HICACHE_DBG_QUEUE",
+        "queue",
+        _whole(1, 1 << 24, "a whole number from 1 to 16777216"),
+        "events held at most",
+    ),
+    Variable(
+        "HICACHE_DBG_PROMETHEUS_PORT",
+        "prometheus_port",
+        _whole(0, 65535, "a port from 0 to 65535"),
+        "port of rank 0, one a rank from it up; 0 = none",
+    ),
+    Variable("HICACHE_DBG_JOURNALD_SOCKET", "journald_socket", _path, "journald's socket"),
+)
+
+
+def default_directory(environ: Mapping[str, str]) -> Path:
+    """Where recordings go by default: a folder under the user's state directory."""
+    state = environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "hicache-dbg"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the gate's variables say; the defaults are those of an unset environment.
+
+    ``sinks`` and ``lines`` are None where the variable is unset: the default depends on which
+    sinks answer, and is chosen where sinks are built.
+    """
+
+    gate: Gate = Gate.OFF
+    checksum: Checksum = Checksum.LOADS
+    sample: float = 0.01
+    sinks: tuple[str, ...] | None = None
+    pools: tuple[str, ...] = ("*",)
+    ops: tuple[str, ...] = ("*",)
+    action: Action = Action.LOG
+    lines: Lines | None = None
+    scrub_mb_s: float = 0.0
+    directory: Path = Path("hicache-dbg")
+    queue: int = 65536
+    prometheus_port: int = 0
+    journald_socket: Path = JOURNALD_SOCKET
+    rank: int = 0
+    ranks: int = 1
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Settings":
+        """Read every variable of the gate.
+
+        Raises:
+            SettingsError: a variable holds a value that is not allowed, or a ``HICACHE_DBG_``
+                variable is set that does not exist (a typo would otherwise pass silently).
+        """
+        environ = os.environ if environ is None else environ
+        known = {variable.name for variable in VARIABLES}
+        for name, value in environ.items():
+            if name.startswith("HICACHE_DBG_") and name not in known and name not in RESERVED:
+                raise SettingsError(name, value, f"one of the variables {', '.join(sorted(known))}")
+        values: dict[str, Any] = {
+            "directory": default_directory(environ),
+        }
+        values |= {"rank": _count(environ, "RANK", 0), "ranks": _count(environ, "WORLD_SIZE", 1)}
+        for variable in VARIABLES:
+            text = environ.get(variable.name)
+            if text is None or not text.strip():  # empty means unset, as for OTEL_*
+                continue
+            try:
+                values[variable.field] = variable.parse(text.strip())
+            except _Rejected as rejected:
+                raise SettingsError(variable.name, text, str(rejected)) from None
+        return cls(**values)
+
+
+#: Read by our own test suite, not by the gate.
+RESERVED = frozenset({"HICACHE_DBG_TEST_REQUIRE_SERVICES"})
+
+
+def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+    """A number that torchrun and its kin set; ``default`` outside a distributed run."""
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else default

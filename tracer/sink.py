@@ -1,0 +1,50 @@
+"""The seam between the bus and whatever takes events away."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hicache_dbg.tracer.events import Event
+
+__all__ = ["PoolPages", "PoolStateReader", "Sink", "SinkError"]
+
+
+class SinkError(Exception):
+    """A sink could not take a batch; the message says what and why.
+
+    ``lost`` is how many events of the batch did not arrive. The bus counts them, backs off and
+    carries on: a sink never breaks the run.
+    """
+
+    def __init__(self, message: str, *, reason: str, lost: int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.lost = lost
+
+
+class Sink(Protocol):
+    """Takes batches of events away. Called from one thread that belongs to this sink alone."""
+
+    name: str
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Deliver ``events`` in order; raise :class:`SinkError` if some were lost."""
+        ...
+
+    def close(self) -> None:
+        """Flush and release everything, in bounded time; called once, after the last batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPages:
+    """How many pages of a pool are in a state, read at scrape time."""
+
+    pool: str
+    tier: str
+    state: str
+    pages: int
+
+
+#: Reads the pools' state when a scrape asks for it, so that the hot path pays nothing.
+PoolStateReader = Callable[[], Iterable[PoolPages]]
