@@ -8,18 +8,26 @@ from typing import Protocol, cast
 from hicache_dbg.pools.geometry import IoBackend
 from hicache_dbg.pools.plan import Move
 
-__all__ = ["Copier", "copier_for"]
+__all__ = ["BoundMove", "Copier", "copier_for"]
 
 
 class Copier(Protocol):
     """Moves the bytes of whole moves, one or many layers at a time."""
 
-    #: How many layers a load keeps under way before it waits for the first: 0 where ``copy``
+    #: How many layers a load keeps under way before it waits for the first: 0 where a copy
     #: returns with the bytes in place.
     in_flight: int
 
-    def copy(self, move: Move, layers: Sequence[int], *, to_host: bool) -> None:
-        """Move, or begin to move, all ids of ``layers`` (the pool's own numbers)."""
+    def bind(self, move: Move, *, to_host: bool) -> "BoundMove":
+        """Get ready to move: nothing is moved yet."""
+        ...
+
+
+class BoundMove(Protocol):
+    """A move that can be carried out layer by layer."""
+
+    def copy(self, layers: Sequence[int]) -> None:
+        """Move, or begin to move, all ids of some of the pool's layers."""
         ...
 
     def mark(self) -> Callable[[], None]:
@@ -28,10 +36,10 @@ class Copier(Protocol):
 
 
 _COPIERS: dict[tuple[str, IoBackend], tuple[str, str]] = {
-    ("cpu", IoBackend.KERNEL): ("hicache_dbg.pools.copies_cpu", "KernelCopier"),
-    ("cpu", IoBackend.DIRECT): ("hicache_dbg.pools.copies_cpu", "DirectCopier"),
-    ("cuda", IoBackend.KERNEL): ("hicache_dbg.pools.copies_cuda", "KernelCopier"),
-    ("cuda", IoBackend.DIRECT): ("hicache_dbg.pools.copies_cuda", "DirectCopier"),
+    ("cpu", IoBackend.KERNEL): ("hicache_dbg.pools.copies_cpu", "kernel"),
+    ("cpu", IoBackend.DIRECT): ("hicache_dbg.pools.copies_cpu", "direct"),
+    ("cuda", IoBackend.KERNEL): ("hicache_dbg.pools.copies_cuda", "kernel"),
+    ("cuda", IoBackend.DIRECT): ("hicache_dbg.pools.copies_cuda", "direct"),
 }
 
 

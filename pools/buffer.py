@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from hicache_dbg.pools.geometry import Component, GeometryError, Layout, PoolGeometry
+from hicache_dbg.pools.host_memory import host_zeros
 
 __all__ = ["Buffer", "device_buffer", "host_buffer"]
 
@@ -90,7 +91,7 @@ def host_buffer(geometry: PoolGeometry, component: Component, pages: int, layout
             "has no head axis; use layer_first, page_first or page_first_direct"
         )
     dims, shape = _shape(geometry, component, pages, HOST_AXES[layout])
-    return Buffer(component, (torch.zeros(shape, dtype=component.dtype),), dims)
+    return Buffer(component, (host_zeros(shape, component.dtype),), dims)
 
 
 def _shape(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.plan import Move, Piece, PieceEnd
 
-__all__ = ["DirectCopier", "KernelCopier"]
+__all__ = ["CpuCopier", "direct", "kernel"]
 
 #: Bytes gathered at a time: they stay in the cache until they are scattered.
 BLOCK_BYTES = 512 << 10
@@ -24,65 +24,91 @@ _Blocks = Iterator[tuple[_Where, _Where]]
 _Chunks = npt.NDArray[np.void]
 
 
-class KernelCopier:
+class CpuCopier:
+    """Moves bytes on the calling thread; they are in place when a copy returns."""
+
+    in_flight = 0
+
+    def __init__(self, split: Callable[[Move], _Blocks]) -> None:
+        self._split = split
+
+    def bind(self, move: Move, *, to_host: bool) -> "CpuMove":
+        """What is to move, split into blocks."""
+        if not move.host.size:
+            return CpuMove([], [], to_host=to_host)
+        ends = [
+            (
+                _Reach(move, piece, piece.host, move.host),
+                _Reach(move, piece, piece.device, move.device),
+            )
+            for piece in move.pieces
+        ]
+        return CpuMove(ends, list(self._split(move)), to_host=to_host)
+
+
+class CpuMove:
+    """A move, ready to be carried out for any of its layers."""
+
+    def __init__(
+        self,
+        ends: "Sequence[tuple[_Reach, _Reach]]",
+        blocks: Sequence[tuple[_Where, _Where]],
+        *,
+        to_host: bool,
+    ) -> None:
+        self._ends = ends
+        self._blocks = blocks
+        self._to_host = to_host
+
+    def copy(self, layers: Sequence[int]) -> None:
+        """Move all ids of ``layers``; the bytes are in place on return."""
+        for host_end, device_end in self._ends:
+            for layer in layers:
+                host, device = host_end.layer(layer), device_end.layer(layer)
+                for at_host, at_device in self._blocks:
+                    if self._to_host:
+                        host[at_host] = device[at_device]
+                    else:
+                        device[at_device] = host[at_host]
+
+    def mark(self) -> Callable[[], None]:
+        """Nothing is ever under way."""
+        return _nothing_under_way
+
+
+def kernel() -> CpuCopier:
     """Gathers chunks by id and scatters them by id, a cache-sized block at a time."""
-
-    in_flight = 0
-
-    def copy(self, move: Move, layers: Sequence[int], *, to_host: bool) -> None:
-        """Move all ids of ``layers``; the bytes are there on return."""
-        _copy(move, layers, _blocks, to_host=to_host)
-
-    def mark(self) -> Callable[[], None]:
-        """Nothing is ever under way."""
-        return _nothing
+    return CpuCopier(_blocks)
 
 
-class DirectCopier:
-    """Copies one run of ids that follow each other at both ends after the other."""
-
-    in_flight = 0
-
-    def copy(self, move: Move, layers: Sequence[int], *, to_host: bool) -> None:
-        """Move all ids of ``layers``; the bytes are there on return."""
-        _copy(move, layers, _runs, to_host=to_host)
-
-    def mark(self) -> Callable[[], None]:
-        """Nothing is ever under way."""
-        return _nothing
+def direct() -> CpuCopier:
+    """Copies runs of ids that follow each other at both ends, one after the other."""
+    return CpuCopier(_runs)
 
 
-def _copy(
-    move: Move, layers: Sequence[int], split: Callable[[Move], _Blocks], *, to_host: bool
-) -> None:
-    if not move.host.size:
-        return
-    blocks = list(split(move))
-    for piece in move.pieces:
-        for layer in layers:
-            host = _chunks(move, piece, piece.host, move.host, layer)
-            device = _chunks(move, piece, piece.device, move.device, layer)
-            for at_host, at_device in blocks:
-                if to_host:
-                    host[at_host] = device[at_device]
-                else:
-                    device[at_device] = host[at_host]
+class _Reach:
+    """One end of a piece as arrays of chunks, ``[page, (slot,) *counts]`` a layer.
 
+    An array goes as far as the ids do and no further: where a host page is wider than the
+    device's, chunks overlap, and the last page of the tensor has none.
+    """
 
-def _chunks(move: Move, piece: Piece, end: PieceEnd, ids: Ids, layer: int) -> _Chunks:
-    """The chunks of one layer at one end as an array ``[page, (slot,) *counts]``."""
-    number, start = end.buffer.layer_place(layer)
-    # As far as the ids reach and no further: where a host page is wider than the device's, chunks
-    # overlap and the last page of the tensor has none.
-    pages = int(ids.max()) // move.slots + 1 if move.single else int(ids.max()) + 1
-    slots = (int((ids % move.slots).max()) + 1,) if move.single else ()
-    return np.ndarray(
-        (pages, *slots, *piece.counts),
-        dtype=np.dtype((np.void, piece.chunk)),
-        buffer=end.buffer.flat(number).numpy(),
-        offset=start + end.offset,
-        strides=(end.page, *((end.slot,) if move.single else ()), *end.inner),
-    )
+    def __init__(self, move: Move, piece: Piece, end: PieceEnd, ids: Ids) -> None:
+        self._buffer = end.buffer
+        self._offset = end.offset
+        self._dtype = np.dtype((np.void, piece.chunk))
+        if move.single:
+            pages, slots = np.divmod(ids, move.slots)
+            self._shape = (int(pages.max()) + 1, int(slots.max()) + 1, *piece.counts)
+            self._strides = (end.page, end.slot, *end.inner)
+        else:
+            self._shape = (int(ids.max()) + 1, *piece.counts)
+            self._strides = (end.page, *end.inner)
+
+    def layer(self, layer: int) -> _Chunks:
+        number, start = self._buffer.layer_place(layer)
+        memory = self._buffer.flat(number).numpy()
+        return np.ndarray(self._shape, self._dtype, memory, start + self._offset, self._strides)
 
 
 def _blocks(move: Move) -> _Blocks:
@@ -93,7 +119,11 @@ def _blocks(move: Move) -> _Blocks:
 
 
 def _where(move: Move, ids: Ids) -> _Where:
-    return np.divmod(ids, move.slots) if move.single else (ids,)
+    if move.single:
+        return np.divmod(ids, move.slots)
+    if ids.size and (np.diff(ids) == 1).all():
+        return (slice(int(ids[0]), int(ids[-1]) + 1),)  # needs no gathering
+    return (ids,)
 
 
 def _runs(move: Move) -> _Blocks:
@@ -117,5 +147,5 @@ def _span(move: Move, first: int, count: int) -> _Where:
     return (page, slice(slot, slot + count))
 
 
-def _nothing() -> None:
+def _nothing_under_way() -> None:
     return None

@@ -31,6 +31,11 @@ class PieceEnd:
     slot: int
     inner: tuple[int, ...]
 
+    def address(self, layer: int) -> int:
+        """The address of the first chunk of a layer."""
+        tensor, start = self.buffer.layer_place(layer)
+        return self.buffer.tensors[tensor].data_ptr() + start + self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -46,7 +46,7 @@ def common_pages(key: bytes, offset: int, end: int, edge: memoryview, step: int)
     """
 
     def same(start: int, stop: int) -> bool:
-        return key.startswith(edge[start * step : stop * step], offset + start * step, end)
+        return key.startswith(edge[start * step : stop * step], offset + start * step)
 
     limit = min(len(edge), end - offset) // step
     low, high = 1, min(2, limit)

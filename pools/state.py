@@ -5,7 +5,7 @@ Unless said otherwise a method expects its caller to hold ``changed``.
 
 from itertools import count
 from threading import Condition, RLock
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.radix import Eviction, RadixTree
 from hicache_dbg.pools.radix_types import Backup, Policy
 from hicache_dbg.pools.stats import ControllerStats
-from hicache_dbg.pools.transfer import CopyOp, Event, TransferEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from hicache_dbg.pools.streams import marker
+from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 
 __all__ = ["CacheState"]
 
@@ -43,8 +41,8 @@ class CacheState:
         self.in_flight = 0
         #: Backs a page up before the device lets go of it (write-back only).
         self.before_eviction: Backup | None = None
-        #: Marks the work queued so far that a copy must come after (a CUDA stream's event).
-        self.mark: Callable[[], Event | None] = _no_mark
+        #: Marks the work queued so far on the caller's stream: a copy must come after it.
+        self.mark = marker(group.mirrors[0].device.device)
         self._backend = backend
         self._op_ids = count(1)
 
@@ -52,7 +50,8 @@ class CacheState:
 
     def begin(self, kind: Literal["backup", "load"], host: Ids, device: Ids) -> CopyOp:
         """An operation over all pools; its pages cannot be freed until :meth:`end`."""
-        pass
+        self.host.acquire(host)
+        self.device.acquire(device)
         self.in_flight += 1
         return CopyOp(
             op_id=next(self._op_ids),
@@ -120,7 +119,3 @@ class CacheState:
                 cached = np.concatenate([*ids, np.empty(0, dtype=np.int64)])
                 if np.unique(cached).size != cached.size or not allocator.taken(cached).all():
                     raise AssertionError(f"a cached {name} page is free, or cached twice")
-
-
-def _no_mark() -> None:
-    return None

@@ -5,18 +5,14 @@ host pool's size says, as production systems do. Telling that apart from a good 
 tracer's work.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hicache_dbg.pools.geometry import IoBackend, Layout, PoolGeometry
 from hicache_dbg.pools.indices import Ids, Indices
+from hicache_dbg.pools.operation import PoolCopy, TransferError
 from hicache_dbg.pools.plan import Move, Piece, PieceEnd, pieces_of
 
-if TYPE_CHECKING:
-    from hicache_dbg.pools.transfer import PoolCopy
-
-__all__ = ["LAYOUTS_OF", "TransferError", "move_of"]
+__all__ = ["LAYOUTS_OF", "move_of"]
 
 #: Which layouts an io backend can serve, as in the production systems.
 LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
@@ -25,11 +21,7 @@ LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
 }
 
 
-class TransferError(ValueError):
-    """An operation that does not fit its pools, or that failed on the way."""
-
-
-def move_of(copy: "PoolCopy") -> Move:
+def move_of(copy: PoolCopy) -> Move:
     """What ``copy`` moves, once everything that makes it impossible is ruled out."""
     mirror = copy.mirror
     host, device = mirror.host.geometry, mirror.device.geometry
@@ -67,7 +59,7 @@ def _check_backend(name: str, layout: Layout, backend: IoBackend) -> None:
         )
 
 
-def _check_unit(copy: "PoolCopy", host: PoolGeometry, device: PoolGeometry) -> None:
+def _check_unit(copy: PoolCopy, host: PoolGeometry, device: PoolGeometry) -> None:
     name = copy.mirror.name
     if host.slots_per_page != device.slots_per_page:
         raise TransferError(

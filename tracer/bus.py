@@ -93,7 +93,7 @@ class Bus:
         self.closed = False
         self._begin()
         # A forked child has neither the threads nor a claim on the parent's queue.
-        reference = weakref.ref(self)
+        reference: weakref.ref[Bus] = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _restart_in_child(reference))
 
     def _begin(self) -> None:

@@ -65,7 +65,7 @@ class Book:
         span: tuple[int, int],
     ) -> None:
         """Keep ``digests`` (uint64 [layers, pages]) of slots ``span[0] .. span[1] - 1``."""
-        self._digests[np.ix_(layers, pages)] = digests
+        self._digests[np.array(layers)[:, None], pages] = digests
         self._set(pages, generations, PageState.WITNESSED, span)
 
     def leave_out(self, pages: Pages, generations: Pages) -> None:
@@ -86,7 +86,7 @@ class Book:
         return Expected(
             known=same & covers & (state == PageState.WITNESSED),
             sampled_out=same & (state == PageState.SAMPLED_OUT),
-            digests=self._digests[np.ix_(layers, pages)],
+            digests=self._digests[np.array(layers)[:, None], pages],
         )
 
     def _set(

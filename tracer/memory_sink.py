@@ -7,7 +7,7 @@ from hicache_dbg.tracer.events import Event
 
 __all__ = ["MemorySink"]
 
-E = TypeVar("E")
+E = TypeVar("E", bound=Event)
 
 
 class MemorySink:

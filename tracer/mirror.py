@@ -114,7 +114,8 @@ class Copy:
 
     ``host_pages`` and ``device_pages`` are int64 arrays of equal length, in the operation's own
     order; ``generations`` those of the host pages when the operation was submitted; ``h`` and
-    ``d`` the counts of indices as the method was given them. ``spans`` holds, for a
+    ``d`` the counts of indices as the method was given them. ``layers`` are the pool's own layer
+    numbers, ``model_layers`` the model's numbers of the same. ``spans`` holds, for a
     token-granular copy, the first and last-plus-one slot of each page at the host end and at the
     device end (int64 [pages, 4]), and is None where whole pages move.
     """
@@ -129,6 +130,7 @@ class Copy:
     token_granular: bool
     io_backend: str
     layers: tuple[int, ...]
+    model_layers: tuple[int, ...]
     op_id: int = 0
     spans: Pages | None = None
     trace_id: str = ""

@@ -24,6 +24,9 @@ from hicache_dbg.tracer.view import View
 
 __all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
 
+Copies = Callable[[], Sequence[Copy]]
+LayerDone = Callable[[int], None]
+
 
 class Digester(Protocol):
     """Digests tiles where they lie."""
@@ -50,7 +53,10 @@ class Point(StrEnum):
 
 #: Which digests the probe takes around an operation, by how much is asked for. ``ends`` adds the
 #: host end of a backup on the bus's thread, where it costs the host nothing.
-_LOADS = {Op.BACKUP: (Point.SOURCE_BEFORE,), Op.LOAD: (Point.DESTINATION,)}
+_LOADS: dict[Op, tuple[Point, ...]] = {
+    Op.BACKUP: (Point.SOURCE_BEFORE,),
+    Op.LOAD: (Point.DESTINATION,),
+}
 POINTS: dict[Checksum, dict[Op, tuple[Point, ...]]] = {
     Checksum.OFF: {},
     Checksum.SAMPLE: _LOADS,
@@ -80,6 +86,11 @@ class CopyRecord:
     status: str = "ok"
     digests: dict[tuple[Point, str], Digests] = field(default_factory=dict)
     failed: bool = False
+
+    def room(self, point: Point, component: str) -> Digests:
+        """The array for the digests of one component at one point, made at first use."""
+        shape = (len(self.copy.layers), int(self.digested.sum()))
+        return self.digests.setdefault((point, component), np.zeros(shape, np.uint64))
 
     def ready(self) -> bool:
         """Digests taken on the CPU are readable at once."""
@@ -122,7 +133,7 @@ class Probe:
         self._enforce = enforce
         self._points = POINTS[settings.checksum]
 
-    def observe(self, copies: Callable[[], Sequence[Copy]], call: Callable[[], None]) -> None:
+    def observe(self, copies: Copies, call: Callable[[], None]) -> None:
         """Run ``call``, which performs what ``copies()`` describes, with digests around it.
 
         An exception of ``call`` is recorded as the operation's status and goes on to the host;
@@ -131,6 +142,51 @@ class Probe:
         if not self.enabled:
             call()
             return
+
+        def plain(_: list[CopyRecord]) -> float:
+            call()
+            return 0.0
+
+        self._run(copies, plain, lambda records: self._take(records, Point.DESTINATION))
+
+    def observe_layers(
+        self, copies: Copies, call: Callable[[LayerDone], None], on_layer_done: LayerDone
+    ) -> None:
+        """As :meth:`observe`, for a load that says of each layer when its bytes are there.
+
+        A layer is digested after its gate opened, beside whatever reads it; the last one before,
+        because with its gate the engine takes the load for complete and lets the pages go.
+        """
+        if not self.enabled:
+            call(on_layer_done)
+            return
+
+        def tapped(records: list[CopyRecord]) -> float:
+            ours = 0.0
+            waiting = {layer for record in records for layer in record.copy.model_layers}
+
+            def layer_done(layer: int) -> None:
+                nonlocal ours
+                waiting.discard(layer)
+                if waiting:
+                    on_layer_done(layer)
+                began = time.perf_counter()
+                self._take(records, Point.DESTINATION, layer)
+                ours += time.perf_counter() - began
+                if not waiting:
+                    on_layer_done(layer)
+
+            call(layer_done)
+            return ours
+
+        self._run(copies, tapped, lambda _: None)
+
+    def _run(
+        self,
+        copies: Copies,
+        call: Callable[[list[CopyRecord]], float],
+        after: Callable[[list[CopyRecord]], None],
+    ) -> None:
         begun = time.perf_counter()
         self._enforce()
         records: list[CopyRecord] = []
@@ -138,9 +194,9 @@ class Probe:
             records = [self._open(copy) for copy in copies() if self._traced(copy)]
             self._take(records, Point.SOURCE_BEFORE)
         started = time.perf_counter()
-        status = "ok"
+        status, ours = "ok", 0.0  # seconds of our own inside the call
         try:
-            call()
+            ours = call(records)
         except BaseException as error:
             status = f"{type(error).__name__}: {error}"
             raise
@@ -148,10 +204,10 @@ class Probe:
             ended = time.perf_counter()
             with self._errors.at("probe/after"):
                 if status == "ok":
+                    after(records)
                     self._take(records, Point.SOURCE_AFTER)
-                    self._take(records, Point.DESTINATION)
-                self._append(records, (ended - started) * 1e6, status)
-            self.overhead_s += time.perf_counter() - ended + started - begun
+                self._append(records, (ended - started - ours) * 1e6, status)
+            self.overhead_s += time.perf_counter() - ended + ours + started - begun
 
     def _traced(self, copy: Copy) -> bool:
         settings = self._settings
@@ -170,16 +226,21 @@ class Probe:
             copy=copy, judge=self._judge, digested=digested, writes=writes[copy.host_pages]
         )
 
-    def _take(self, records: list[CopyRecord], point: Point) -> None:
+    def _take(self, records: list[CopyRecord], point: Point, layer: int | None = None) -> None:
+        """Digest at ``point`` what the level asks for: all layers, or the model's ``layer``."""
         for record in records:
-            if point not in self._points.get(record.copy.op, ()):
+            copy = record.copy
+            if point not in self._points.get(copy.op, ()):
                 continue
+            if layer is not None and layer not in copy.model_layers:
+                continue
+            rows = slice(None) if layer is None else [copy.model_layers.index(layer)]
             with self._errors.at(f"digest/{point}") as guard:
-                for component in record.copy.mirror.device:
-                    digests = digest_tiles(
-                        self._digester, record.copy, component, point, record.digested
+                for component in copy.mirror.device:
+                    into = record.room(point, component)
+                    into[rows] = digest_tiles(
+                        self._digester, copy, component, point, record.digested, rows
                     )
-                    record.digests[point, component] = digests
             record.failed |= guard.failed
 
     def _append(self, records: list[CopyRecord], duration_us: float, status: str) -> None:
@@ -191,26 +252,30 @@ class Probe:
             self._bus.push(record)
 
 
-def digest_tiles(
-    digester: Digester, copy: Copy, component: str, point: Point, digested: np.ndarray
+def digest_tiles(  # noqa: PLR0917
+    digester: Digester,
+    copy: Copy,
+    component: str,
+    point: Point,
+    digested: np.ndarray,
+    rows: slice | list[int] = slice(None),
 ) -> Digests:
     """Digests of the chosen tiles of one component at one point: uint64 [layers, chosen pages].
 
-    Each end is read through its own view. Pages of a token-granular copy are digested in groups
-    of equal slot range.
+    Each end is read through its own view. ``rows`` chooses among the copy's layers. Pages of a
+    token-granular copy are digested in groups of equal slot range.
     """
     source, destination = copy.tiers
     tier = destination if point is Point.DESTINATION else source
     view = (copy.mirror.host if tier is Tier.HOST else copy.mirror.device)[component]
     pages = (copy.host_pages if tier is Tier.HOST else copy.device_pages)[digested]
+    layers = copy.layers if isinstance(rows, slice) else tuple(copy.layers[row] for row in rows)
     if copy.spans is None:
-        return digester.digest(view, copy.layers, pages)
-    digests = np.zeros((len(copy.layers), len(pages)), np.uint64)
+        return digester.digest(view, layers, pages)
+    digests = np.zeros((len(layers), len(pages)), np.uint64)
     ends = copy.spans[digested][:, 0:2] if tier is Tier.HOST else copy.spans[digested][:, 2:4]
     for first, last in np.unique(ends, axis=0):
         group = (ends == (first, last)).all(axis=1)
         if last > first:
-            digests[:, group] = digester.digest(
-                view, copy.layers, pages[group], int(first), int(last)
-            )
+            digests[:, group] = digester.digest(view, layers, pages[group], int(first), int(last))
     return digests

@@ -82,7 +82,7 @@ def _prometheus(settings: Settings, pool_state: PoolStateReader) -> Sink:
     from hicache_dbg.exporters.prometheus import PrometheusSink
 
     port = settings.prometheus_port + settings.rank if settings.prometheus_port else 0
-    return PrometheusSink(port=port, pool_state=pool_state)
+    return PrometheusSink(port=port, pool_state=pool_state, rank=settings.rank)
 
 
 def _otel(_settings: Settings, _: PoolStateReader) -> Sink:

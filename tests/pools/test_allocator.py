@@ -1,5 +1,7 @@
 """The page allocator against a model that keeps a dict."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -19,7 +21,7 @@ page_lists = st.lists(st.integers(-1, PAGES), max_size=6)
 class AllocatorMachine(RuleBasedStateMachine):
     """Any sequence of calls, right or wrong, leaves the allocator where the model says."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.allocator = PageAllocator(PAGES, "pool")
         self.readers: dict[int, int] = {}  # a taken page, and how many read it
@@ -27,7 +29,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.owner = [0] * PAGES
 
     @rule(count=st.integers(0, PAGES + 2), owner=st.integers(0, 99))
-    def alloc(self, count, owner):
+    def alloc(self, count: int, owner: int) -> None:
         """Pages handed out were free, are distinct, and enter a new generation."""
         if count > PAGES - len(self.readers):
             with pytest.raises(OutOfPages) as refusal:
@@ -44,7 +46,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.owner[page] = owner
 
     @rule(pages=page_lists)
-    def free(self, pages):
+    def free(self, pages: list[int]) -> None:
         """A free is taken as a whole, or refused as a whole."""
         good = len(set(pages)) == len(pages) and all(self.readers.get(p, 1) == 0 for p in pages)
         self._expect(good, self.allocator.free, pages)
@@ -53,7 +55,7 @@ class AllocatorMachine(RuleBasedStateMachine):
                 del self.readers[page]
 
     @rule(pages=page_lists)
-    def acquire(self, pages):
+    def acquire(self, pages: list[int]) -> None:
         """Only a taken page can be read; a page named twice is read twice."""
         good = all(page in self.readers for page in pages)
         self._expect(good, self.allocator.acquire, pages)
@@ -62,7 +64,7 @@ class AllocatorMachine(RuleBasedStateMachine):
                 self.readers[page] += 1
 
     @rule(pages=page_lists)
-    def release(self, pages):
+    def release(self, pages: list[int]) -> None:
         """No page is released more often than it was acquired."""
         good = all(
             0 <= page < PAGES and self.readers.get(page, 0) >= pages.count(page) for page in pages
@@ -73,7 +75,7 @@ class AllocatorMachine(RuleBasedStateMachine):
                 self.readers[page] -= 1
 
     @staticmethod
-    def _expect(good, call, pages):
+    def _expect(good: bool, call: Callable[[list[int]], None], pages: list[int]) -> None:
         if good:
             call(pages)
         else:
@@ -81,7 +83,7 @@ class AllocatorMachine(RuleBasedStateMachine):
                 call(pages)
 
     @invariant()
-    def agrees(self):
+    def agrees(self) -> None:
         """Every page's state is the model's, and the states add up."""
         pages = np.arange(PAGES)
         self.allocator.check()
@@ -98,7 +100,7 @@ TestAllocatorMachine = AllocatorMachine.TestCase
 TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_refusals_name_the_page_and_its_state():
+def test_refusals_name_the_page_and_its_state() -> None:
     """A refusal says which page, in which generation, whose it was, and how many were refused."""
     allocator = PageAllocator(4, "host")
     pages = allocator.alloc(2, owner=7)
@@ -115,13 +117,13 @@ def test_refusals_name_the_page_and_its_state():
         allocator.generation([4])
 
 
-def test_bookkeeping_is_at_most_64_bytes_a_page():
+def test_bookkeeping_is_at_most_64_bytes_a_page() -> None:
     """A page costs at most 64 bytes of bookkeeping."""
     pages = 1 << 16
     assert PageAllocator(pages, "pool").nbytes <= 64 * pages
 
 
-def test_check_sees_a_page_that_is_both_free_and_taken():
+def test_check_sees_a_page_that_is_both_free_and_taken() -> None:
     """A state that does not add up is found by the check."""
     allocator = PageAllocator(4, "pool")
     allocator.alloc(1)

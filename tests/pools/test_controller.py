@@ -205,6 +205,8 @@ class GatedEngine(TransferEngine):
 
     def __init__(self) -> None:
         self.permits: dict[int, Event] = {}
+        self.permit_end = Event()
+        self.permit_end.set()
         self.fail: Callable[[CopyOp], bool] = lambda _: False
         self.fail_after: int | None = None
 
@@ -227,6 +229,7 @@ class GatedEngine(TransferEngine):
             on_layer_done(layer)
 
         super().load(op, done)
+        assert self.permit_end.wait(30)
 
 
 @pytest.fixture
@@ -271,6 +274,53 @@ def test_no_layer_is_passed_before_it_is_there(
     controller.unlock(match)
     controller.flush()
     accounted(controller)
+
+
+def test_the_last_gate_opens_with_the_whole_operation(
+    cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
+) -> None:
+    """Who has passed the last gate may insert: the load is over in every respect."""
+    controller, tokens = cached_on_host
+    engine.permit_end.clear()
+    match = controller.match(tokens)
+    ticket = controller.load_back(match)
+    controller.wait_layer(LAYERS - 2, ticket)
+    with pytest.raises(TimeoutError, match=f"layer {LAYERS - 1} did not arrive"):
+        controller.wait_layer(LAYERS - 1, ticket, timeout=0.05)
+    engine.permit_end.set()
+    controller.wait_layer(LAYERS - 1, ticket)
+    assert controller.insert(tokens, ticket.device_pages).duplicate_device_pages.size == 0
+    controller.unlock(match)
+
+
+def test_loaded_pages_the_tree_does_not_take_live_as_long_as_their_reader(
+    engine: GatedEngine,
+) -> None:
+    """A reader keeps its loaded pages when another inserts the same tokens first, then frees them."""
+    controller = HiCacheController(group_of(device_pages=12), engine=engine)
+    tokens, other = sequences([[1, 1, 1, 1], [2] * 12])
+    for item in (tokens, other):
+        turn(controller, item)
+        controller.flush()
+    engine.permits = {0: Event()}
+    match = controller.match(tokens)
+    ticket = controller.load_back(match)
+    computed = controller.alloc_device(4)
+    write(controller.group, tokens, computed)
+    controller.insert(tokens, computed)
+    engine.permits[0].set()
+    controller.wait_layer(LAYERS - 1, ticket)
+    device = controller.allocators["device"]
+    assert device.taken(ticket.device_pages).all()
+    assert wrong_pages(controller.group, tokens, ticket.device_pages, 0) == []
+    duplicates = controller.insert(tokens, ticket.device_pages).duplicate_device_pages
+    assert duplicates.tolist() == ticket.device_pages.tolist()
+    assert device.taken(ticket.device_pages).all()
+    controller.unlock(match)
+    assert not device.taken(ticket.device_pages).any()
+    controller.flush()
+    accounted(controller)
+    controller.close()
 
 
 def test_a_page_being_loaded_is_shared_not_loaded_twice(

@@ -1,5 +1,8 @@
 """Copies move exactly their bytes, for every pool kind, layout and io backend that exists."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -15,14 +18,18 @@ from hicache_dbg.pools.deepseek_v4 import (
     deepseek_v4_swa,
 )
 from hicache_dbg.pools.device import DevicePool
-from hicache_dbg.pools.geometry import IoBackend, Layout
-from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
+from hicache_dbg.pools.geometry import Component, IoBackend, Layout, PoolGeometry
+from hicache_dbg.pools.host import HostPool, Mirror, host_geometry_like, host_pool_for
 from hicache_dbg.pools.indices import Indices
 from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.pools.validate import LAYOUTS_OF
 
-KINDS = {
+Pool = DevicePool | HostPool
+Snapshot = dict[str, torch.Tensor]
+Combination = tuple[str, Layout, IoBackend]
+
+KINDS: dict[str, Callable[[int], PoolGeometry]] = {
     "mla_bf16": lambda layers: mla(layers, 3),
     "mla_fp8": lambda layers: mla(layers, 5, torch.uint8),
     "index_k_bf16": lambda layers: index_k(layers, 4, "bf16"),
@@ -36,8 +43,8 @@ KINDS = {
     "c4_indexer_bf16": lambda layers: deepseek_v4_c4_indexer(layers, 16, "bf16"),
     "c4_state": lambda layers: deepseek_v4_c4_state(layers, 8, ring=2),
 }
-COMBINATIONS = [
-    pytest.param((kind, layout, backend), id=f"{kind}-{layout}-{backend}")
+COMBINATIONS: list[Combination] = [
+    (kind, layout, backend)
     for kind in KINDS
     for backend, layouts in LAYOUTS_OF.items()
     for layout in layouts
@@ -47,7 +54,7 @@ GUARD = 64
 CANARY = 0xA5
 
 
-def guard(pool, seed):
+def guard(pool: Pool, seed: int) -> list[torch.Tensor]:
     """Put random bytes into every buffer and canaries around its memory; return the memories."""
     generator = torch.Generator().manual_seed(seed)
     memories = []
@@ -65,7 +72,7 @@ def guard(pool, seed):
     return memories
 
 
-def canaries_live(memories):
+def canaries_live(memories: list[torch.Tensor]) -> bool:
     """Whether no byte outside the tensors was written."""
     return all(
         bool((memory[:GUARD] == CANARY).all() and (memory[-GUARD:] == CANARY).all())
@@ -73,7 +80,7 @@ def canaries_live(memories):
     )
 
 
-def canonical(pool, name):
+def canonical(pool: Pool, name: str) -> torch.Tensor:
     """A component's bytes as ``[layer, page, (slot, head,) byte]``, by axis names alone."""
     buffer = pool.buffers[name]
     stacked = buffer.tensors[0] if "layer" in buffer.dims else torch.stack(buffer.tensors)
@@ -82,12 +89,14 @@ def canonical(pool, name):
     return stacked.permute(order).contiguous().view(torch.uint8).clone()
 
 
-def snapshot(pool):
+def snapshot(pool: Pool) -> Snapshot:
     """All components of a pool in canonical form."""
     return {name: canonical(pool, name) for name in pool.buffers}
 
 
-def mirror_of(kind, layout, *, layers, host_pages, device_pages, seed):
+def mirror_of(
+    kind: str, layout: Layout, *, layers: int, host_pages: int, device_pages: int, seed: int
+) -> tuple[Mirror, list[torch.Tensor]]:
     """A mirror full of random bytes, and the guarded memory of its two ends."""
     device = DevicePool(KINDS[kind](layers), device_pages)
     host = host_pool_for(host_geometry_like(device), host_pages, layout)
@@ -95,13 +104,23 @@ def mirror_of(kind, layout, *, layers, host_pages, device_pages, seed):
     return Mirror(device, host), memories
 
 
-def run(mirror, kind, host, device, *, backend, layers=None, single=False):
+def run(
+    mirror: Mirror,
+    kind: Literal["backup", "load"],
+    host: list[int],
+    device: list[int],
+    *,
+    backend: IoBackend,
+    single: bool = False,
+) -> list[int]:
     """Carry out one operation on one mirror and return the layers reported done."""
-    layers = tuple(range(mirror.device.geometry.layers)) if layers is None else layers
-    make = Indices.slots if single else (lambda ids: Indices.pages(ids, mirror.device.geometry))
-    copy = PoolCopy(mirror, make(host), make(device), single, backend, layers)
+    geometry = mirror.device.geometry
+    at_host, at_device = (
+        Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
+    )
+    copy = PoolCopy(mirror, at_host, at_device, single, backend, tuple(range(geometry.layers)))
     op = CopyOp(1, kind, (copy,), np.zeros(len(host), dtype=np.uint32))
-    done = []
+    done: list[int] = []
     engine = TransferEngine()
     if kind == "backup":
         engine.backup(op)
@@ -112,20 +131,30 @@ def run(mirror, kind, host, device, *, backend, layers=None, single=False):
 
 
 @st.composite
-def page_pairs(draw):
+def page_pairs(draw: st.DrawFn) -> tuple[int, int, list[int], list[int]]:
     """How many pages each end has, and pairs of distinct page ids in any order, or in runs."""
     sizes = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     count = draw(st.integers(0, min(sizes)))
-    scattered = [draw(st.permutations(range(size)))[:count] for size in sizes]
+    scattered: list[list[int]] = [draw(st.permutations(range(size)))[:count] for size in sizes]
     if draw(st.booleans()):
         scattered = [sorted(ids) for ids in scattered]
-    return *sizes, *scattered
+    return *sizes, scattered[0], scattered[1]
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS)
+def name_of(combination: Combination) -> str:
+    """A combination as a test id."""
+    return "-".join(combination)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=name_of)
 @settings(max_examples=6, deadline=None)
 @given(pairs=page_pairs(), layers=st.integers(1, 2), seed=st.integers(0, 1000))
-def test_whole_pages_round_trip_and_nothing_else_is_touched(combination, pairs, layers, seed):
+def test_whole_pages_round_trip_and_nothing_else_is_touched(
+    combination: Combination,
+    pairs: tuple[int, int, list[int], list[int]],
+    layers: int,
+    seed: int,
+) -> None:
     """A backup and a load of other pages move every byte of those pages and no byte beside."""
     kind, layout, backend = combination
     host_pages, device_pages, host_ids, device_ids = pairs
@@ -147,59 +176,71 @@ def test_whole_pages_round_trip_and_nothing_else_is_touched(combination, pairs, 
     assert canaries_live(memories)
 
 
-def assert_equal(mirror, host, device):
+def assert_equal(mirror: Mirror, host: Snapshot, device: Snapshot) -> None:
     """Both ends hold exactly these bytes."""
-    for pool, expected in ((mirror.host, host), (mirror.device, device)):
+    ends: list[tuple[Pool, Snapshot]] = [(mirror.host, host), (mirror.device, device)]
+    for pool, expected in ends:
         for name, value in snapshot(pool).items():
             assert torch.equal(value, expected[name]), (type(pool).__name__, name)
 
 
 @pytest.mark.parametrize(
-    "combination",
-    [combination for combination in COMBINATIONS if not combination.id.startswith("c4_state")],
+    "combination", [item for item in COMBINATIONS if item[0] != "c4_state"], ids=name_of
 )
 @settings(max_examples=6, deadline=None)
 @given(data=st.data(), to_host=st.booleans(), seed=st.integers(0, 1000))
-def test_single_slots_move_alone(combination, data, to_host, seed):
+def test_single_slots_move_alone(
+    combination: Combination, data: st.DataObject, to_host: bool, seed: int
+) -> None:
     """A token-granular copy moves the runs of exactly its slots, and no byte beside."""
     kind, layout, backend = combination
     mirror, memories = mirror_of(kind, layout, layers=2, host_pages=3, device_pages=4, seed=seed)
-    slots = mirror.device.geometry.slots_per_page
+    geometry = mirror.device.geometry
+    slots = geometry.slots_per_page
     count = data.draw(st.integers(0, 8 if slots > 3 else 3 * slots))
-    ids = [
+    host_slots, device_slots = (
         data.draw(
             st.lists(st.integers(0, pages * slots - 1), min_size=count, max_size=count, unique=True)
         )
         for pages in (3, 4)
-    ]
+    )
     host, device = snapshot(mirror.host), snapshot(mirror.device)
-    for component in mirror.device.geometry.components:
-        for host_slot, device_slot in zip(*ids, strict=True):
-            there, here = (host, device) if to_host else (device, host)
-            into, source = (host_slot, device_slot) if to_host else (device_slot, host_slot)
-            for at_target, at_source in slot_places(
-                component, mirror.device.geometry, into, source
-            ):
-                there[component.name][:, *at_target] = here[component.name][:, *at_source]
-    run(mirror, "backup" if to_host else "load", *ids, backend=backend, single=True)
+    for component in geometry.components:
+        at_host, at_device = host[component.name], device[component.name]
+        for host_slot, device_slot in zip(host_slots, device_slots, strict=True):
+            pairs = zip(
+                slot_places(component, geometry, host_slot),
+                slot_places(component, geometry, device_slot),
+                strict=True,
+            )
+            for here, there in pairs:
+                if to_host:
+                    at_host[:, *here] = at_device[:, *there]
+                else:
+                    at_device[:, *there] = at_host[:, *here]
+    direction: Literal["backup", "load"] = "backup" if to_host else "load"
+    run(mirror, direction, host_slots, device_slots, backend=backend, single=True)
     assert_equal(mirror, host, device)
     assert canaries_live(memories)
 
 
-def slot_places(component, geometry, *slot_ids):
-    """Where slots lie in canonical form, run by run."""
-    places = [divmod(slot, geometry.slots_per_page) for slot in slot_ids]
+def slot_places(
+    component: Component, geometry: PoolGeometry, slot_id: int
+) -> list[tuple[int, int | slice]]:
+    """Where a slot lies in canonical form, run by run."""
+    page, slot = divmod(slot_id, geometry.slots_per_page)
     if not geometry.page_indexed:
-        return [places]
-    runs, offset = [], 0
+        return [(page, slot)]
+    places: list[tuple[int, int | slice]] = []
+    offset = 0
     for run_spec in component.runs:
-        width = run_spec.slot_bytes
-        runs.append([(p, slice(offset + s * width, offset + (s + 1) * width)) for p, s in places])
-        offset += width * geometry.slots_per_page
-    return runs
+        begin = offset + slot * run_spec.slot_bytes
+        places.append((page, slice(begin, begin + run_spec.slot_bytes)))
+        offset += run_spec.slot_bytes * geometry.slots_per_page
+    return places
 
 
-def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raised():
+def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raised() -> None:
     """8,448 B of host page over 16,384 B of device page move tokens 0..32 and leave 33..63."""
     device = DevicePool(index_k(2, 64, "bf16"), 3)
     host = host_pool_for(index_k(2, 64, "fp8"), 4, Layout.PAGE_FIRST)
@@ -218,7 +259,7 @@ def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raise
     assert torch.equal(after[:, [0, 2]], stale.view(2, 3, 64, 256)[:, [0, 2]])
 
 
-def test_a_host_row_of_the_wrong_width_moves_the_start_of_each_row():
+def test_a_host_row_of_the_wrong_width_moves_the_start_of_each_row() -> None:
     """An fp8-sized host row of 656 B over a device row of 1,152 B moves its first 656 bytes."""
     device = DevicePool(mla(1, 4), 2)
     mirror = Mirror(device, host_pool_for(mla(1, 4, torch.uint8), 2, Layout.LAYER_FIRST))
@@ -228,7 +269,7 @@ def test_a_host_row_of_the_wrong_width_moves_the_start_of_each_row():
     assert torch.equal(moved, snapshot(device)["latent"][0, 0, :, :656])
 
 
-def test_a_wider_host_page_runs_into_the_next_device_page():
+def test_a_wider_host_page_runs_into_the_next_device_page() -> None:
     """16,384 B of host page over 8,448 B of device page also read what lies behind the page."""
     device = DevicePool(index_k(1, 64, "fp8"), 4)
     mirror = Mirror(device, host_pool_for(index_k(1, 64, "bf16"), 2, Layout.LAYER_FIRST))
@@ -238,7 +279,7 @@ def test_a_wider_host_page_runs_into_the_next_device_page():
     assert torch.equal(snapshot(mirror.host)["index_k"][0, 0], memory[8448 : 8448 + 16384])
 
 
-def test_a_load_reports_the_model_layers_of_all_pools_once_each():
+def test_a_load_reports_the_model_layers_of_all_pools_once_each() -> None:
     """Pools that own different model layers are loaded together, layer by model layer."""
     mirrors = []
     for geometry in (deepseek_v4_swa(range(4), 4), deepseek_v4_c4((1, 3))):
@@ -258,18 +299,14 @@ def test_a_load_reports_the_model_layers_of_all_pools_once_each():
         )
         for mirror in mirrors
     )
-    seen = []
+    seen: list[int] = []
 
-    def on_layer_done(layer):
-        arrived = [
-            layer in mirror.device.geometry.layer_ids
-            and mirror.device.geometry.layer_ids.index(layer)
-            for mirror in mirrors
-        ]
+    def on_layer_done(layer: int) -> None:
         seen.append(layer)
-        for mirror, own in zip(mirrors, arrived, strict=True):
-            if own is not False:
-                assert not snapshot(mirror.device)["kv"][own, 0].any()
+        for mirror in mirrors:
+            for own, model_layer in enumerate(mirror.device.geometry.layer_ids):
+                loaded = not snapshot(mirror.device)["kv"][own, 0].any()  # the host holds zeros
+                assert loaded is (model_layer <= layer)
 
     TransferEngine().load(CopyOp(1, "load", copies, np.zeros(1, dtype=np.uint32)), on_layer_done)
     assert seen == [0, 1, 2, 3]

@@ -1,5 +1,6 @@
 """Published byte counts, and what a geometry refuses."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -44,7 +45,7 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
     ],
     ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
 )
-def test_published_byte_counts(geometry, slot_bytes, page_bytes):
+def test_published_byte_counts(geometry: PoolGeometry, slot_bytes: int, page_bytes: int) -> None:
     """Every pool has the bytes a slot and a page that its production counterpart publishes."""
     assert geometry.components[0].slot_bytes == slot_bytes
     assert geometry.page_bytes() == page_bytes
@@ -62,8 +63,8 @@ def test_published_byte_counts(geometry, slot_bytes, page_bytes):
     ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
 )
 def test_a_page_of_deepseek_v4_is_256_tokens_in_every_pool(
-    geometry, slots, tokens_per_slot, padding
-):
+    geometry: PoolGeometry, slots: int, tokens_per_slot: int, padding: int
+) -> None:
     """Pools under one anchor count 256 indices a page, however many slots they keep for them."""
     assert geometry.slots_per_page == slots
     assert geometry.tokens_per_slot == tokens_per_slot
@@ -76,7 +77,7 @@ def test_a_page_of_deepseek_v4_is_256_tokens_in_every_pool(
     runs=st.lists(st.integers(1, 600), min_size=1, max_size=3),
     align=st.integers(1, 700),
 )
-def test_a_page_is_its_payload_rounded_up(slots, runs, align):
+def test_a_page_is_its_payload_rounded_up(slots: int, runs: list[int], align: int) -> None:
     """A page is the smallest multiple of its alignment that holds its runs, one after the other."""
     component = Component(
         "c", torch.uint8, tuple(RunSpec(str(i), size) for i, size in enumerate(runs)), 1, align
@@ -89,7 +90,7 @@ def test_a_page_is_its_payload_rounded_up(slots, runs, align):
     assert [component.run_offset(i + 1, slots) for i in range(len(runs) - 1)] == ends[:-1]
 
 
-def test_index_units_count_a_page_differently():
+def test_index_units_count_a_page_differently() -> None:
     """A page is so many tokens, slots, or one: what an index counts decides."""
     counts = {
         unit: replace(deepseek_v4_c4(1), index_unit=unit).indices_per_page for unit in IndexUnit
@@ -97,7 +98,7 @@ def test_index_units_count_a_page_differently():
     assert counts == {IndexUnit.TOKEN: 256, IndexUnit.SLOT: 64, IndexUnit.PAGE: 1}
 
 
-def test_the_composite_shares_pages_and_maps_model_layers():
+def test_the_composite_shares_pages_and_maps_model_layers() -> None:
     """All pools of the composite have one page size; each knows which model layers own it."""
     pools = deepseek_v4_pools(
         swa_layers=range(6), c4_layers=(2, 4), c128_layers=(3, 5), index_dtype="bf16"
@@ -119,7 +120,7 @@ def test_the_composite_shares_pages_and_maps_model_layers():
     ]
 
 
-def test_a_draft_pool_shares_the_page_but_not_the_layers():
+def test_a_draft_pool_shares_the_page_but_not_the_layers() -> None:
     """A draft pool is the same kind of page under layers of its own."""
     target = deepseek_v4_swa(4)
     draft = draft_of(target, (4,))
@@ -134,7 +135,7 @@ def test_a_draft_pool_shares_the_page_but_not_the_layers():
     [
         (lambda: deepseek_v4_c128(1, page_size=64), ("64", "128")),
         (lambda: index_k(1, 64, head_dim=100, dtype="fp8"), ("100", "128")),
-        (lambda: index_k(1, 64, dtype="fp4"), ("fp4", "bf16")),
+        (lambda: index_k(1, 64, dtype="fp4"), ("fp4", "bf16")),  # type: ignore[arg-type]  # wrong on purpose
         (lambda: mla(0, 64), ("layers", "0")),
         (lambda: mla(1, 64, torch.uint8, kv_lora_rank=500), ("500", "128")),
         (lambda: draft_of(mla(2, 64), (3, 3)), ("(3, 3)", "2")),
@@ -146,7 +147,9 @@ def test_a_draft_pool_shares_the_page_but_not_the_layers():
         ),
     ],
 )
-def test_an_impossible_geometry_is_refused_with_its_values(build, values):
+def test_an_impossible_geometry_is_refused_with_its_values(
+    build: Callable[[], object], values: tuple[str, ...]
+) -> None:
     """A geometry that cannot exist is refused with the values that disagree."""
     with pytest.raises(GeometryError) as refusal:
         build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -231,6 +232,14 @@ def test_lru_evicts_what_was_used_longest_ago(tree: RadixTree) -> None:
     assert [e.device_pages.tolist() for e in tree.evict_device(2)] == [[2], [1]]
 
 
+def test_an_insert_is_a_use_of_the_host_copies_too(tree: RadixTree) -> None:
+    """What is computed again is wanted, at either end."""
+    for page in (1, 2):
+        tree.set_host(tree.insert(chain(page), ids(page)).node, ids(10 * page))
+    tree.insert(chain(1), ids(1))
+    assert [e.host_pages.tolist() for e in tree.evict_host(2)] == [[20], [10]]
+
+
 def test_lfu_evicts_what_was_matched_least() -> None:
     """One recent use does not outweigh two older ones."""
     tree = RadixTree(PAGE, "lfu")
@@ -339,6 +348,7 @@ def test_a_request_takes_as_many_steps_in_a_large_tree(policy: Policy) -> None:
             nonlocal counted
             counted += 1
 
+        gc.disable()  # it calls back into whoever asked for that, at a time of its own
         sys.setprofile(count)
         try:
             tree.match(chain(0, leaves))
@@ -346,6 +356,7 @@ def test_a_request_takes_as_many_steps_in_a_large_tree(policy: Policy) -> None:
             tree.evict_device(1)
         finally:
             sys.setprofile(None)
+            gc.enable()
         return counted
 
     assert steps(10) == steps(2_000)

@@ -7,8 +7,9 @@ import torch
 from hicache_dbg.pools.backends import copier_for
 from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_c4_state
 from hicache_dbg.pools.device import DevicePool
-from hicache_dbg.pools.geometry import GeometryError, IoBackend, Layout
+from hicache_dbg.pools.geometry import GeometryError, IoBackend, Layout, PoolGeometry
 from hicache_dbg.pools.host import (
+    HostPool,
     IndexKHostPool,
     LatentHostPool,
     MHAHostPool,
@@ -22,14 +23,26 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine, TransferError
 
 
-def mirror_of(geometry, layout=Layout.LAYER_FIRST, host_geometry=None):
+def mirror_of(
+    geometry: PoolGeometry,
+    layout: Layout = Layout.LAYER_FIRST,
+    host_geometry: PoolGeometry | None = None,
+) -> Mirror:
     """A mirror of three device and four host pages."""
     device = DevicePool(geometry, 3)
     host = host_pool_for(host_geometry or host_geometry_like(device), 4, layout)
     return Mirror(device, host)
 
 
-def refusal(mirror, host, device, *, single=False, backend=IoBackend.KERNEL, layers=(0,)):
+def refusal(
+    mirror: Mirror,
+    host: Indices,
+    device: Indices,
+    *,
+    single: bool = False,
+    backend: IoBackend = IoBackend.KERNEL,
+    layers: tuple[int, ...] = (0,),
+) -> str:
     """The message with which a backup is refused."""
     op = CopyOp(
         1,
@@ -44,7 +57,7 @@ def refusal(mirror, host, device, *, single=False, backend=IoBackend.KERNEL, lay
     return str(error.value)
 
 
-def pages(mirror, *ids):
+def pages(mirror: Mirror, *ids: int) -> Indices:
     """Whole pages."""
     return Indices.pages(ids, mirror.device.geometry)
 
@@ -57,7 +70,7 @@ def pages(mirror, *ids):
         (Layout.PAGE_FIRST_DIRECT, IoBackend.KERNEL),
     ],
 )
-def test_a_layout_its_backend_cannot_serve_is_refused(layout, backend):
+def test_a_layout_its_backend_cannot_serve_is_refused(layout: Layout, backend: IoBackend) -> None:
     """The refusal names the backend, the layout, and what the backend can serve."""
     mirror = mirror_of(mha(1, 2, heads=2, head_dim=4), layout)
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0), backend=backend)
@@ -73,34 +86,36 @@ def test_a_layout_its_backend_cannot_serve_is_refused(layout, backend):
         ((0, 1), (0,), "2 host and 1 device ids"),
     ],
 )
-def test_wrong_page_ids_are_refused(host, device, words):
+def test_wrong_page_ids_are_refused(
+    host: tuple[int, ...], device: tuple[int, ...], words: str
+) -> None:
     """A page id out of range, or counts that differ, are refused with the numbers."""
     mirror = mirror_of(mla(1, 2))
     assert words in refusal(mirror, pages(mirror, *host), pages(mirror, *device))
 
 
-def test_a_slot_out_of_range_is_refused():
+def test_a_slot_out_of_range_is_refused() -> None:
     """A slot id is checked against slots, not pages."""
     mirror = mirror_of(mla(1, 2))
     message = refusal(mirror, Indices.slots([7]), Indices.slots([6]), single=True)
     assert "device slot 6 is out of range, expected 0..5" in message
 
 
-def test_slots_given_as_pages_are_refused():
+def test_slots_given_as_pages_are_refused() -> None:
     """What the indices are and what the copy says they are must agree."""
     mirror = mirror_of(mla(1, 2))
     message = refusal(mirror, Indices.slots([0]), Indices.slots([0]), single=False)
     assert "token_granular=False, but the host indices are single slots" in message
 
 
-def test_a_ring_slot_cannot_be_copied_alone():
+def test_a_ring_slot_cannot_be_copied_alone() -> None:
     """A slot that several tokens share is refused in a token-granular copy."""
     mirror = mirror_of(deepseek_v4_c4_state(1, ring=8))
     message = refusal(mirror, Indices.slots([0]), Indices.slots([0]), single=True)
     assert "32 tokens share it" in message
 
 
-def test_ends_with_different_pages_are_refused():
+def test_ends_with_different_pages_are_refused() -> None:
     """A page of 64 slots cannot stand for one of 32."""
     mirror = mirror_of(index_k(1, 64), host_geometry=index_k(1, 32))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0))
@@ -108,21 +123,21 @@ def test_ends_with_different_pages_are_refused():
     assert "32" in message
 
 
-def test_a_layer_one_end_lacks_is_refused():
+def test_a_layer_one_end_lacks_is_refused() -> None:
     """A layer number is checked at both ends."""
     mirror = mirror_of(mla(2, 2), host_geometry=mla(1, 2))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0), layers=(1,))
     assert "layer 1 is out of range, the host pool has 1 layers" in message
 
 
-def test_a_component_the_device_lacks_is_refused():
+def test_a_component_the_device_lacks_is_refused() -> None:
     """A host pool that keeps another component than the device is refused."""
     mirror = mirror_of(index_k(1, 64), host_geometry=deepseek_v4_c4(1))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0))
     assert "keeps component kv, the device pool has only index_k" in message
 
 
-def test_a_host_item_that_leaves_the_device_tensor_is_refused():
+def test_a_host_item_that_leaves_the_device_tensor_is_refused() -> None:
     """A wider host page is followed up to the tensor's end, and refused beyond it."""
     mirror = mirror_of(index_k(1, 64, "fp8"), host_geometry=index_k(1, 64, "bf16"))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 2))
@@ -140,19 +155,21 @@ def test_a_host_item_that_leaves_the_device_tensor_is_refused():
         (MHAHostPool, mla(1, 2), Layout.PAGE_HEAD, "has no head axis"),
     ],
 )
-def test_a_host_pool_refuses_what_it_is_not_for(cls, geometry, layout, words):
+def test_a_host_pool_refuses_what_it_is_not_for(
+    cls: type[HostPool], geometry: PoolGeometry, layout: Layout, words: str
+) -> None:
     """A host pool class takes its own kind of geometry and its own layouts only."""
     with pytest.raises(GeometryError, match=words):
         cls(geometry, 2, layout)
 
 
-def test_an_unknown_device_type_is_refused():
+def test_an_unknown_device_type_is_refused() -> None:
     """The refusal names the device type and those that can be served."""
     with pytest.raises(ValueError, match=r"device type 'meta'.*cpu or cuda"):
         copier_for("meta", IoBackend.KERNEL)
 
 
-def test_pinning_without_cuda_is_on_record():
+def test_pinning_without_cuda_is_on_record() -> None:
     """A wish to pin that could not be granted is a fact, not an error."""
     with host_pool_for(mla(1, 2), 2, Layout.LAYER_FIRST, pin=True) as pool:
         assert pool.pinned.requested

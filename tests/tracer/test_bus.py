@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -72,8 +72,11 @@ class Dead(MemorySink):
         raise SinkError("nobody listens", reason="refused", lost=len(events))
 
 
+MakeBus = Callable[..., Bus]
+
+
 @pytest.fixture
-def make_bus() -> Iterator[type[Bus]]:
+def make_bus() -> Iterator[MakeBus]:
     """Builds buses that are closed at the end."""
     built: list[Bus] = []
 
@@ -81,12 +84,12 @@ def make_bus() -> Iterator[type[Bus]]:
         built.append(Bus(sinks, capacity=capacity, errors=InternalErrors(reraise=False)))
         return built[-1]
 
-    yield make  # type: ignore[misc]
+    yield make
     for bus in built:
         bus.close(1.0)
 
 
-def test_events_arrive_at_every_sink_in_order(make_bus) -> None:
+def test_events_arrive_at_every_sink_in_order(make_bus: MakeBus) -> None:
     """What is pushed comes out at each sink, whole and in order."""
     sinks = MemorySink(), MemorySink()
     bus = make_bus(*sinks)
@@ -97,7 +100,7 @@ def test_events_arrive_at_every_sink_in_order(make_bus) -> None:
         assert [event.op_id for event in sink.of(Copied)] == list(range(500))
 
 
-def test_a_full_ring_drops_and_counts(make_bus) -> None:
+def test_a_full_ring_drops_and_counts(make_bus: MakeBus) -> None:
     """The hot path never waits: past the capacity push says no, and health says how often."""
     gate = threading.Event()
 
@@ -122,7 +125,7 @@ def test_a_full_ring_drops_and_counts(make_bus) -> None:
     assert len(sink.of(Copied)) == 10
 
 
-def test_a_dead_sink_harms_nobody_else_and_its_loss_is_exact(make_bus) -> None:
+def test_a_dead_sink_harms_nobody_else_and_its_loss_is_exact(make_bus: MakeBus) -> None:
     """The other sink gets everything; health says how much the dead one lost."""
     alive, dead = MemorySink(), Dead()
     bus = make_bus(dead, alive)
@@ -151,7 +154,7 @@ def test_findings_are_not_crowded_out_by_copies() -> None:
     assert box.lost == {"queue_full": 10}
 
 
-def test_equal_findings_are_one_line_and_a_count(make_bus) -> None:
+def test_equal_findings_are_one_line_and_a_count(make_bus: MakeBus) -> None:
     """The first comes at once, its like as one event with how many, the unlike for itself."""
     sink = MemorySink()
     bus = make_bus(sink)
@@ -164,7 +167,7 @@ def test_equal_findings_are_one_line_and_a_count(make_bus) -> None:
     assert sink.of(Health)[-1].findings == 101
 
 
-def test_the_last_word_is_a_closing_health_event(make_bus) -> None:
+def test_the_last_word_is_a_closing_health_event(make_bus: MakeBus) -> None:
     """At close the totals come, marked as the last."""
     sink = MemorySink()
     bus = make_bus(sink)
@@ -175,7 +178,7 @@ def test_the_last_word_is_a_closing_health_event(make_bus) -> None:
     assert (last.closing, last.copies, last.verified) == (True, 1, 7)
 
 
-def test_close_is_bounded_with_a_sink_that_hangs(make_bus) -> None:
+def test_close_is_bounded_with_a_sink_that_hangs(make_bus: MakeBus) -> None:
     """A sink that never returns costs the limits, not the process's exit."""
     sink = Blocked()
     bus = make_bus(sink)
@@ -186,7 +189,9 @@ def test_close_is_bounded_with_a_sink_that_hangs(make_bus) -> None:
     sink.go.set()
 
 
-def test_a_record_that_fails_is_counted_and_the_next_one_passes(make_bus, internal_errors) -> None:
+def test_a_record_that_fails_is_counted_and_the_next_one_passes(
+    make_bus: MakeBus, internal_errors: list[str]
+) -> None:
     """A bug in a check loses that record only."""
 
     class Broken:
@@ -211,7 +216,7 @@ def test_a_record_that_fails_is_counted_and_the_next_one_passes(make_bus, intern
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_a_bus_of_its_own(make_bus) -> None:
+def test_a_forked_child_has_a_bus_of_its_own(make_bus: MakeBus) -> None:
     """After a fork the child's events are delivered, and the parent's are not sent twice."""
     sink = MemorySink()
     bus = make_bus(sink)

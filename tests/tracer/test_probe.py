@@ -93,6 +93,7 @@ class Rig:
                 "token_granular": False,
                 "io_backend": "kernel",
                 "layers": tuple(range(LAYERS)),
+                "model_layers": tuple(range(10, 10 + LAYERS)),
                 **more,
             }
         )
@@ -323,6 +324,29 @@ def test_a_slot_range_is_compared_with_the_same_range_only() -> None:
     assert findings == []
     assert backup.token_granular
     assert backup.bytes == LAYERS * 2 * WIDTH
+
+
+def test_a_loads_last_gate_opens_after_its_digest() -> None:
+    """Whoever takes the last gate for the end of the load may overwrite the pages at once."""
+    rig = Rig(Checksum.LOADS)
+    rig.backup([5], [1])
+    opened = []
+
+    def opens(layer: int) -> None:
+        opened.append(layer)
+        if layer == 12:
+            rig.device[:, 3] = 0
+
+    def load(layer_done: Callable[[int], None]) -> None:
+        for layer in range(LAYERS):
+            rig.device[layer, 3] = rig.host[layer, 5]
+            layer_done(10 + layer)
+
+    rig.session.probe.observe_layers(lambda: [rig.copy(Op.LOAD, [5], [3])], load, opens)
+    (_, event), findings = rig.finish()
+    assert opened == [10, 11, 12]
+    assert outcomes(event) == (3, 0, 0, {})
+    assert findings == []
 
 
 page_lists = st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=4, unique=True)

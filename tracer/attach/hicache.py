@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hicache_dbg import __version__
+from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
@@ -82,8 +83,10 @@ class HiCacheAttachment:
 
     def _around_load(self, original: Callable[..., None]) -> Callable[..., None]:
         def load(engine: TransferEngine, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
-            self._session.probe.observe(
-                lambda: self._copies(op, Op.LOAD), lambda: original(engine, op, on_layer_done)
+            self._session.probe.observe_layers(
+                lambda: self._copies(op, Op.LOAD),
+                lambda layer_done: original(engine, op, layer_done),
+                on_layer_done,
             )
 
         return load
@@ -94,7 +97,7 @@ class HiCacheAttachment:
             with self._session.errors.at("attach/controller"):
                 self._controllers.add(controller)
                 host = controller.allocators[Tier.HOST.value]
-                self._register(controller.group.mirrors, host.generation)
+                self._register(controller.group.mirrors, _generations_of(host))
             self._session.enforce()
 
         return __init__
@@ -129,6 +132,7 @@ class HiCacheAttachment:
             token_granular=copy.token_granular,
             io_backend=copy.io_backend.value,
             layers=copy.layers,
+            model_layers=tuple(mirror.device.geometry.layer_ids[own] for own in copy.layers),
             op_id=op.op_id,
             spans=spans,
             trace_id=trace_id,
@@ -143,6 +147,10 @@ class HiCacheAttachment:
             weakref.finalize(mirror, self._views.pop, id(mirror), None)
             seen.append(views)
         self._session.register(seen, host_classes=host_classes())
+
+
+def _generations_of(allocator: PageAllocator) -> GenerationReader:
+    return lambda pages: allocator.generation(pages).astype(np.int64)
 
 
 def host_classes() -> tuple[str, ...]:

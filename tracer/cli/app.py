@@ -13,6 +13,7 @@ app = typer.Typer(
     name="hicache-dbg",
     help="Tells whether a tiered KV cache keeps every byte, and names the culprit when it does not.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from hicache_dbg.exporters.recording_format import RecordingError, read
+from hicache_dbg.exporters.recording_format import RecordingError, read, recordings_in
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
 from hicache_dbg.tracer.cli.render import render_report
 from hicache_dbg.tracer.cli.report import build_report
@@ -35,7 +35,9 @@ def command(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
-        render_report(Console(), report)
+        console = Console(markup=False)
+        render_report(console, report)
+        console.print(f"\nverdict: {report.verdict}", highlight=False)
     corrupt = bool(report.findings or report.tiles["mismatched"])
     raise typer.Exit(CORRUPT if corrupt else OK)
 
@@ -51,8 +53,8 @@ def _events(places: list[Path]) -> Iterator[Event]:
 def _files(places: list[Path]) -> list[Path]:
     files: list[Path] = []
     for place in places:
-        inside = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+        inside = recordings_in(place) if place.is_dir() else [place]
         if not inside:
-            raise CommandError(f"{place} holds no recording (*.jsonl)")
+            raise CommandError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
         files.extend(inside)
     return files

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
 from hicache_dbg.tracer import autoattach
 from hicache_dbg.tracer.cli.exits import INTERRUPTED, MISSING, OK, USAGE, CommandError
@@ -29,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: Sequence[str] | None) -> int:
     try:
-        import click
         import typer
 
         from hicache_dbg.tracer.cli.app import app
@@ -41,14 +41,18 @@ def _dispatch(argv: Sequence[str] | None) -> int:
             "pip install 'hicache-dbg[cli]'",
             MISSING,
         ) from None
+    # typer before 0.20 used click's own class, newer ones carry theirs; the name is the same.
+    usage_error: type[Exception] = next(
+        c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+    )
     command = typer.main.get_command(app)
     arguments = None if argv is None else list(argv)
     try:
         code = command.main(args=arguments, prog_name="hicache-dbg", standalone_mode=False)
-    except click.exceptions.Abort:
+    except typer.Abort:
         raise KeyboardInterrupt from None
-    except click.ClickException as error:
-        error.show()
+    except usage_error as error:
+        cast("Any", error).show()
         return USAGE
     return code if isinstance(code, int) else OK
 

@@ -14,7 +14,7 @@ from hicache_dbg.tracer.events import MirrorInfo
 
 __all__ = ["render_report"]
 
-_STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "dim", Verdict.UNDECIDED: "yellow"}
+_STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
 
 def render_report(console: Console, report: Report) -> None:
@@ -37,46 +37,37 @@ def render_report(console: Console, report: Report) -> None:
 
 
 def _table(*columns: str, title: str) -> Table:
-    table = Table(*columns, box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.title_style = "bold"
+    for column in columns:
+        table.add_column(column, overflow="fold")
     return table
 
 
 def _geometry(mirrors: list[MirrorInfo]) -> Table:
-    table = _table(
-        "pool",
-        "component",
-        "end",
-        "class",
-        "layout",
-        "dtype",
-        title="Geometry, read off the tensors",
-    )
-    for heading in ("B/slot", "B/page", "pages", "layers"):
-        table.add_column(heading, justify="right")
+    table = _table("pool", "class and layout", "dtype", title="Geometry, read off the tensors")
+    for heading in ("B/slot", "B/page", "pages"):
+        table.add_column(heading, justify="right", overflow="fold")
     for mirror in mirrors:
-        for end in (mirror.device, mirror.host):
+        for end, other in ((mirror.device, mirror.host), (mirror.host, mirror.device)):
+            sizes = {part.name: (part.slot_bytes, part.page_bytes) for part in other.components}
             for part in end.components:
-                other = mirror.host if end is mirror.device else mirror.device
-                fits = any(
-                    (c.name, c.slot_bytes, c.page_bytes)
-                    == (part.name, part.slot_bytes, part.page_bytes)
-                    for c in other.components
-                )
+                fits = sizes.get(part.name) == (part.slot_bytes, part.page_bytes)
                 table.add_row(
-                    mirror.pool,
-                    part.name,
-                    end.tier.value,
-                    end.cls,
-                    end.layout,
+                    _named(mirror, part.name),
+                    end.cls if end is mirror.device else f"{end.cls} {end.layout}",
                     part.dtype,
                     str(part.slot_bytes),
                     str(part.page_bytes),
-                    str(part.pages),
-                    str(part.layers),
+                    f"{part.pages}x{part.layers}",
                     style="" if fits else "bold red",
                 )
     return table
+
+
+def _named(mirror: MirrorInfo, component: str) -> str:
+    """The pool's name; with the component's where there is more than one."""
+    return mirror.pool if len(mirror.device.components) == 1 else f"{mirror.pool}.{component}"
 
 
 def _classes(console: Console, report: Report) -> None:
@@ -109,6 +100,7 @@ def _tiles(console: Console, report: Report) -> None:
         f"+ mismatched {tiles['mismatched']} + skipped {tiles['skipped']}; "
         f"{report.checked_share:.1%} of the loaded tiles were compared",
         style=style,
+        soft_wrap=True,
     )
     for reason, count in sorted(report.skipped.items()):
         console.print(f"  skipped, {reason}: {count}", style="yellow")
@@ -125,19 +117,19 @@ def _finding(console: Console, finding: dict[str, Any]) -> None:
 
 
 def _hypotheses(report: Report) -> Table:
-    table = _table("verdict", "hypothesis", "evidence", title="\nHypotheses")
+    table = _table("verdict", "hypothesis and evidence", title="\nHypotheses")
     for answer in report.hypotheses:
-        evidence = answer.evidence
-        if answer.decide_by:
-            evidence += f" [decide by: {answer.decide_by}]"
-        if answer.advice:
-            evidence += f"\ndo: {answer.advice}"
-        table.add_row(
-            Text(answer.verdict.value, style=_STYLE[answer.verdict]),
-            answer.question,
-            Text(
-                evidence,
-                style=_STYLE[answer.verdict] if answer.verdict is Verdict.FALSIFIED else "",
-            ),
+        style = _STYLE[answer.verdict]
+        text = Text(
+            answer.question, style="bold" if answer.verdict is not Verdict.FALSIFIED else ""
         )
+        text.append(
+            f"\n{answer.evidence}",
+            style="dim" if answer.verdict is Verdict.FALSIFIED else "not bold",
+        )
+        if answer.advice:
+            text.append(f"\ndo: {answer.advice}", style="not bold cyan")
+        if answer.decide_by:
+            text.append(f"\ndecide by: {answer.decide_by}", style="not bold cyan")
+        table.add_row(Text(answer.verdict.value, style=style), text)
     return table

@@ -5,15 +5,16 @@ from typing import Any
 import msgspec
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
-from hicache_dbg.tracer.diagnose.hypothesis import Answer, ask_all
+from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict, ask_all
 from hicache_dbg.tracer.events import Finding, MirrorInfo
 
-__all__ = ["Report", "build_report", "merged_findings"]
+__all__ = ["Report", "build_report"]
 
 
 class Report(msgspec.Struct, kw_only=True):
     """Paths, tiles, findings, geometry and hypotheses; ``repro`` adds what it knows of sessions."""
 
+    verdict: str
     tiles: dict[str, int]
     skipped: dict[str, int]
     paths: list[dict[str, Any]]
@@ -27,27 +28,11 @@ class Report(msgspec.Struct, kw_only=True):
     internal_errors: dict[str, int]
 
 
-def merged_findings(findings: list[Finding]) -> list[Finding]:
-    """Findings of a kind (class, pool, op, component, check) as one, with how many there were.
-
-    The first one's text stands; what the bus held back comes later with its count.
-    """
-    merged: dict[tuple[str, ...], Finding] = {}
-    for finding in findings:
-        key = (finding.cls, finding.pool, finding.op, finding.component, finding.check)
-        first = merged.get(key)
-        merged[key] = (
-            finding
-            if first is None
-            else msgspec.structs.replace(first, count=first.count + finding.count)
-        )
-    return list(merged.values())
-
-
 def build_report(evidence: Evidence) -> Report:
     """Everything that ``evidence`` supports, hypotheses included."""
-    tiles, health = evidence.tiles, evidence.health
+    tiles, health, answers = evidence.tiles, evidence.health, ask_all(evidence)
     return Report(
+        verdict=_verdict(answers),
         tiles={
             "moved": tiles.moved,
             "verified": tiles.verified,
@@ -66,8 +51,8 @@ def build_report(evidence: Evidence) -> Report:
             }
             for (pool, op, granular, layout), count in sorted(evidence.paths.items())
         ],
-        findings=[_finding(finding) for finding in merged_findings(evidence.findings)],
-        hypotheses=ask_all(evidence),
+        findings=[_finding(finding) for finding in evidence.kinds_of_finding()],
+        hypotheses=answers,
         mirrors=list(evidence.mirrors.values()),
         classes_built=sorted(evidence.classes_built),
         classes_unbuilt=sorted(evidence.classes_unbuilt),
@@ -75,6 +60,14 @@ def build_report(evidence: Evidence) -> Report:
         dropped=health.dropped if health else {},
         internal_errors=health.errors if health else {},
     )
+
+
+def _verdict(answers: list[Answer]) -> str:
+    """The first confirmed hypothesis, as one sentence; what is open where none is."""
+    for answer in answers:
+        if answer.verdict is Verdict.CONFIRMED:
+            return f"{answer.words}: {answer.evidence}"
+    return "nothing is confirmed: see what is undecided and how to decide it"
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

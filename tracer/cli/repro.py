@@ -2,24 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
-from hicache_dbg.repro.run import run
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hicache_dbg.repro.config import POOL_SETS, ConfigError, RunConfig
 from hicache_dbg.repro.faults.registry import FAULTS, fault_named
-from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
+from hicache_dbg.repro.run import run
 from hicache_dbg.repro.trace import Trace, read_trace
-from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE, CommandError
-from hicache_dbg.tracer.cli.render import render_report
-from hicache_dbg.tracer.cli.report import Report, build_report
+from hicache_dbg.tracer.cli.exits import CommandError
+from hicache_dbg.tracer.cli.report import build_report
+from hicache_dbg.tracer.cli.repro_output import Outcome, exit_code, show
+from hicache_dbg.tracer.cli.repro_output import as_json as to_json
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
@@ -50,53 +49,97 @@ CHECKSUMS = {
 DEFAULTS = RunConfig()
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """A run, and what the tracer saw of it."""
-
-    result: RunResult
-    report: Report | None
-
-
 def command(
-    sessions: Annotated[int, typer.Option(help="Agent sessions side by side.")] = DEFAULTS.sessions,
-    rounds: Annotated[int, typer.Option(help="Replies a session gets.")] = DEFAULTS.rounds,
-    ctx: Annotated[int, typer.Option(help="Tokens of a session's first prompt.")] = DEFAULTS.ctx,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = DEFAULTS.max_tokens,
-    timeout: Annotated[float, typer.Option(help="Seconds a turn may take.")] = DEFAULTS.timeout,
-    tag: Annotated[str, typer.Option(help="A name for the run.")] = "",
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = DEFAULTS.seed,
+    sessions: Annotated[
+        int, typer.Option(help="Agent sessions side by side.", rich_help_panel="Workload")
+    ] = DEFAULTS.sessions,
+    rounds: Annotated[
+        int, typer.Option(help="Replies a session gets.", rich_help_panel="Workload")
+    ] = DEFAULTS.rounds,
+    ctx: Annotated[
+        int, typer.Option(help="Tokens of a session's first prompt.", rich_help_panel="Workload")
+    ] = DEFAULTS.ctx,
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens of a reply.", rich_help_panel="Workload")
+    ] = DEFAULTS.max_tokens,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds a turn may take.", rich_help_panel="Workload")
+    ] = DEFAULTS.timeout,
+    tag: Annotated[str, typer.Option(help="A name for the run.", rich_help_panel="Workload")] = "",
+    seed: Annotated[
+        int, typer.Option(help="Of the prompts.", rich_help_panel="Workload")
+    ] = DEFAULTS.seed,
     fault: Annotated[
-        str, typer.Option(help=f"Inject a fault: {', '.join(FAULTS)}.", show_default=False)
+        str,
+        typer.Option(
+            help=f"Inject a fault: {', '.join(FAULTS)}.",
+            show_default=False,
+            rich_help_panel="Workload",
+        ),
     ] = "",
     trace: Annotated[
-        Path | None, typer.Option(help="Replay a Mooncake-format trace instead of sessions.")
+        Path | None,
+        typer.Option(
+            help="Replay a Mooncake-format trace instead of sessions.", rich_help_panel="Workload"
+        ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Requests of the trace to replay (default: all).")
+        int | None,
+        typer.Option(
+            help="Requests of the trace to replay (default: all).", rich_help_panel="Workload"
+        ),
     ] = None,
     scale: Annotated[
-        int, typer.Option(help="Tokens that a 512-token block of the trace becomes.")
+        int,
+        typer.Option(
+            help="Tokens that a 512-token block of the trace becomes.", rich_help_panel="Workload"
+        ),
     ] = DEFAULTS.scale,
-    pools: Annotated[str, typer.Option(help=f"Pool set: {', '.join(POOL_SETS)}.")] = DEFAULTS.pools,
+    pools: Annotated[
+        str, typer.Option(help=f"Pool set: {', '.join(POOL_SETS)}.", rich_help_panel="Engine")
+    ] = DEFAULTS.pools,
     layout: Annotated[
-        str, typer.Option(help="Host layout: layer_first, page_first, page_first_direct.")
+        str,
+        typer.Option(
+            help="Host layout: layer_first, page_first, page_first_direct.",
+            rich_help_panel="Engine",
+        ),
     ] = DEFAULTS.layout,
     io_backend: Annotated[
-        str, typer.Option(help="kernel or direct (default: what the layout is made for).")
+        str,
+        typer.Option(
+            help="kernel or direct (default: what the layout is made for).",
+            rich_help_panel="Engine",
+        ),
     ] = "",
     index_dtype: Annotated[
-        str, typer.Option(help="What the device stores index-K in: bf16 or fp8.")
+        str,
+        typer.Option(
+            help="What the device stores index-K in: bf16 or fp8.", rich_help_panel="Engine"
+        ),
     ] = DEFAULTS.index_dtype,
     device_pages: Annotated[
-        int, typer.Option(help="Pages in each device pool.")
-    ] = DEFAULTS.device_pages,
-    host_pages: Annotated[int, typer.Option(help="Pages in each host pool.")] = DEFAULTS.host_pages,
-    gate: Annotated[GateLevel, typer.Option(help="How closely to trace.")] = GateLevel.LOADS,
-    record: Annotated[
-        Path | None, typer.Option(help="Keep the events in this folder, for diagnose.")
+        int | None,
+        typer.Option(
+            help="Pages in each device pool (default: too few for all).", rich_help_panel="Engine"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    host_pages: Annotated[
+        int, typer.Option(help="Pages in each host pool.", rich_help_panel="Engine")
+    ] = DEFAULTS.host_pages,
+    gate: Annotated[
+        GateLevel, typer.Option(help="How closely to trace.", rich_help_panel="Tracing and output")
+    ] = GateLevel.LOADS,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the events in this folder, for diagnose.",
+            rich_help_panel="Tracing and output",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Tracing and output")
+    ] = False,
 ) -> None:
     """Run multi-turn agent sessions through the tiered cache and say what was corrupted, and why.
 
@@ -130,10 +173,10 @@ def command(
     except (ConfigError, SettingsError) as error:
         raise CommandError(str(error)) from error
     if as_json:
-        typer.echo(_json(outcome))
+        typer.echo(to_json(outcome))
     else:
-        _print(outcome)
-    raise typer.Exit(_exit_code(outcome))
+        show(outcome)
+    raise typer.Exit(exit_code(outcome))
 
 
 def _read(path: Path, requests: int | None) -> Trace:
@@ -150,7 +193,7 @@ def _read(path: Path, requests: int | None) -> Trace:
 
 def _run(
     config: RunConfig, fault: str, trace: Trace | None, gate: GateLevel, record: Path | None
-) -> _Outcome:
+) -> Outcome:
     injected = fault_named(fault) if fault else None
     memory = MemorySink()
     with _tracing(gate, record, memory) as runtime, _progress() as advance:
@@ -158,9 +201,9 @@ def _run(
         if runtime is not None:
             runtime.flush()
     if gate is GateLevel.OFF:
-        return _Outcome(result, None)
+        return Outcome(result, None)
     corrupted = result.sessions.corrupted
-    return _Outcome(result, build_report(Evidence.of(memory.events, sessions_corrupted=corrupted)))
+    return Outcome(result, build_report(Evidence.of(memory.events, sessions_corrupted=corrupted)))
 
 
 @contextmanager
@@ -209,61 +252,3 @@ def _progress() -> Iterator[Any]:
             bar.update(task, completed=done, total=total, description=text)
 
         yield advance
-
-
-def _exit_code(outcome: _Outcome) -> int:
-    result, report = outcome.result, outcome.report
-    if result.interrupted:
-        return INTERRUPTED
-    found = report is not None and (report.findings or report.tiles["mismatched"])
-    if result.sessions.corrupted or found:
-        return CORRUPT
-    return OK if result.tiers_used else USAGE
-
-
-def _json(outcome: _Outcome) -> str:
-    result = outcome.result
-    data: dict[str, Any] = {
-        "config": asdict(result.config),
-        "fault": result.fault,
-        "interrupted": result.interrupted,
-        "sessions": asdict(result.sessions),
-        "divergences": [
-            {"session": report.session, "status": report.status.value, "error": report.error}
-            | (asdict(report.divergence) if report.divergence else {})
-            for report in result.reports
-            if report.corrupted
-        ],
-        "engine": asdict(result.stats),
-        "tiers_used": result.tiers_used,
-        "wall_seconds": round(result.wall_seconds, 3),
-        "truth_seconds": round(result.truth_seconds, 3),
-    }
-    if outcome.report is not None:
-        data |= msgspec.to_builtins(outcome.report)
-    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
-
-
-def _print(outcome: _Outcome) -> None:
-    result, console = outcome.result, Console()
-    if outcome.report is not None:
-        render_report(console, outcome.report)
-    stats = result.stats
-    console.print(
-        f"\nengine: {stats.backups} backups, {stats.loads} loads, {stats.host_hit_pages} pages hit on the "
-        f"host, {stats.device_hit_pages} on the device, {stats.evicted_pages} evicted"
-    )
-    console.print(wall_line(result), highlight=False)
-    console.print(corruption_line(result), highlight=False, style=_verdict_style(outcome))
-    if result.interrupted:
-        console.print("interrupted: the sessions above had ended by then", style="yellow")
-    elif not result.tiers_used:
-        console.print(
-            "not a test: no page came back from the host, so this run proves nothing. "
-            "Use fewer --device-pages or more --sessions.",
-            style="bold yellow",
-        )
-
-
-def _verdict_style(outcome: _Outcome) -> str:
-    return "bold green" if _exit_code(outcome) == OK else "bold red"

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from hicache_dbg.tracer.events import Copied, Event, Finding, Health, MirrorInfo, Op, Started
 
 __all__ = ["Evidence", "PathKey", "Tiles"]
@@ -78,6 +80,22 @@ class Evidence:
     def of_pool(self, pool: str, op: Op) -> Tiles:
         """Tiles of one pool under one operation."""
         return self.by_pool.get((pool, op.value), Tiles())
+
+    def kinds_of_finding(self) -> list[Finding]:
+        """Findings of a kind (class, pool, op, component, check) as one, with how many there were.
+
+        The first one's text stands; what the bus held back comes later with its count.
+        """
+        merged: dict[tuple[str, ...], Finding] = {}
+        for finding in self.findings:
+            key = (finding.cls, finding.pool, finding.op, finding.component, finding.check)
+            first = merged.get(key)
+            merged[key] = (
+                msgspec.structs.replace(first, count=first.count + finding.count)
+                if first
+                else finding
+            )
+        return list(merged.values())
 
     @property
     def checked_share(self) -> float:

@@ -26,15 +26,19 @@ class Verdict(StrEnum):
 class Hypothesis:
     """A cause that people argue about, and what would settle it.
 
-    ``judge`` returns the verdict and the evidence for it in one sentence with its numbers;
-    ``decide_by`` is a command that would settle an undecided one.
+    ``words`` say it where it is confirmed. ``judge`` returns the verdict and the evidence for it
+    in one sentence with its numbers. ``rank`` orders the confirmed ones: 0 names a cause by
+    itself, 1 adds to it, 2 is about the tracer's own sight. ``decide_by`` is a command that would
+    settle an undecided one.
     """
 
     name: str
     question: str
     falsified_by: str
     confirmed_by: str
+    words: str
     judge: Callable[[Evidence], tuple[Verdict, str]]
+    rank: int = 1
     advice: str = ""
     decide_by: str = ""
 
@@ -44,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     question: str
+    words: str
     verdict: Verdict
     evidence: str
     advice: str = ""
@@ -51,12 +56,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def known_hypotheses() -> tuple[Hypothesis, ...]:
-    """Every hypothesis that has a file here, by name."""
+    """Every hypothesis that has a file here, by rank and name."""
     found = [
         importlib.import_module(f"{hypotheses.__name__}.{module.name}").HYPOTHESIS
         for module in pkgutil.iter_modules(hypotheses.__path__)
     ]
-    return tuple(sorted(found, key=lambda hypothesis: hypothesis.name))
+    return tuple(sorted(found, key=lambda hypothesis: (hypothesis.rank, hypothesis.name)))
 
 
 _ORDER = (Verdict.CONFIRMED, Verdict.UNDECIDED, Verdict.FALSIFIED)
@@ -71,6 +76,7 @@ def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> li
             Answer(
                 name=hypothesis.name,
                 question=hypothesis.question,
+                words=hypothesis.words,
                 verdict=verdict,
                 evidence=reason,
                 advice=hypothesis.advice if verdict is Verdict.CONFIRMED else "",

@@ -5,7 +5,7 @@ thread would only take turns with the first.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ __all__ = ["CpuDigester"]
 #: Tiles in pieces are gathered about this many bytes at a time, to be hashed from the cache.
 _BATCH_BYTES = 1 << 20
 
-_xxh3 = xxhash.xxh3_64_intdigest
+_xxh3: Callable[[Any], int] = xxhash.xxh3_64_intdigest
 
 
 class CpuDigester:

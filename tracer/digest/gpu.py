@@ -1,7 +1,7 @@
 """XXH3-64 of tiles in CUDA memory: one small launch for many layers and pages, and nothing else.
 
 No call here waits for the device, reads an index to the host or, once its geometry has been
-prepared, allocates. A page id outside the view is never read: its digest is 0.
+prepared, allocates. A page id outside the view is never followed: its digest is 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,20 @@ from typing import Any, Final, Literal
 import torch
 
 from hicache_dbg.tracer.digest import kernels
-from hicache_dbg.tracer.digest.launch import Launcher, is_capturing
-from hicache_dbg.tracer.digest.plan import Kernel, Reading, reading_of
+from hicache_dbg.tracer.digest.launch import Launcher
+from hicache_dbg.tracer.digest.plan import Kernel, reading_of
 from hicache_dbg.tracer.digest.ring import ViolationRing
 from hicache_dbg.tracer.view import View
 
 __all__ = ["GRAPH", "UNKNOWN", "GpuDigester"]
 
-#: Why a launch was refused: its stream is being captured into a graph. Equals ``SkipReason.GRAPH``.
+#: Why a launch was refused: the caller is capturing a graph. Equals ``SkipReason.GRAPH``.
 GRAPH: Final = "graph"
 #: The expectation of a tile of which nothing is known; it is not compared.
 UNKNOWN: Final = 0
 
+
+#: The kernels' arguments ring, counter, capacity and tag that stand for "store the digests".
 _NO_RING = (0, 0, 1, 0)
 
 
@@ -36,12 +38,14 @@ class GpuDigester:
     """
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
-        self.device = torch.device(device)
+        self._index = torch.device(device).index
+        if self._index is None:
+            self._index = torch.cuda.current_device()
+        self.device = torch.device("cuda", self._index)
         signed = [word - (word >> 63 << 64) for word in kernels.TABLE]
         self._table = torch.tensor(signed, dtype=torch.int64, device=self.device)
-        self._table_at = self._table.data_ptr()
-        self._prepared: dict[int, _Prepared] = {}
-        self._launchers: dict[Kernel, Launcher] = {}
+        self._views: dict[int, _PreparedView] = {}
+        self._compiled: dict[Kernel, Any] = {}
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
         """Compile and upload what digests of ``view`` need. Takes seconds the first time.
@@ -53,15 +57,15 @@ class GpuDigester:
         Raises:
             ValueError: If the view is on another device, or its pages are 2 GiB or longer.
         """
-        prepared = self._prepare(view)
-        self._reading(prepared, 0, None)
+        prepared = self._prepared(view)
+        prepared.launch(0, None)
         if partial and view.slots_per_page > 1:
             for last in {1, view.slots_per_page - 1}:
-                self._reading(prepared, 0, last)
+                prepared.launch(0, last)
 
     def forget(self, view: View) -> None:
         """Let go of a view whose tensors are to be freed."""
-        self._prepared.pop(id(view), None)
+        self._views.pop(id(view), None)
 
     def digest(
         self,
@@ -73,7 +77,7 @@ class GpuDigester:
         *,
         out: torch.Tensor,
         unit: int = 1,
-        stream: torch.cuda.Stream | None = None,
+        stream: int | None = None,
     ) -> Literal["graph"] | None:
         """Enqueue XXH3-64 of slots ``first .. last - 1`` of each tile, into ``out``.
 
@@ -84,9 +88,11 @@ class GpuDigester:
                 when the launch runs.
             first: The first slot to digest.
             last: The slot after the last one; the end of the page if left out.
-            out: int64 [layers, pages] on this device, contiguous in pages; holds the digests' bits.
-            unit: What an id counts, in ids to a page: page ``id // unit`` is digested.
-            stream: Where to enqueue; the current stream if left out.
+            out: int64 [layers, pages], contiguous in pages, on this device or pinned: what is
+                written to pinned memory needs no copy. Expectations are better on the device,
+                since programs wait for what they read over the bus.
+            unit: How many ids a page has: page ``id // unit`` is digested.
+            stream: The raw handle of the stream to enqueue on; the current stream if left out.
 
         Returns:
             None, or why nothing was enqueued.
@@ -95,7 +101,9 @@ class GpuDigester:
             ValueError: If a tensor's dtype, shape or device or the slot range does not fit.
             IndexError: If a layer lies outside the view.
         """
-        return self._enqueue(view, layers, pages, first, last, out, unit, stream, _NO_RING)
+        return self._enqueue(
+            view, layers, pages, (first, last), out, unit=unit, stream=stream, ring=_NO_RING
+        )
 
     def compare(
         self,
@@ -109,7 +117,7 @@ class GpuDigester:
         ring: ViolationRing,
         tag: int,
         unit: int = 1,
-        stream: torch.cuda.Stream | None = None,
+        stream: int | None = None,
     ) -> Literal["graph"] | None:
         """Enqueue the same digests, compared on the device with ``expected`` [layers, pages].
 
@@ -118,121 +126,118 @@ class GpuDigester:
         result and the errors are those of :meth:`digest`.
         """
         where = (ring.records, ring.counter, ring.capacity, tag)
-        return self._enqueue(view, layers, pages, first, last, expected, unit, stream, where)
+        return self._enqueue(
+            view, layers, pages, (first, last), expected, unit=unit, stream=stream, ring=where
+        )
 
     def _enqueue(
         self,
         view: View,
         layers: Sequence[int],
         pages: torch.Tensor,
-        first: int,
-        last: int | None,
+        slots: tuple[int, int | None],
         digests: torch.Tensor,
+        *,
         unit: int,
-        stream: torch.cuda.Stream | None,
+        stream: int | None,
         ring: tuple[int, int, int, int],
     ) -> Literal["graph"] | None:
-        handle = current = torch.cuda.current_stream(self.device).cuda_stream
-        if stream is not None:
-            handle = stream.cuda_stream
-        if is_capturing(current) or (handle != current and is_capturing(handle)):
+        if torch.cuda.is_current_stream_capturing():
             return GRAPH
-        prepared = self._prepared.get(id(view)) or self._prepare(view)
+        prepared = self._views.get(id(view)) or self._prepared(view)
+        launch, tiles = prepared.launches.get(slots) or prepared.launch(*slots)
         bases, rows = prepared.bases(layers)
-        count = _checked(pages, digests, rows, self._table)
-        reading, launcher = prepared.readings.get((first, last)) or self._reading(
-            prepared, first, last
-        )
+        count = _count(pages, digests, rows, self._index)
+        if stream is None:
+            stream = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 (0.2 us, not 8)
         if count and rows:
-            launcher(
-                *(-(-count // reading.kernel.tiles), rows, handle, self._table_at, bases),
-                *(pages.data_ptr(), pages.stride(0), unit, count, view.pages, view.page_stride),
-                *(reading.offset, reading.first, reading.slots, reading.size),
+            launch(
+                *(-(-count // tiles), rows, stream, bases),
+                *(pages.data_ptr(), pages.stride(0), unit, count),
                 *(digests.data_ptr(), digests.stride(0), *ring),
             )
         return None
 
-    def _prepare(self, view: View) -> "_Prepared":
-        if torch.device(view.device).type != "cuda":
-            raise ValueError(
-                f"{view.pool}.{view.component}: the GPU cannot read tiles on {view.device}: "
-                f"expected a view on {self.device}"
-            )
-        prepared = self._prepared.get(id(view))
+    def _prepared(self, view: View) -> "_PreparedView":
+        prepared = self._views.get(id(view))
         if prepared is None:
-            prepared = self._prepared[id(view)] = _Prepared(view, self.device)
+            if torch.device(view.device).type != "cuda":
+                raise ValueError(
+                    f"{view.pool}.{view.component}: the GPU cannot read tiles on {view.device}: "
+                    f"expected a view on {self.device}"
+                )
+            prepared = _PreparedView(view, self._table, self._compiled)
+            self._views[id(view)] = prepared
         return prepared
 
-    def _reading(
-        self, prepared: "_Prepared", first: int, last: int | None
-    ) -> tuple[Reading, Launcher]:
-        reading = reading_of(prepared.view, first, last)
-        launcher = self._launchers.get(reading.kernel)
-        if launcher is None:
-            launcher = self._launchers[reading.kernel] = _compiled(reading.kernel)
-        prepared.readings[first, last] = reading, launcher
-        return reading, launcher
 
-
-class _Prepared:
+class _PreparedView:
     """What is on the device, and compiled, for one view."""
 
-    def __init__(self, view: View, device: torch.device) -> None:
-        self.view = view
-        self.readings: dict[tuple[int, int | None], tuple[Reading, Launcher]] = {}
-        self._device = device
-        self._tables: dict[tuple[int, ...], torch.Tensor] = {}
-        self._all = self._table(tuple(range(view.layers)))
+    def __init__(self, view: View, table: torch.Tensor, compiled: dict[Kernel, Any]) -> None:
+        self.launches: dict[tuple[int, int | None], tuple[Launcher, int]] = {}
+        self._view, self._table, self._compiled = view, table, compiled
+        self._uploaded: dict[tuple[int, ...], torch.Tensor] = {}
+        self._every_base = self._upload(tuple(range(view.layers)))
+
+    def launch(self, first: int, last: int | None) -> tuple[Launcher, int]:
+        """The launcher for a slot range, and how many tiles one of its programs takes."""
+        view, reading = self._view, reading_of(self._view, first, last)
+        kernel = reading.kernel
+        if kernel not in self._compiled:
+            self._compiled[kernel] = _compile(kernel)
+        slots = (reading.offset, reading.first, reading.slots, reading.size)
+        fixed = (self._table.data_ptr(), view.pages, view.page_stride, *slots)
+        launcher = Launcher(self._compiled[kernel], len(kernels.VARYING), fixed)
+        self.launches[first, last] = launcher, kernel.tiles
+        return launcher, kernel.tiles
 
     def bases(self, layers: Sequence[int]) -> tuple[int, int]:
-        """Address of the base addresses of ``layers``, and how many they are."""
+        """Device address of the base addresses of ``layers``, and how many they are."""
         if isinstance(layers, range) and layers.step == 1:
-            if layers and not 0 <= layers.start < layers.stop <= self.view.layers:
+            if layers and not 0 <= layers.start < layers.stop <= self._view.layers:
                 raise self._outside(layers)
-            return self._all + 8 * layers.start, len(layers)
-        chosen = tuple(layers)
-        return self._table(chosen), len(chosen)
+            return self._every_base + 8 * layers.start, len(layers)
+        return self._upload(tuple(layers)), len(layers)
 
-    def _table(self, layers: tuple[int, ...]) -> int:
-        table = self._tables.get(layers)
+    def _upload(self, layers: tuple[int, ...]) -> int:
+        table = self._uploaded.get(layers)
         if table is None:
-            if any(not 0 <= layer < self.view.layers for layer in layers):
+            if any(not 0 <= layer < self._view.layers for layer in layers):
                 raise self._outside(layers)
-            bases = [self.view.bases[layer] for layer in layers]
-            table = torch.tensor(bases, dtype=torch.int64, device=self._device)
-            self._tables[layers] = table
+            bases = [self._view.bases[layer] for layer in layers]
+            table = torch.tensor(bases, dtype=torch.int64, device=self._table.device)
+            self._uploaded[layers] = table
         return table.data_ptr()
 
     def _outside(self, layers: Sequence[int]) -> IndexError:
         return IndexError(
-            f"{self.view.pool}.{self.view.component}: layers {list(layers)} are not all among the "
-            f"view's {self.view.layers}"
+            f"{self._view.pool}.{self._view.component}: layers {list(layers)} are not all among "
+            f"the view's {self._view.layers}"
         )
 
 
-def _compiled(kernel: Kernel) -> Launcher:
-    function = kernels.short_tiles if kernel.short else kernels.long_tiles
+def _compile(kernel: Kernel) -> Any:
+    function: Any = kernels.short_tiles if kernel.short else kernels.long_tiles
     constants: Mapping[str, Any] = {"P": kernel.tiles, **dict(kernel.constants)}
-    # Values past 32 bits stand for 64-bit arguments; they are not read.
-    values = [1 << 40] * len(kernels.ARGUMENTS)
-    compiled = function.warmup(*values, **constants, grid=(1,), num_warps=kernel.warps)
-    return Launcher(compiled, len(values))
+    # Integers past 32 bits stand for 64-bit arguments; nothing is launched.
+    values = [1 << 40] * (len(kernels.VARYING) + len(kernels.FIXED))
+    return function.warmup(*values, **constants, grid=(1,), num_warps=kernel.warps)
 
 
-def _checked(pages: torch.Tensor, digests: torch.Tensor, rows: int, like: torch.Tensor) -> int:
+def _count(pages: torch.Tensor, digests: torch.Tensor, rows: int, device: int) -> int:
     """How many pages there are, once dtypes, shapes and devices are known to fit."""
-    count = pages.shape[0] if pages.dim() == 1 else -1
+    count = len(pages) if pages.dim() == 1 else -1
     if (
-        pages.dtype is not torch.int64
-        or digests.dtype is not torch.int64
-        or digests.shape != (rows, count)
-        or pages.device != like.device
-        or digests.device != like.device
-        or (count > 1 and digests.stride(1) != 1)
+        digests.shape == (rows, count)
+        and pages.dtype is digests.dtype is torch.int64
+        and pages.get_device() == device
+        and (digests.get_device() == device or digests.is_pinned())
+        and (count <= 1 or digests.stride(1) == 1)
     ):
-        raise ValueError(
-            f"page ids are {pages.dtype} {list(pages.shape)} on {pages.device} and digests "
-            f"{digests.dtype} {list(digests.shape)} on {digests.device}: expected int64 [pages] and "
-            f"int64 [{rows}, pages], contiguous in pages, on {like.device}"
-        )
-    return count
+        return count
+    raise ValueError(
+        f"page ids are {pages.dtype} {list(pages.shape)} on {pages.device} and digests "
+        f"{digests.dtype} {list(digests.shape)} on {digests.device}: expected int64 [pages] and "
+        f"int64 [{rows}, pages], contiguous in pages, on cuda:{device} (or pinned)"
+    )

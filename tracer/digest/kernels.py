@@ -5,30 +5,38 @@ Every run-time argument is a 64-bit integer, addresses included, and none is spe
 compiled kernel serves every launch of a geometry.
 """
 
+# Kernels are compiled by Triton, which gives their parameters types of its own.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# pyright: reportMissingImports=false
+
 import triton
 import triton.language as tl
 
 from hicache_dbg.tracer.digest import xxh3
 
-__all__ = ["ARGUMENTS", "TABLE", "long_tiles", "short_tiles"]
+__all__ = ["FIXED", "TABLE", "VARYING", "long_tiles", "short_tiles"]
 
 #: What kernels read from device memory: the secret's words at every offset, then the accumulators.
 TABLE = (*xxh3.SECRET_WORDS, *xxh3.INITIAL)
 
-#: The run-time arguments of both kernels, in order.
+#: The run-time arguments that differ from launch to launch, in order.
 #:
-#: ``table``: :data:`TABLE`. ``bases``: base address of each layer, one grid row each. ``ids``,
-#: ``id_step``, ``id_unit``, ``count``: page ``i`` is ``ids[i * id_step] // id_unit``, ``i < count``.
-#: ``pages``, ``page_stride``: the view's extent and stride. ``offset``: of a tile in one piece.
-#: ``first``, ``slots``: the slot range of a tile in runs. ``size``: bytes of a tile.
-#: ``digests``, ``row``: int64 [layers, count] with ``row`` elements from layer to layer: written,
-#: or, where ``ring`` is not 0, expected. ``ring``, ``counter``, ``capacity``, ``tag``: see
+#: ``bases``: base address of each layer, one grid row each. ``ids``, ``id_step``, ``id_unit``,
+#: ``count``: page ``i`` is ``ids[i * id_step] // id_unit``, ``i < count``. ``digests``, ``row``:
+#: int64 [layers, count] with ``row`` elements from layer to layer: written, or, where ``ring`` is
+#: not 0, expected. ``ring``, ``counter``, ``capacity``, ``tag``: where violations go, see
 #: :class:`hicache_dbg.tracer.digest.ring.ViolationRing`.
-ARGUMENTS = (
-    *("table", "bases", "ids", "id_step", "id_unit", "count", "pages", "page_stride"),
-    *("offset", "first", "slots", "size", "digests", "row", "ring", "counter", "capacity", "tag"),
+VARYING = (
+    *("bases", "ids", "id_step", "id_unit", "count", "digests", "row"),
+    *("ring", "counter", "capacity", "tag"),
 )
+#: The arguments after these, which belong to a slot range of a view.
+#:
+#: ``table``: :data:`TABLE`. ``pages``, ``page_stride``: the view's extent and stride. ``offset``:
+#: of a tile in one piece. ``first``, ``slots``: the slots of a tile in runs. ``size``: a tile's.
+FIXED = ("table", "pages", "page_stride", "offset", "first", "slots", "size")
 
+_ARGUMENTS = (*VARYING, *FIXED)
 _INITIAL_AT = tl.constexpr(len(xxh3.SECRET_WORDS))
 _PRIME32_1 = tl.constexpr(xxh3.PRIME32_1)
 _PRIME64_1 = tl.constexpr(xxh3.PRIME64_1)
@@ -38,46 +46,46 @@ _AVALANCHE_PRIME = tl.constexpr(xxh3.AVALANCHE_PRIME)
 _RRMXMX_PRIME = tl.constexpr(xxh3.RRMXMX_PRIME)
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=_ARGUMENTS)
 def long_tiles(
-    table,
     bases,
     ids,
     id_step,
     id_unit,
     count,
-    pages,
-    page_stride,
-    offset,
-    first,
-    slots,
-    size,
     digests,
     row,
     ring,
     counter,
     capacity,
     tag,
+    table,
+    pages,
+    page_stride,
+    offset,
+    first,
+    slots,
+    size,
     P: tl.constexpr,
     STAGES: tl.constexpr,
     SIZE: tl.constexpr,
     UNIT: tl.constexpr,
     TAIL_UNIT: tl.constexpr,
-    ALIGN: tl.constexpr,
     STRIPED: tl.constexpr,
     RUNS: tl.constexpr,
 ):
     """Tiles of more than 240 bytes, ``P`` to a program, 16 stripes of 8 words at a step.
 
     ``STAGES``: blocks being loaded at a time. ``SIZE``: the size where it is fixed, else 0.
-    ``UNIT``: bytes that can be loaded at once wherever a stripe begins; ``TAIL_UNIT`` the same for
-    the last stripe, which ends with the tile. ``ALIGN``: what a tile's first address is a multiple
-    of. ``RUNS``: (offset, slot stride, row bytes, rows, row stride) of each run, empty for tiles in
-    one piece. ``STRIPED``: no stripe crosses rows.
+    ``UNIT``: bytes (16, 8, 4, 2 or 1) that can be loaded at once wherever a stripe begins, and, if
+    less than 16, wherever a row does; ``TAIL_UNIT`` the same for the last stripe, which ends with
+    the tile. ``RUNS``: (offset, slot stride, row bytes, rows, row stride) of each run, empty for
+    tiles in one piece. ``STRIPED``: no stripe crosses rows.
     """
     at = tl.program_id(0) * P + tl.arange(0, P)
     start, live, inside = _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride)
     start += offset
+    expected = _expected(at, live, digests, row, ring)
     if SIZE > 0:
         n_blocks: tl.constexpr = (SIZE - 1) // 1024
         rest: tl.constexpr = (SIZE - 1) % 1024 // 64
@@ -88,60 +96,57 @@ def long_tiles(
         rest = (length - 1) % 1024 // 64
     words = table.to(tl.pointer_type(tl.uint64))
     stripe = tl.arange(0, 16)[:, None]
-    lane = tl.arange(0, 8)[None, :]
-    stripe_secret = tl.load(words + (stripe + lane) * 8)
-    scramble = tl.load(words + 128 + lane * 8)
+    pair = tl.arange(0, 4)[None, :] * 16
     is_rest = stripe < rest
     tail_at = tl.where(is_rest, n_blocks * 1024 + stripe * 64, length - 64)
-    tail = _stripes(
-        start,
-        tail_at,
-        inside[:, None, None] & (stripe <= rest)[None, :, :],
-        first,
-        slots,
-        TAIL_UNIT,
-        ALIGN,
-        STRIPED,
-        RUNS,
+    tail_mask = inside[:, None, None] & (stripe <= rest)[None, :, :]
+    tail_even, tail_odd = _stripes(
+        start, tail_at, tail_mask, first, slots, TAIL_UNIT, STRIPED, RUNS
     )
-    acc = tl.broadcast_to(tl.load(words + _INITIAL_AT + lane), (P, 8))
+    even = tl.broadcast_to(tl.load(words + _INITIAL_AT + pair // 8), (P, 4))
+    odd = tl.broadcast_to(tl.load(words + _INITIAL_AT + 1 + pair // 8), (P, 4))
+    secret = words + stripe * 8 + pair
+    even_secret, odd_secret = tl.load(secret), tl.load(secret + 8)
+    even_scramble, odd_scramble = tl.load(words + 128 + pair), tl.load(words + 136 + pair)
     whole = inside[:, None, None]
     for block in tl.range(n_blocks, num_stages=STAGES):
-        data = _stripes(
-            start, block * 1024 + stripe * 64, whole, first, slots, UNIT, ALIGN, STRIPED, RUNS
-        )
-        acc += _accumulated(data, stripe_secret)
-        acc = (acc ^ (acc >> 47) ^ scramble) * _PRIME32_1
-    tail_secret = tl.load(words + tl.where(is_rest, stripe * 8, 121) + lane * 8)
-    tail_secret = tl.where(stripe <= rest, tail_secret, 0)
-    acc += _accumulated(tail, tail_secret)
-    merged = acc ^ tl.load(words + 11 + lane * 8)
-    even, odd = tl.split(tl.reshape(merged, (P, 4, 2)))
+        at_block = block * 1024 + stripe * 64
+        data_even, data_odd = _stripes(start, at_block, whole, first, slots, UNIT, STRIPED, RUNS)
+        even += _accumulated(data_even, data_odd, even_secret)
+        odd += _accumulated(data_odd, data_even, odd_secret)
+        even = _scrambled(even, even_scramble)
+        odd = _scrambled(odd, odd_scramble)
+    secret = words + tl.where(is_rest, stripe * 8, 121) + pair
+    used = stripe <= rest
+    even += _accumulated(tail_even, tail_odd, tl.load(secret, mask=used, other=0))
+    odd += _accumulated(tail_odd, tail_even, tl.load(secret + 8, mask=used, other=0))
+    even ^= tl.load(words + 11 + pair)
+    odd ^= tl.load(words + 19 + pair)
     total = tl.sum(_folded(even, odd), axis=1) + _u64(length) * _PRIME64_1
     got = tl.where(inside, _avalanche(total), 0)
-    _finish(got, at, live, digests, row, ring, counter, capacity, tag)
+    _finish(got, expected, at, live, digests, row, ring, counter, capacity, tag)
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=_ARGUMENTS)
 def short_tiles(
-    table,
     bases,
     ids,
     id_step,
     id_unit,
     count,
-    pages,
-    page_stride,
-    offset,
-    first,
-    slots,
-    size,
     digests,
     row,
     ring,
     counter,
     capacity,
     tag,
+    table,
+    pages,
+    page_stride,
+    offset,
+    first,
+    slots,
+    size,
     P: tl.constexpr,
     RUNS: tl.constexpr,
 ):
@@ -149,6 +154,7 @@ def short_tiles(
     at = tl.program_id(0) * P + tl.arange(0, P)
     start, live, inside = _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride)
     start += offset
+    expected = _expected(at, live, digests, row, ring)
     secret = table.to(tl.pointer_type(tl.uint64))
     length = size.to(tl.int32)
     if length > 128:
@@ -162,7 +168,7 @@ def short_tiles(
     else:
         got = _to_3(start, inside, length, secret, first, slots, RUNS)
     got = tl.where(inside, got, 0)
-    _finish(got, at, live, digests, row, ring, counter, capacity, tag)
+    _finish(got, expected, at, live, digests, row, ring, counter, capacity, tag)
 
 
 @triton.jit
@@ -179,15 +185,20 @@ def _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride):
 
 
 @triton.jit
-def _finish(got, at, live, digests, row, ring, counter, capacity, tag):
+def _expected(at, live, digests, row, ring):
+    """Expectations, asked for first and used last: they may come over the bus from host memory."""
+    here = digests.to(tl.pointer_type(tl.int64)) + tl.program_id(1).to(tl.int64) * row + at
+    return tl.load(here, mask=live & (ring != 0), other=0)
+
+
+@triton.jit
+def _finish(got, expected, at, live, digests, row, ring, counter, capacity, tag):
     """Store the digests, or put those that differ from a known expectation into the ring."""
     layer = tl.program_id(1).to(tl.int64)
-    here = digests.to(tl.pointer_type(tl.int64)) + layer * row + at
     got = got.to(tl.int64, bitcast=True)
     if ring == 0:
-        tl.store(here, got, mask=live)
+        tl.store(digests.to(tl.pointer_type(tl.int64)) + layer * row + at, got, mask=live)
     else:
-        expected = tl.load(here, mask=live, other=0)
         bad = live & (expected != 0) & (expected != got)
         ones = tl.where(bad, 1, 0).to(tl.int64)
         counters = counter.to(tl.pointer_type(tl.int64)) + at * 0
@@ -207,37 +218,60 @@ def _stripes(
     first,
     slots,
     UNIT: tl.constexpr,
-    ALIGN: tl.constexpr,
     STRIPED: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """Words [tiles, 16, 8] of the stripes that begin at byte ``at`` [16, 1] of each tile."""
-    per: tl.constexpr = 8 // UNIT
-    if UNIT == 8:
+    """The even and the odd words [tiles, 16, 4] of stripes at byte ``at`` [16, 1] of each tile."""
+    if UNIT == 16:
         # Said here and not in a helper: a hint on a call's result is lost when it is inlined.
-        address = tl.multiple_of(start.to(tl.pointer_type(tl.uint64)), ALIGN)
-    elif UNIT == 4:
-        address = start.to(tl.pointer_type(tl.uint32))
-    elif UNIT == 2:
-        address = start.to(tl.pointer_type(tl.uint16))
+        address = tl.multiple_of(start.to(tl.pointer_type(tl.uint64)), 16)
+        place = _placed(at // 16, first, slots, 16, RUNS) * 2 + tl.arange(0, 8)[None, :]
+        words = _loaded(address, place, mask)
+        even, odd = tl.split(tl.reshape(words, (start.shape[0], 16, 4, 2)))
     else:
-        address = start.to(tl.pointer_type(tl.uint8))
-    lane = tl.arange(0, 8)[None, :] * per
-    position = at // UNIT
-    if STRIPED:
-        position = _placed(position, first, slots, UNIT, RUNS) + lane
-    else:
-        position = position + lane
-    for part in tl.static_range(per):
-        place = position + part
-        if not STRIPED:
-            place = _placed(place, first, slots, UNIT, RUNS)
-        loaded = tl.load(address[:, None, None] + place[None, :, :], mask=mask, other=0)
-        if part == 0:
-            word = loaded.to(tl.uint64)
+        if UNIT == 8:
+            address = start.to(tl.pointer_type(tl.uint64))
+        elif UNIT == 4:
+            address = start.to(tl.pointer_type(tl.uint32))
+        elif UNIT == 2:
+            address = start.to(tl.pointer_type(tl.uint16))
         else:
-            word |= loaded.to(tl.uint64) << (part * UNIT * 8)
+            address = start.to(tl.pointer_type(tl.uint8))
+        even = _words(address, at, 0, mask, first, slots, UNIT, STRIPED, RUNS)
+        odd = _words(address, at, 8, mask, first, slots, UNIT, STRIPED, RUNS)
+    return even, odd
+
+
+@triton.jit
+def _words(
+    address,
+    at,
+    BEYOND: tl.constexpr,
+    mask,
+    first,
+    slots,
+    UNIT: tl.constexpr,
+    STRIPED: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Every other word, from ``BEYOND`` bytes into each stripe on, put together from its units."""
+    per: tl.constexpr = 8 // UNIT
+    within = tl.arange(0, 4)[None, :] * (2 * per) + BEYOND // UNIT
+    word = tl.zeros([address.shape[0], 16, 4], tl.uint64)
+    for part in tl.static_range(per):
+        if STRIPED:
+            place = _placed(at // UNIT, first, slots, UNIT, RUNS) + within + part
+        else:
+            place = _placed(at // UNIT + within + part, first, slots, UNIT, RUNS)
+        word |= _loaded(address, place, mask).to(tl.uint64) << (part * UNIT * 8)
     return word
+
+
+@triton.jit
+def _loaded(address, place, mask):
+    # Read once: it should not push out of the cache what the engine reads again.
+    pointer = address[:, None, None] + place[None, :, :]
+    return tl.load(pointer, mask=mask, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -274,14 +308,15 @@ def _in_run(
 
 
 @triton.jit
-def _accumulated(data, secret):
-    """What stripes [tiles, 16, 8] add to the accumulators [tiles, 8]."""
-    tiles: tl.constexpr = data.shape[0]
-    keyed = data ^ secret[None, :, :]
-    product = (keyed & 0xFFFFFFFF) * (keyed >> 32)
-    pairs = tl.reshape(data, (tiles, 16, 4, 2))
-    neighbour = tl.sum(pairs, axis=3)[:, :, :, None] - pairs
-    return tl.sum(product + tl.reshape(neighbour, (tiles, 16, 8)), axis=1)
+def _accumulated(words, neighbours, secret):
+    """What stripes [tiles, 16, 4] and the words beside theirs add to accumulators [tiles, 4]."""
+    keyed = words ^ secret[None, :, :]
+    return tl.sum((keyed & 0xFFFFFFFF) * (keyed >> 32) + neighbours, axis=1)
+
+
+@triton.jit
+def _scrambled(accumulators, secret):
+    return (accumulators ^ (accumulators >> 47) ^ secret) * _PRIME32_1
 
 
 @triton.jit

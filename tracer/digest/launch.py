@@ -1,113 +1,87 @@
-"""Launching a compiled Triton kernel through the CUDA driver, without Triton's Python launcher.
+"""Launching compiled Triton kernels through the CUDA driver, without Triton's Python launcher.
 
-Every argument of our kernels is a 64-bit integer, so a launch is one ``struct.pack_into`` and one
-``cuLaunchKernel``: a few microseconds of the host where the launcher takes tens.
+Every run-time argument of our kernels is a 64-bit integer and the launch is described by memory of
+ours, so that a launch is one ``struct.pack_into`` and one call of four arguments.
 """
 
 import ctypes
 import re
 import struct
 import threading
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LaunchError", "Launcher", "is_capturing"]
+import torch
+
+from hicache_dbg.tracer.digest.driver import check, driver
+
+__all__ = ["LaunchError", "Launcher"]
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
-_HANDLE = ctypes.c_void_p
-_COUNT = ctypes.c_uint
+_POINTER = ctypes.c_void_p
+
+#: CUlaunchConfig: grid and block extents, shared bytes, (padding), stream, attributes, their count.
+_CONFIG = "7I4xQQQ"
+_CONFIG_BYTES = struct.calcsize(_CONFIG)
 
 
 class LaunchError(RuntimeError):
-    """The CUDA driver refused a call; the message says which, and its error."""
+    """A compiled kernel is not of the form that can be launched here; the message says how."""
 
 
 class Launcher:
-    """One loaded kernel whose run-time arguments are all 64-bit integers.
+    """One loaded kernel with those of its run-time arguments that never change.
 
     Args:
-        kernel: A Triton ``CompiledKernel``, whose handle is taken from it and which is kept.
-        arguments: How many run-time arguments it has.
+        kernel: A Triton ``CompiledKernel``; its handle is taken from it, and it is kept.
+        varying: How many leading arguments each call gives.
+        fixed: The arguments after these.
 
     Raises:
         LaunchError: If the kernel wants parameters or scratch memory that this cannot give it.
     """
 
-    def __init__(self, kernel: Any, arguments: int) -> None:
+    def __init__(self, kernel: Any, varying: int, fixed: Sequence[int]) -> None:
         _ = kernel.run  # loads the binary onto the current device
-        parameters = _parameters(kernel.asm["ptx"])
+        bits = _parameter_bits(kernel.asm["ptx"])
         scratch = getattr(kernel.metadata, "global_scratch_size", 0)
-        if len(parameters) < arguments or set(parameters) != {"64"} or scratch:
+        if len(bits) < varying + len(fixed) or set(bits) != {"64"} or scratch:
             raise LaunchError(
-                f"{kernel.metadata.name}: compiled to parameters of {parameters} bits and "
-                f"{scratch} bytes of scratch: expected {arguments} of 64 bits or a few more, and none"
+                f"{kernel.metadata.name}: compiled to parameters of {bits} bits and {scratch} bytes "
+                f"of scratch memory: expected {varying + len(fixed)} of 64 bits or more, and none"
             )
         self._kernel = kernel
+        self._function = _POINTER(kernel.function)
+        self._block = (1, 32 * kernel.metadata.num_warps, 1, 1, kernel.metadata.shared)
         # Parameters past ours are Triton's own scratch pointers; they stay null.
-        self._values = ctypes.create_string_buffer(8 * len(parameters))
-        at = ctypes.addressof(self._values)
-        self._pointers = (_HANDLE * len(parameters))(*(at + 8 * i for i in range(len(parameters))))
-        self._pack = struct.Struct(f"<{arguments}q").pack_into
-        self._function = _HANDLE(kernel.function)
-        self._threads = 32 * kernel.metadata.num_warps
-        self._shared = kernel.metadata.shared
+        self._values = ctypes.create_string_buffer(_CONFIG_BYTES + 8 * len(bits))
+        struct.pack_into(
+            f"<{len(fixed)}q", self._values, _CONFIG_BYTES + 8 * varying, *(int(x) for x in fixed)
+        )
+        self._config = _POINTER(ctypes.addressof(self._values))
+        at = ctypes.addressof(self._values) + _CONFIG_BYTES
+        self._pointers = (_POINTER * len(bits))(*(at + 8 * index for index in range(len(bits))))
+        self._pack = struct.Struct(f"<{_CONFIG}{varying}q").pack_into
+        self._launch = driver().cuLaunchKernelEx
         self._lock = threading.Lock()
-        self._launch = _driver().cuLaunchKernel
 
-    def __call__(self, columns: int, rows: int, stream: int, *arguments: int) -> None:
+    def __call__(self, columns: int, rows: int, stream: int, *varying: int) -> None:
         """Enqueue a grid of ``columns`` x ``rows`` programs on ``stream`` (a raw handle).
 
         Raises:
-            LaunchError: If the driver refuses.
+            DriverError: If the driver refuses.
         """
         with self._lock:
-            self._pack(self._values, 0, *arguments)
-            code = self._launch(
-                *(self._function, columns, rows, 1, self._threads, 1, 1),
-                *(self._shared, stream, self._pointers, None),
-            )
+            self._pack(self._values, 0, columns, rows, *self._block, stream, 0, 0, *varying)
+            code = self._launch(self._config, self._function, self._pointers, None)
             if code == _NO_CONTEXT:
-                _enter_context()
-                code = self._launch(
-                    *(self._function, columns, rows, 1, self._threads, 1, 1),
-                    *(self._shared, stream, self._pointers, None),
-                )
+                torch.cuda.set_device(torch.cuda.current_device())
+                code = self._launch(self._config, self._function, self._pointers, None)
         if code:
-            raise LaunchError(_described("cuLaunchKernel", code))
+            check("cuLaunchKernelEx", code)
 
 
-def is_capturing(stream: int) -> bool:
-    """Whether what is enqueued on ``stream`` (a raw handle) goes into a CUDA graph now."""
-    status = ctypes.c_int()
-    code = _driver().cuStreamIsCapturing(stream, ctypes.byref(status))
-    # The legacy default stream answers with an error while another stream captures.
-    return bool(code or status.value)
-
-
-def _parameters(ptx: str) -> list[str]:
-    """Bits of each parameter of the (only) entry, in order."""
+def _parameter_bits(ptx: str) -> list[str]:
+    """Width of each parameter of the (only) entry, in order."""
     entry = ptx[ptx.index(".entry") :]
     return re.findall(r"\.param \.[a-z](\d+)", entry[: entry.index("{")])
-
-
-def _enter_context() -> None:
-    import torch
-
-    torch.cuda.set_device(torch.cuda.current_device())
-
-
-def _described(call: str, code: int) -> str:
-    text = ctypes.c_char_p()
-    _driver().cuGetErrorString(code, ctypes.byref(text))
-    reason = (text.value or b"unknown").decode()
-    return f"{call} failed with CUDA error {code} ({reason}): expected 0"
-
-
-@lru_cache(maxsize=1)
-def _driver() -> Any:
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuLaunchKernel.argtypes = [
-        *(_HANDLE, *(_COUNT,) * 6, _COUNT, _HANDLE, _HANDLE, _HANDLE),
-    ]
-    driver.cuStreamIsCapturing.argtypes = [_HANDLE, _HANDLE]
-    return driver

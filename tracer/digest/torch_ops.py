@@ -4,6 +4,9 @@ Unsigned 64-bit values are held in int64, whose additions and products wrap alik
 constants: :mod:`hicache_dbg.tracer.digest.xxh3`.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 
 from hicache_dbg.tracer.digest import xxh3
@@ -28,29 +31,31 @@ def _long(data: torch.Tensor) -> torch.Tensor:
     rows, size = data.shape
     stripes = (size - 1) // xxh3.STRIPE_BYTES
     blocks, rest = divmod(stripes, 16)
-    words = data[:, : stripes * xxh3.STRIPE_BYTES].contiguous().view(torch.int64)
+    words = _as_words(data[:, : stripes * xxh3.STRIPE_BYTES])
     words = words.view(rows, stripes, 8)
-    secret = _constants(data, [_secret(8 * (s + lane)) for s in range(16) for lane in range(8)])
-    scramble = _constants(data, [_secret(128 + 8 * lane) for lane in range(8)])
-    per_stripe = _accumulated(words, secret.view(16, 8).repeat(blocks + 1, 1)[:stripes])
+    tables = _tables(data.device)
+    per_stripe = _accumulated(words, tables.stripes.repeat(blocks + 1, 1)[:stripes])
     per_block = per_stripe[:, : 16 * blocks].view(rows, blocks, 16, 8).sum(2)
-    accumulators = _constants(data, [_signed(value) for value in xxh3.INITIAL]).repeat(rows, 1)
+    accumulators = tables.initial.repeat(rows, 1)
     for block in range(blocks):
         accumulators = accumulators + per_block[:, block]
-        accumulators = (accumulators ^ _right(accumulators, 47) ^ scramble) * xxh3.PRIME32_1
+        accumulators = (accumulators ^ _right(accumulators, 47) ^ tables.scramble) * xxh3.PRIME32_1
     if rest:
         accumulators = accumulators + per_stripe[:, 16 * blocks :].sum(1)
-    last = data[:, size - xxh3.STRIPE_BYTES :].contiguous().view(torch.int64)
-    last_secret = _constants(data, [_secret(121 + 8 * lane) for lane in range(8)])
-    accumulators = accumulators + _accumulated(last, last_secret)
-    merged = accumulators ^ _constants(data, [_secret(11 + 8 * lane) for lane in range(8)])
+    last = _as_words(data[:, size - xxh3.STRIPE_BYTES :])
+    merged = (accumulators + _accumulated(last, tables.last)) ^ tables.merge
     total = _folded(merged[:, 0::2], merged[:, 1::2]).sum(1)
     return _avalanche(total + _signed(size * xxh3.PRIME64_1))
 
 
+def _as_words(data: torch.Tensor) -> torch.Tensor:
+    """Rows of bytes as rows of words: copied, so that they begin and follow at multiples of 8."""
+    return data.clone(memory_format=torch.contiguous_format).view(torch.int64)
+
+
 def _accumulated(words: torch.Tensor, secret: torch.Tensor) -> torch.Tensor:
     keyed = words ^ secret
-    swapped = words.unflatten(-1, (4, 2)).flip(-1).flatten(-2)
+    swapped = words.view(*words.shape[:-1], 4, 2).flip(-1).view(words.shape)
     return (keyed & _LOW) * _right(keyed, 32) + swapped
 
 
@@ -145,5 +150,23 @@ def _signed(value: int) -> int:
     return value - (value >> 63 << 64)
 
 
-def _constants(like: torch.Tensor, values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=like.device)
+class _Tables(NamedTuple):
+    """The secret's words where stripes, scrambling and merging take them; first accumulators."""
+
+    stripes: torch.Tensor
+    scramble: torch.Tensor
+    last: torch.Tensor
+    merge: torch.Tensor
+    initial: torch.Tensor
+
+
+@lru_cache
+def _tables(device: torch.device) -> _Tables:
+    """Made once a device: making one waits for it."""
+
+    def row(at: int) -> list[int]:
+        return [_secret(at + 8 * lane) for lane in range(8)]
+
+    initial = [_signed(value) for value in xxh3.INITIAL]
+    values = ([row(8 * stripe) for stripe in range(16)], row(128), row(121), row(11), initial)
+    return _Tables(*(torch.tensor(value, dtype=torch.int64, device=device) for value in values))

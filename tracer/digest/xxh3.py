@@ -47,7 +47,7 @@ BLOCK_BYTES: Final = 1024
 LONGEST_SHORT: Final = 240
 
 #: The eight accumulators before the first stripe.
-INITIAL: Final = (
+INITIAL: Final[tuple[int, ...]] = (
     PRIME32_3,
     PRIME64_1,
     PRIME64_2,
@@ -126,7 +126,7 @@ def _to_240(data: bytes) -> int:
 def _long(data: bytes) -> int:
     """More than 240 bytes: eight accumulators over stripes, scrambled after each whole block."""
     size = len(data)
-    accumulators = list(INITIAL)
+    accumulators: list[int] = [*INITIAL]
     for stripe in range((size - 1) // STRIPE_BYTES):
         within = stripe % 16
         _accumulate(accumulators, data, stripe * STRIPE_BYTES, 8 * within)

@@ -8,7 +8,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     tiles = evidence.tiles
     if tiles.mismatched or evidence.findings:
         return Verdict.FALSIFIED, (
-            f"{tiles.mismatched} tiles mismatched, {len(evidence.findings)} kinds of finding"
+            f"{tiles.mismatched} tiles mismatched, {len(evidence.kinds_of_finding())} kinds of finding"
         )
     if not tiles.verified:
         return Verdict.UNDECIDED, "no loaded tile was compared"
@@ -27,7 +27,9 @@ HYPOTHESIS = Hypothesis(
     question="Is every copy between the tiers good?",
     falsified_by="one mismatched tile, or any finding",
     confirmed_by="every loaded tile compared equal, none skipped",
+    words="every copy is proven good",
     judge=_judge,
+    rank=0,
     advice="if answers are still wrong, look at the device pages and the order of device writes, not at the copies",
     decide_by="HICACHE_DBG_CHECKSUM=loads with every pool and op traced",
 )

@@ -34,6 +34,7 @@ HYPOTHESIS = Hypothesis(
     question="Was a count of elements used where bytes were meant?",
     falsified_by="no mirror's ends differ by exactly an element's size",
     confirmed_by="a mirror whose ends differ by exactly 2 or 4 to 1",
+    words="elements were taken for bytes",
     judge=_judge,
     advice="multiply by the itemsize of the device tensor",
 )

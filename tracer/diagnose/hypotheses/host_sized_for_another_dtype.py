@@ -1,11 +1,13 @@
 """The host mirror was sized by the formula of another dtype."""
 
+from collections.abc import Callable
+
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import ComponentInfo, MirrorInfo
 
 #: Bytes a slot of ``n`` elements takes in each way that index and latent caches are stored.
-FORMULAS = {
+FORMULAS: dict[str, Callable[[int], int]] = {
     "fp8 with one fp32 scale per 128": lambda n: n + n // 128 * 4,
     "fp8": lambda n: n,
     "fp4 with one fp32 scale per 128": lambda n: n // 2 + n // 128 * 4,
@@ -64,7 +66,9 @@ HYPOTHESIS = Hypothesis(
     question="Is the host mirror sized for another dtype than the device stores?",
     falsified_by="both ends of every mirror agree in bytes a slot and a page",
     confirmed_by="a mirror whose ends differ",
+    words="the host mirror is sized for another dtype than the device stores",
     judge=_judge,
+    rank=0,
     advice="size the host pool from the device tensor's dtype and shape, in the class that is in use",
     decide_by="HICACHE_DBG=1 from the start of the process, so that registration is seen",
 )

@@ -25,6 +25,7 @@ HYPOTHESIS = Hypothesis(
     question="Could a fix be in a class that this process never builds?",
     falsified_by="the classes in use have the right size, or no other class exists",
     confirmed_by="a class in use with the wrong size, beside host pool classes that were never built",
+    words="a class that is in use has the wrong size, and others were never built",
     judge=_judge,
     advice="mend the class that is in use",
 )

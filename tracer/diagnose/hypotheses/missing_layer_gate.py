@@ -28,6 +28,7 @@ HYPOTHESIS = Hypothesis(
     question="Is a layer read before its load is done?",
     falsified_by="bytes that are wrong after the load is complete: a gate orders, it does not repair",
     confirmed_by="a read_before_load finding",
+    words="a layer is read before its load is done",
     judge=_judge,
     advice="wait for the layer in every reader, not only in the gated accessor",
 )

@@ -31,6 +31,7 @@ HYPOTHESIS = Hypothesis(
     question="Is there a pool that the cache does not carry?",
     falsified_by="every pool of the device has a mirror, and each mirror moves",
     confirmed_by="a component without a mirror, or a mirror that never moves",
+    words="the cache does not carry every pool",
     judge=_judge,
     advice="mirror the pool, or waive it by name",
 )

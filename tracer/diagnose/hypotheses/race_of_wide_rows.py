@@ -19,6 +19,12 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     wrong = {pool: t for pool, t in loads.items() if t.mismatched}
     if not wrong:
         return Verdict.FALSIFIED, "no loaded tile differs from what was backed up"
+    narrow = {f.pool for f in evidence.findings if f.cls is FaultClass.ROW_WIDTH}
+    if set(wrong) <= narrow:
+        return Verdict.FALSIFIED, (
+            f"every mismatch is in {', '.join(sorted(wrong))}, whose two ends differ in size: that was so "
+            f"before the first byte moved{_beside(loads, wrong)}"
+        )
     always = {pool: t for pool, t in wrong.items() if not t.verified}
     if always:
         return Verdict.FALSIFIED, (
@@ -47,6 +53,7 @@ HYPOTHESIS = Hypothesis(
     question="Is it a race that wider rows make likelier?",
     falsified_by="no compared tile differs, or all of one pool do and none of its companions",
     confirmed_by="a finding of the ordering or ownership checks",
+    words="it is a race",
     judge=_judge,
     decide_by="HICACHE_DBG_CHECKSUM=three: says whether the source changed under the copy",
 )

@@ -25,6 +25,7 @@ HYPOTHESIS = Hypothesis(
     question="Was the token-granular path taken where pages are indexed?",
     falsified_by="every copy says token_granular=False",
     confirmed_by="a copy that says token_granular=True",
+    words="the token-granular path was taken",
     judge=_judge,
     advice="look at that path's index arithmetic first",
     decide_by="HICACHE_DBG_CHECKSUM=off: counting paths needs no digest",

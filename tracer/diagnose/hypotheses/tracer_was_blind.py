@@ -23,6 +23,8 @@ HYPOTHESIS = Hypothesis(
     question="Was too little checked to say anything?",
     falsified_by="at least 99 % of the loaded tiles were compared and no event was dropped",
     confirmed_by="a smaller share, or drops",
+    words="too little was checked to say anything",
     judge=_judge,
+    rank=2,
     advice="raise HICACHE_DBG_CHECKSUM, start with the process, and look at the drop counters",
 )

@@ -1,0 +1,1 @@
+"""Sinks: one file each. They know events, never pools."""

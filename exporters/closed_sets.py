@@ -1,0 +1,22 @@
+"""Values that every exporter labels and buckets by: which sinks lose events why, and durations.
+
+A series that does not exist is read as "no data", not as zero, so exporters create each of these
+at 0 before the first event. A reason that is not listed still gets its series, when it occurs.
+"""
+
+from collections.abc import Mapping
+
+__all__ = ["DURATION_BUCKETS_S", "LOSS_REASONS"]
+
+#: Why each sink of this package loses events. The first two are the bus's doing.
+LOSS_REASONS: Mapping[str, tuple[str, ...]] = {
+    "bus": ("queue_full",),
+    "journald": ("queue_full", "closed", "absent", "blocked"),
+    "otel": ("queue_full", "closed", "export"),
+    "prometheus": ("queue_full", "closed"),
+    "recording": ("queue_full", "closed", "enospc", "eio"),
+    "stderr": ("queue_full", "closed", "io"),
+}
+
+#: Seconds. A page of one layer on PCIe takes tens of microseconds, a stuck tier seconds.
+DURATION_BUCKETS_S = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)

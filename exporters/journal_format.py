@@ -1,0 +1,61 @@
+"""Entries in journald's native protocol, with its rules for field names enforced.
+
+journald drops a field whose name breaks a rule without a word and keeps the rest of the entry.
+Here such a name is an error before anything is sent.
+
+Format: https://systemd.io/JOURNAL_NATIVE_PROTOCOL/
+"""
+
+import re
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+
+__all__ = ["FieldNameError", "encode_entry"]
+
+LONGEST_NAME = 64
+
+# Names with a leading underscore are reserved for what journald itself vouches for.
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+class FieldNameError(ValueError):
+    """A field name that journald would drop silently."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"journald would drop the field {name!r}: expected 1 to {LONGEST_NAME} characters "
+            "of A-Z, 0-9 and _, the first a letter"
+        )
+        self.name = name
+
+
+def encode_entry(fields: Mapping[str, str]) -> bytes:
+    """One journal entry of ``fields`` in their order.
+
+    A value with a line break travels behind its length (64 bits, little endian). Lone surrogates
+    are written as escapes, so that no text can make an entry fail.
+
+    Raises:
+        FieldNameError: a name breaks journald's rules.
+    """
+    _check(tuple(fields))
+    text = "".join([f"{name}={value}\n" for name, value in fields.items()])
+    if text.count("\n") == len(fields):
+        return text.encode(errors="backslashreplace")
+    return b"".join(_field(name.encode(), value) for name, value in fields.items())
+
+
+@lru_cache(maxsize=256)
+def _check(names: tuple[str, ...]) -> None:
+    """Check the names of an entry; each event type has a few sets of them."""
+    for name in names:
+        if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+            raise FieldNameError(name)
+
+
+def _field(name: bytes, value: str) -> bytes:
+    data = value.encode(errors="backslashreplace")
+    if b"\n" in data:
+        return b"%s\n%s%s\n" % (name, struct.pack("<Q", len(data)), data)
+    return b"%s=%s\n" % (name, data)

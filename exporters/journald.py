@@ -1,0 +1,148 @@
+"""Events to journald over its native socket, without a library between.
+
+The socket is connected: a blocked send then waits for room instead of spinning, and a restarted
+journald shows itself as a refused send, upon which the sink connects anew. What a send may wait
+is bounded; what does not arrive is counted by the bus.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from structlog.typing import EventDict, WrappedLogger
+
+from hicache_dbg.exporters.journal_format import encode_entry
+from hicache_dbg.exporters.pipeline import add_fields, add_line, add_syslog, pipeline, selection
+from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.settings import JOURNALD_SOCKET, Lines
+from hicache_dbg.tracer.sink import SinkError
+
+__all__ = ["JournaldSink"]
+
+RECONNECT_PAUSE_S = 0.01
+
+#: journald took the socket away, or has not made it yet: worth another connect.
+_GONE = frozenset(
+    {errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.EBADF}
+)
+_SEALS = (
+    fcntl.F_ADD_SEALS,
+    (fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE),
+)
+
+
+class JournaldSink:
+    """Sends each event as one entry with fields, oldest first.
+
+    Args:
+        path: journald's native socket; that of a namespace is
+            ``/run/systemd/journal.NAMESPACE/socket``.
+        lines: which events become an entry.
+        limit_s: the longest time one entry may wait for journald, reconnects included. The first
+            that waits longer ends its batch, so a dead journald costs a batch this time once.
+
+    A journald that is absent at construction is not an error: it may come later.
+    """
+
+    name = "journald"
+
+    def __init__(
+        self, path: Path = JOURNALD_SOCKET, *, lines: Lines = Lines.ALL, limit_s: float = 1.0
+    ) -> None:
+        self._path = path
+        self._limit_s = limit_s
+        self._socket: socket.socket | None = None
+        self._render: Callable[[Event], bytes | None] = pipeline(
+            *selection(lines), add_line, add_syslog, add_fields, _take_entry
+        )
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Send ``events``; a :class:`SinkError` says how many were left when waiting ended."""
+        for sent, event in enumerate(events):
+            entry = self._render(event)
+            if entry is None:
+                continue
+            try:
+                self._deliver(entry, time.monotonic() + self._limit_s)
+            except OSError as error:
+                self._disconnect()
+                lost = len(events) - sent
+                raise SinkError(
+                    f"journald socket {self._path}: {error.strerror or error}; {lost} of "
+                    f"{len(events)} events not sent after waiting {self._limit_s} s",
+                    reason=_reason(error),
+                    lost=lost,
+                ) from error
+
+    def close(self) -> None:
+        """Close the socket; what was sent is journald's already."""
+        self._disconnect()
+
+    def _deliver(self, entry: bytes, deadline: float) -> None:
+        """Send one entry, connecting anew while journald restarts, until ``deadline``."""
+        while True:
+            try:
+                self._send(self._connected(), entry, deadline)
+            except OSError as error:
+                if error.errno not in _GONE or time.monotonic() >= deadline:
+                    raise
+                self._disconnect()
+                time.sleep(RECONNECT_PAUSE_S)
+            else:
+                return
+
+    def _send(self, connection: socket.socket, entry: bytes, deadline: float) -> None:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            connection.send(entry)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            _send_sealed(connection, entry)
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            fresh = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                fresh.connect(str(self._path))
+            except OSError:
+                fresh.close()
+                raise
+            self._socket = fresh
+        return self._socket
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _send_sealed(connection: socket.socket, entry: bytes) -> None:
+    """Send an entry that is too large for a datagram as a sealed memory file."""
+    file = os.memfd_create("hicache-dbg-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(file), "wb") as stream:
+            stream.write(entry)
+        # journald refuses an unsealed file: its writer could still change it.
+        fcntl.fcntl(file, *_SEALS)
+        socket.send_fds(connection, [b""], [file])
+    finally:
+        os.close(file)
+
+
+def _take_entry(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes:
+    """End the pipeline with the entry's bytes."""
+    del event["record"]
+    return encode_entry(event)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "blocked"
+    if error.errno in _GONE:
+        return "absent"
+    return errno.errorcode.get(error.errno or 0, "os_error").lower()

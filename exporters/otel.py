@@ -1,0 +1,246 @@
+"""Events as OpenTelemetry spans, metrics and log records.
+
+One span an operation, from the event's own times; an operation merges many requests, so it links
+to a request's span instead of being its child. A finding is an event on the span of its operation
+and a log record in that span.
+"""
+
+import os
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry._logs import SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, TraceFlags
+
+from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
+from hicache_dbg.exporters.line import line
+from hicache_dbg.exporters.otel_logs import emit_record
+from hicache_dbg.exporters.otel_providers import Telemetry
+from hicache_dbg.tracer.events import Copied, Event, Finding, Outcome, Started
+from hicache_dbg.tracer.sink import SinkError
+
+__all__ = ["OtelSink"]
+
+SPANS_REMEMBERED = 4096
+
+_OpKey = tuple[int, int]
+
+
+class OtelSink:
+    """Makes spans, metrics and log records of events and delivers them.
+
+    Args:
+        environ: where ``OTEL_*`` is read from; default the process's environment.
+        close_limit_s: the longest time that closing may take.
+
+    Raises:
+        OtelConfigError: the environment asks for an exporter that is not to be had.
+    """
+
+    name = "otel"
+
+    def __init__(
+        self, *, environ: Mapping[str, str] | None = None, close_limit_s: float = 2.0
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._close_limit_s = close_limit_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._telemetry = Telemetry(self._environ)
+        self._spans: OrderedDict[_OpKey, SpanContext] = OrderedDict()
+        meter = self._telemetry.meter
+        self._duration = _duration_histogram(meter)
+        self._io = meter.create_counter("hicache.copy.io", "By", "Bytes that operations moved")
+        self._tiles = meter.create_counter(
+            "hicache.tile.count", "{tile}", "Tiles moved, by what is known of them"
+        )
+        self._findings = meter.create_counter(
+            "hicache.finding.count", "{finding}", "Findings by fault class"
+        )
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Deliver ``events``; a private exporter that fails loses the batch's spans or records."""
+        if os.getpid() != self._pid:
+            # A forked child must not speak on its parent's connections.
+            self._begin()
+        findings: defaultdict[_OpKey, list[Finding]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, Finding) and event.op_id:
+                findings[event.rank, event.op_id].append(event)
+        for event in events:
+            if isinstance(event, Copied):
+                self._copied(event, findings[event.rank, event.op_id] if event.op_id else [])
+        # After all spans: a finding may come before the operation that it is about.
+        for event in events:
+            if isinstance(event, Finding):
+                self._finding(event)
+            elif isinstance(event, Started):
+                self._log(event, "hicache.started", SeverityNumber.INFO, {}, Context())
+        lost, why = self._telemetry.deliver()
+        if lost:
+            raise SinkError(
+                f"OpenTelemetry export: {why}; {lost} of {len(events)} events not delivered",
+                reason="export",
+                lost=lost,
+            )
+
+    def close(self) -> None:
+        """Flush the metrics and stop what this sink built, within the limit."""
+        self._telemetry.shutdown(self._close_limit_s)
+
+    def _copied(self, event: Copied, findings: Sequence[Finding]) -> None:
+        self._count(event)
+        span = self._telemetry.tracer.start_span(
+            f"hicache.{event.op.value}",
+            context=Context(),
+            kind=SpanKind.INTERNAL,
+            attributes=_span_attributes(event),
+            links=_links(event),
+            # An event's time is its operation's end; viewers hide a span without width.
+            start_time=event.time_ns - max(1, round(event.duration_us * 1000)),
+        )
+        _describe(span, event, findings)
+        span.end(event.time_ns)
+        if event.op_id:
+            self._spans[event.rank, event.op_id] = span.get_span_context()
+            if len(self._spans) > SPANS_REMEMBERED:
+                self._spans.popitem(last=False)
+
+    def _count(self, event: Copied) -> None:
+        path = _path_attributes(event)
+        self._duration.record(event.duration_us / 1e6, path)
+        self._io.add(event.bytes, path)
+        counts = {
+            Outcome.VERIFIED: event.verified,
+            Outcome.WITNESSED: event.witnessed,
+            Outcome.MISMATCHED: event.mismatched,
+            Outcome.SKIPPED: sum(event.skipped.values()),
+        }
+        for result, count in counts.items():
+            self._tiles.add(count, {**path, "hicache.result": result.value})
+
+    def _finding(self, event: Finding) -> None:
+        attributes = {"hicache.finding": event.cls.value, "hicache.pool": event.pool}
+        self._findings.add(event.count, {**attributes, "hicache.rank": event.rank})
+        spot = self._spans.get((event.rank, event.op_id)) or _request_span(event)
+        where = Context() if spot is None else _inside(spot)
+        facts = _finding_attributes(event)
+        self._log(event, "hicache.finding", SeverityNumber.ERROR, facts, where)
+
+    def _log(
+        self,
+        event: Event,
+        name: str,
+        severity: SeverityNumber,
+        attributes: dict[str, Any],
+        where: Context,
+    ) -> None:
+        emit_record(
+            self._telemetry.logger,
+            event_name=name,
+            body=line(event),
+            severity=severity,
+            time_ns=event.time_ns,
+            attributes={**attributes, "hicache.rank": event.rank},
+            context=where,
+        )
+
+
+def _duration_histogram(meter: Meter) -> Histogram:
+    """The histogram, with buckets for seconds where the API can advise them."""
+    advice: dict[str, Any] = {}
+    if "explicit_bucket_boundaries_advisory" in signature(meter.create_histogram).parameters:
+        advice["explicit_bucket_boundaries_advisory"] = DURATION_BUCKETS_S
+    return meter.create_histogram(
+        "hicache.copy.duration", "s", "How long an operation took", **advice
+    )
+
+
+def _path_attributes(event: Copied) -> dict[str, str | int | bool]:
+    return {
+        "hicache.pool": event.pool,
+        "hicache.op": event.op.value,
+        "hicache.src": event.src.value,
+        "hicache.dst": event.dst.value,
+        "hicache.layout": event.layout,
+        "hicache.token_granular": event.token_granular,
+        "hicache.rank": event.rank,
+    }
+
+
+def _span_attributes(event: Copied) -> dict[str, str | int | bool]:
+    return {
+        **_path_attributes(event),
+        "hicache.h": event.h,
+        "hicache.d": event.d,
+        "hicache.slot_page": event.slot_page,
+        "hicache.unit": event.unit,
+        "hicache.pages": event.pages,
+        "hicache.item_bytes": event.item_bytes,
+        "hicache.dtype": event.dtype,
+        "hicache.layers": event.layers,
+        "hicache.class": event.cls,
+        "hicache.io_backend": event.io_backend,
+        "hicache.bytes": event.bytes,
+        "hicache.verified": event.verified,
+        "hicache.witnessed": event.witnessed,
+        "hicache.mismatched": event.mismatched,
+        "hicache.skipped": sum(event.skipped.values()),
+        "hicache.op_id": event.op_id,
+    }
+
+
+def _finding_attributes(event: Finding) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "hicache.finding": event.cls.value,
+        "hicache.pool": event.pool,
+        "hicache.op": event.op,
+        "hicache.component": event.component,
+        "hicache.layer": event.layer,
+        "hicache.pages": list(event.pages),
+        "hicache.page_count": event.page_count,
+        "hicache.slots": event.slots,
+        "hicache.expected": event.expected,
+        "hicache.got": event.got,
+        "hicache.advice": event.advice,
+        "hicache.check": event.check,
+        "hicache.count": event.count,
+        "hicache.message": event.message,
+    }
+    return {name: value for name, value in facts.items() if value not in ("", [])}
+
+
+def _describe(span: Span, event: Copied, findings: Sequence[Finding]) -> None:
+    """Put findings and the operation's end on its span."""
+    for finding in findings:
+        span.add_event("hicache.finding", _finding_attributes(finding), finding.time_ns)
+    if findings:
+        span.set_status(StatusCode.ERROR, f"{findings[0].cls.value}: {findings[0].message}")
+    elif event.status != "ok":
+        span.set_status(StatusCode.ERROR, event.status)
+
+
+def _links(event: Copied) -> list[Link]:
+    request = _request_span(event)
+    return [] if request is None else [Link(request)]
+
+
+def _request_span(event: Copied | Finding) -> SpanContext | None:
+    """The span of the request that an event names, if its ids are ids."""
+    try:
+        trace_id, span_id = int(event.trace_id, 16), int(event.span_id, 16)
+    except ValueError:
+        return None
+    found = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(1))
+    return found if found.is_valid else None
+
+
+def _inside(span: SpanContext) -> Context:
+    return trace.set_span_in_context(trace.NonRecordingSpan(span), Context())

@@ -1,0 +1,69 @@
+"""Which OpenTelemetry exporter the environment asks for, signal by signal.
+
+The variables are OpenTelemetry's own: ``OTEL_TRACES_EXPORTER`` and its two sisters, endpoint and
+protocol of OTLP. The exporters read the rest (headers, timeouts, certificates) themselves. They
+are found by their registered names, so each is imported only if it is asked for.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+__all__ = ["SIGNALS", "OtelConfigError", "exporter_for"]
+
+SIGNALS = ("TRACES", "METRICS", "LOGS")
+
+_PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
+_PACKAGES = {
+    "otlp_proto_http": "hicache-dbg[otlp]",
+    "otlp_proto_grpc": "opentelemetry-exporter-otlp-proto-grpc",
+}
+
+
+class OtelConfigError(Exception):
+    """The environment asks for an exporter that is not to be had; the message says what to do."""
+
+
+def exporter_for(signal: str, environ: Mapping[str, str]) -> Any:
+    """A new exporter for ``signal``, or None if the environment names none.
+
+    OTLP is the default of ``OTEL_<signal>_EXPORTER``, but only where an endpoint is configured:
+    sending to a collector that nobody mentioned would cost a time-out a batch.
+
+    Raises:
+        OtelConfigError: the exporter is unknown, not installed, or can't be built.
+    """
+    chosen = environ.get(f"OTEL_{signal}_EXPORTER", "").strip()
+    if chosen == "none" or (not chosen and not _endpoint(signal, environ)):
+        return None
+    name = _otlp(signal, environ) if chosen in ("", "otlp") else chosen
+    group = f"opentelemetry_{signal.lower()}_exporter"
+    found = next(iter(entry_points(group=group, name=name)), None)
+    if found is None:
+        raise OtelConfigError(
+            f"no exporter {name!r} for {signal.lower()} is installed: "
+            f"pip install '{_PACKAGES.get(name, name)}', or set OTEL_{signal}_EXPORTER=none"
+        )
+    try:
+        return found.load()()
+    except Exception as error:
+        raise OtelConfigError(
+            f"exporter {name!r} for {signal.lower()}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _endpoint(signal: str, environ: Mapping[str, str]) -> str:
+    own = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "")
+    return own or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+
+
+def _otlp(signal: str, environ: Mapping[str, str]) -> str:
+    general = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", general)
+    try:
+        return _PROTOCOLS[protocol]
+    except KeyError:
+        raise OtelConfigError(
+            f"OTLP protocol {protocol!r} for {signal.lower()} is not supported: expected one of "
+            + ", ".join(_PROTOCOLS)
+        ) from None

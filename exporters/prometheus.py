@@ -1,0 +1,232 @@
+"""Events as Prometheus metrics: children bound once, every closed label set at 0 from the start.
+
+"No series" reads as "no data", and "0 mismatches" says little without the share that was checked:
+so a pool's tiles appear with all four outcomes and all reasons as soon as the pool is known.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
+
+from hicache_dbg.exporters.closed_sets import LOSS_REASONS
+from hicache_dbg.exporters.prometheus_metrics import Metrics, metrics_of
+from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess, shared_registry
+from hicache_dbg.tracer.events import (
+    DIRECTION,
+    Copied,
+    EndInfo,
+    Event,
+    FaultClass,
+    Finding,
+    Health,
+    Op,
+    Outcome,
+    SkipReason,
+    Started,
+)
+from hicache_dbg.tracer.sink import PoolStateReader
+
+__all__ = ["PrometheusSink"]
+
+CLOSE_WAIT_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The bound children of one path."""
+
+    copies: Counter
+    copied_bytes: Counter
+    duration: Histogram
+
+
+class PrometheusSink:
+    """Counts events in ``registry`` and, if ``port`` is not 0, serves it over HTTP.
+
+    Args:
+        registry: where the metrics live; default the process's own.
+        port: TCP port to serve on; 0 serves nothing, for a host that serves the registry itself.
+        address: where the port is opened; the default answers scrapes from other machines.
+        pool_state: read at each scrape for the pages of each pool by state.
+        rank: the rank whose label sets are created at once.
+
+    Under ``PROMETHEUS_MULTIPROC_DIR`` the port serves the sum of all processes.
+
+    A port in use, or names that another owner registered, are degraded states: said once to the
+    log and kept in :attr:`problems`, and the host carries on.
+    """
+
+    name = "prometheus"
+
+    def __init__(
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        port: int = 0,
+        address: str = "0.0.0.0",  # noqa: S104 - a scraper is another machine, as a rule
+        pool_state: PoolStateReader | None = None,
+        rank: int = 0,
+    ) -> None:
+        self.problems: list[str] = []
+        self._rank = rank
+        self._registry, self._metrics = self._registered(registry)
+        self._totals: dict[tuple[Counter, tuple[str, ...]], float] = {}
+        self._path = cache(self._bind_path)
+        self._tiles = cache(self._bind_tiles)
+        self._skipped = cache(self._bind_skipped)
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Copied: self._copied,
+            Finding: self._finding,
+            Started: self._started,
+            Health: self._health,
+        }
+        self._metrics.pages.read(rank, pool_state)
+        self._create_known()
+        self._stop_serving = self._serve(address, port)
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Count ``events``; it can't fail."""
+        for event in events:
+            self._handlers[type(event)](event)
+        self._metrics.pages.refresh()
+
+    def close(self) -> None:
+        """Stop serving and reading the pools; the counters stay in the registry."""
+        self._metrics.pages.read(self._rank, None)
+        self._stop_serving()
+
+    def _registered(self, registry: CollectorRegistry) -> tuple[CollectorRegistry, Metrics]:
+        try:
+            return registry, metrics_of(registry)
+        except ValueError as error:
+            self._say(f"metrics are kept in a registry of their own, the host's refused: {error}")
+            own = CollectorRegistry()
+            return own, metrics_of(own)
+
+    def _scraped(self) -> CollectorRegistry:
+        """What a scrape gets: this registry, or the sum of all processes."""
+        if not is_multiprocess():
+            return self._registry
+        return shared_registry(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
+
+    def _serve(self, address: str, port: int) -> Callable[[], None]:
+        """Serve over HTTP; what stops it again."""
+        if not port:
+            return lambda: None
+        try:
+            server, thread = start_http_server(port, address, self._scraped())
+        except OSError as error:
+            self._say(f"metrics are not served on {address}:{port}: {error.strerror or error}")
+            return lambda: None
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join(CLOSE_WAIT_S)
+
+        return stop
+
+    def _say(self, problem: str) -> None:
+        self.problems.append(problem)
+        _log.warning("hicache-dbg: %s", problem)
+
+    def _create_known(self) -> None:
+        """Create at 0 what is known before any event."""
+        metrics, rank = self._metrics, str(self._rank)
+        for sink, reasons in LOSS_REASONS.items():
+            metrics.sink_errors.labels(sink, rank)
+            for reason in reasons:
+                metrics.dropped.labels(sink, reason, rank)
+        for fault in FaultClass:
+            metrics.findings.labels(fault.value, "", rank)
+        for parent in (metrics.events, metrics.queue_depth, metrics.overhead):
+            parent.labels(rank)
+
+    def _started(self, event: Started) -> None:
+        """Create every label set of the pools at 0, and tell their geometry."""
+        rank = str(event.rank)
+        for mirror in event.mirrors:
+            for op, granular in product(Op, (False, True)):
+                src, dst = DIRECTION[op]
+                path = (mirror.pool, op.value, src.value, dst.value, mirror.host.layout)
+                self._path((*path, str(granular), rank))
+                self._tiles(mirror.pool, op.value, rank)
+                for reason in SkipReason:
+                    self._skipped(mirror.pool, op.value, reason.value, rank)
+            for fault in FaultClass:
+                self._metrics.findings.labels(fault.value, mirror.pool, rank)
+            for end in (mirror.device, mirror.host):
+                self._geometry(mirror.pool, end, rank)
+
+    def _geometry(self, pool: str, end: EndInfo, rank: str) -> None:
+        for part in end.components:
+            names = (pool, end.tier.value, part.name, end.cls, end.layout, end.device, part.dtype)
+            sizes = (part.slot_bytes, part.page_bytes, end.slots_per_page, part.pages, part.layers)
+            self._metrics.geometry.labels(*names, *sizes, rank).set(1)
+
+    def _copied(self, event: Copied) -> None:
+        rank = str(event.rank)
+        ends = (event.src.value, event.dst.value)
+        path = self._path(
+            (event.pool, event.op.value, *ends, event.layout, str(event.token_granular), rank)
+        )
+        path.copies.inc()
+        path.copied_bytes.inc(event.bytes)
+        exemplar = {"trace_id": event.trace_id} if event.trace_id else None
+        path.duration.observe(event.duration_us / 1e6, exemplar)
+        verified, witnessed, mismatched, skipped = self._tiles(event.pool, event.op.value, rank)
+        verified.inc(event.verified)
+        witnessed.inc(event.witnessed)
+        mismatched.inc(event.mismatched)
+        skipped.inc(sum(event.skipped.values()))
+        for reason, count in event.skipped.items():
+            self._skipped(event.pool, event.op.value, reason, rank).inc(count)
+
+    def _finding(self, event: Finding) -> None:
+        labels = (event.cls.value, event.pool, str(event.rank))
+        self._metrics.findings.labels(*labels).inc(event.count)
+
+    def _health(self, event: Health) -> None:
+        metrics, rank = self._metrics, str(event.rank)
+        metrics.queue_depth.labels(rank).set(event.queue_depth)
+        self._advance(metrics.events, event.events, rank)
+        self._advance(metrics.overhead, event.overhead_s, rank)
+        for key, lost in event.dropped.items():
+            sink, _, reason = key.partition("/")
+            self._advance(metrics.dropped, lost, sink, reason, rank)
+        for place, count in event.errors.items():
+            kind, _, sink = place.partition("/")
+            if kind == "sink":
+                self._advance(metrics.sink_errors, count, sink, rank)
+            else:
+                self._advance(metrics.internal_errors, count, place, rank)
+
+    def _advance(self, counter: Counter, total: float, *labels: str) -> None:
+        """Add what a total grew by; a total that fell began anew at 0."""
+        key = (counter, labels)
+        last = self._totals.get(key, 0.0)
+        self._totals[key] = total
+        counter.labels(*labels).inc(total - last if total >= last else total)
+
+    def _bind_path(self, labels: tuple[str, ...]) -> _Path:
+        pool, op, _src, _dst, layout, _granular, rank = labels
+        return _Path(
+            copies=self._metrics.copies.labels(*labels),
+            copied_bytes=self._metrics.copied_bytes.labels(*labels),
+            duration=self._metrics.duration.labels(pool, op, layout, rank),
+        )
+
+    def _bind_tiles(self, pool: str, op: str, rank: str) -> tuple[Counter, ...]:
+        return tuple(self._metrics.tiles.labels(pool, op, result.value, rank) for result in Outcome)
+
+    def _bind_skipped(self, pool: str, op: str, reason: str, rank: str) -> Counter:
+        return self._metrics.skipped.labels(pool, op, reason, rank)

@@ -1,0 +1,149 @@
+"""The Prometheus metrics of one registry, registered once however often a sink is made.
+
+Names: ``hicache_dbg_`` prefix, underscores only, base units. Label sets are closed: pools come
+from the start-up record, everything else from the event types. Never a page or a request.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
+from hicache_dbg.exporters.prometheus_multiprocess import PoolPagesGauge, is_multiprocess
+from hicache_dbg.tracer.sink import PoolStateReader
+
+__all__ = ["PATH", "Metrics", "PoolPagesCollector", "metrics_of"]
+
+PATH = ("pool", "op", "src", "dst", "layout", "token_granular", "rank")
+GEOMETRY = (
+    *("pool", "tier", "component", "class", "layout", "device", "dtype"),
+    *("slot_bytes", "page_bytes", "slots_per_page", "pages", "layers", "rank"),
+)
+
+_PAGES = "hicache_dbg_pool_pages"
+_PAGES_HELP = "Pages of a pool by tier and state, read when scraped"
+_PAGES_LABELS = ("pool", "tier", "state", "rank")
+
+
+class PoolPagesCollector(Collector):
+    """Reads pool pages when a scrape asks, so that the hot path pays nothing.
+
+    A reader that fails must not turn the whole scrape into an error: its pages are missing from
+    that scrape and the failure is counted.
+    """
+
+    def __init__(self, failures: Counter) -> None:
+        self._failures = failures
+        self._readers: dict[int, PoolStateReader] = {}
+
+    def read(self, rank: int, reader: PoolStateReader | None) -> None:
+        """Ask ``reader`` for the pages of ``rank`` from now on; None: nobody."""
+        if reader is None:
+            self._readers.pop(rank, None)
+        else:
+            self._readers[rank] = reader
+
+    def refresh(self) -> None:
+        """Do nothing: the pages are read when scraped."""
+
+    def describe(self) -> Iterable[Metric]:
+        """The family without samples: registering must not read the pools."""
+        return [GaugeMetricFamily(_PAGES, _PAGES_HELP, labels=_PAGES_LABELS)]
+
+    def collect(self) -> Iterable[Metric]:
+        """The family with one sample for each pool, tier and state."""
+        family = GaugeMetricFamily(_PAGES, _PAGES_HELP, labels=_PAGES_LABELS)
+        for rank, reader in list(self._readers.items()):
+            try:
+                states = list(reader())
+            except Exception:  # noqa: BLE001 - another's code; counted, and the scrape stays whole
+                self._failures.labels("pool_state", str(rank)).inc()
+                continue
+            for state in states:
+                family.add_metric([state.pool, state.tier, state.state, str(rank)], state.pages)
+        return [family]
+
+
+class Metrics:
+    """Every metric, as parents without values; sinks bind the children.
+
+    Raises:
+        ValueError: another owner has registered one of the names.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, namespace="hicache_dbg", registry=None)
+        gauge = partial(Gauge, namespace="hicache_dbg", registry=None, multiprocess_mode="livesum")
+        self.copies = counter("copies", "Operations, one a pool", PATH)
+        self.copied_bytes = counter("copied_bytes", "Bytes that operations moved", PATH)
+        self.duration = Histogram(
+            "copy_duration_seconds",
+            "How long an operation took",
+            ("pool", "op", "layout", "rank"),
+            namespace="hicache_dbg",
+            registry=None,
+            buckets=DURATION_BUCKETS_S,
+        )
+        self.tiles = counter(
+            "tiles", "Tiles moved, by what is known of them", ("pool", "op", "result", "rank")
+        )
+        self.skipped = counter(
+            "tiles_skipped",
+            "Tiles moved that were not checked, by reason",
+            ("pool", "op", "reason", "rank"),
+        )
+        self.findings = counter("findings", "Findings by fault class", ("class", "pool", "rank"))
+        self.geometry = gauge(
+            "pool_geometry_info", "Geometry of each end of a mirror, off its tensor", GEOMETRY
+        )
+        self.events = counter("events", "Events handed to the sinks", ("rank",))
+        self.dropped = counter(
+            "events_dropped", "Events that a sink lost, by reason", ("sink", "reason", "rank")
+        )
+        self.queue_depth = gauge("queue_depth", "Records waiting in the bus", ("rank",))
+        self.sink_errors = counter("sink_errors", "Batches that a sink failed", ("sink", "rank"))
+        self.internal_errors = counter(
+            "internal_errors", "Failures of the tracer itself, by place", ("place", "rank")
+        )
+        self.overhead = counter(
+            "overhead_seconds", "Time that the tracer cost the threads it traces", ("rank",)
+        )
+        self.pages = (
+            PoolPagesGauge(gauge("pool_pages", _PAGES_HELP, _PAGES_LABELS), self.internal_errors)
+            if is_multiprocess()
+            else PoolPagesCollector(self.internal_errors)
+        )
+        self._register(registry)
+
+    def _register(self, registry: CollectorRegistry) -> None:
+        """Register all or none."""
+        done: list[Collector] = []
+        try:
+            for metric in vars(self).values():
+                registry.register(metric)
+                done.append(metric)
+        except ValueError:
+            for metric in done:
+                registry.unregister(metric)
+            raise
+
+
+_known: "weakref.WeakKeyDictionary[CollectorRegistry, Metrics]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def metrics_of(registry: CollectorRegistry) -> Metrics:
+    """The metrics of ``registry``, registered at the first call.
+
+    Raises:
+        ValueError: another owner has registered one of the names.
+    """
+    with _lock:
+        if registry not in _known:
+            _known[registry] = Metrics(registry)
+        return _known[registry]

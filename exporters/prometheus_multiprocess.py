@@ -1,0 +1,132 @@
+"""Many processes, one scrape: what ``PROMETHEUS_MULTIPROC_DIR`` changes.
+
+The library then keeps every value in files of that folder, and a scrape adds up the files of all
+processes. Custom collectors and exemplars do not work there, so pool pages are plain gauges that
+the sink refreshes. The library's own collector lets one damaged file fail every scrape, and keeps
+the live gauges of killed processes until somebody declares them dead; the one here does neither.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, values
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from hicache_dbg.tracer.sink import PoolStateReader
+
+__all__ = ["PoolPagesGauge", "SharedCollector", "is_multiprocess", "shared_registry"]
+
+REFRESH_S = 1.0
+
+# The library gives it no types.
+_add_up: Callable[[list[str]], Iterable[Metric]] = MultiProcessCollector.merge
+
+_log = logging.getLogger(__name__)
+
+
+def is_multiprocess() -> bool:
+    """Whether the library keeps its values in files: it decides that once, when imported."""
+    return values.ValueClass is not values.MutexValue
+
+
+class PoolPagesGauge(Collector):
+    """Pool pages as a plain gauge: refreshed when events pass, as no scrape can ask for them."""
+
+    def __init__(
+        self, gauge: Gauge, failures: Counter, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._gauge = gauge
+        self._failures = failures
+        self._clock = clock
+        self._next = 0.0
+        self._readers: dict[int, PoolStateReader] = {}
+
+    def read(self, rank: int, reader: PoolStateReader | None) -> None:
+        """Ask ``reader`` for the pages of ``rank`` from now on; None: nobody."""
+        if reader is None:
+            self._readers.pop(rank, None)
+        else:
+            self._readers[rank] = reader
+
+    def describe(self) -> Iterable[Metric]:
+        """The family without samples."""
+        return self._gauge.describe()
+
+    def collect(self) -> Iterable[Metric]:
+        """This process's own samples."""
+        return self._gauge.collect()
+
+    def refresh(self) -> None:
+        """Set the gauge from the readers, at most once a second."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + REFRESH_S
+        for rank, reader in list(self._readers.items()):
+            try:
+                for state in reader():
+                    labels = (state.pool, state.tier, state.state, str(rank))
+                    self._gauge.labels(*labels).set(state.pages)
+            except Exception:  # noqa: BLE001 - another's code; counted, and the events go on
+                self._failures.labels("pool_state", str(rank)).inc()
+
+
+class SharedCollector(Collector):
+    """Adds up the files of all processes, but for damaged ones and the live gauges of dead ones.
+
+    Counters and histograms of a dead process stay: what it did was done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._damaged: set[Path] = set()
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of all processes, summed by label set."""
+        files = [path for path in sorted(self._folder.glob("*.db")) if not _is_stale(path)]
+        try:
+            return _merge(files)
+        except Exception:  # noqa: BLE001 - a damaged file raises whatever its bytes lead to
+            return _merge([path for path in files if self._is_whole(path)])
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            _merge([path])
+        except Exception as error:  # noqa: BLE001 - as above; said once a file
+            if path not in self._damaged:
+                self._damaged.add(path)
+                _log.warning("hicache-dbg: %s is left out of scrapes, damaged: %s", path, error)
+            return False
+        return True
+
+
+def shared_registry(folder: Path) -> CollectorRegistry:
+    """A registry for scrapes that adds up all processes."""
+    # Without it a scrape that asks for names gets nothing; older versions do not know it.
+    known = "support_collectors_without_names" in signature(CollectorRegistry).parameters
+    options: dict[str, Any] = {"support_collectors_without_names": True} if known else {}
+    registry = CollectorRegistry(**options)
+    registry.register(SharedCollector(folder))
+    return registry
+
+
+def _merge(files: list[Path]) -> list[Metric]:
+    return list(_add_up([str(path) for path in files]))
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether a file holds live gauges of a process that is no more."""
+    if not path.name.startswith("gauge_live"):
+        return False
+    pid = path.stem.rpartition("_")[2]
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    # Killed, and its parent has not asked yet.
+    return state == "Z"

@@ -1,0 +1,120 @@
+"""A run's events on disk: append-only JSON lines that survive a kill.
+
+The first line is a header with the schema version, every further line one event. Each batch is
+one write to an unbuffered descriptor, so what was written is the kernel's and outlives the
+process. A line that a kill or a full disk cut short is skipped by the reader with a word.
+"""
+
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hicache_dbg.exporters.recording_format import FORMAT, SUFFIX, Header, RecordingError
+from hicache_dbg.exporters.recording_part import Part, compressor, pack
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Started
+from hicache_dbg.tracer.sink import SinkError
+
+__all__ = ["RecordingError", "RecordingSink", "Rotation"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How a long run is cut into parts, each of which can be read alone.
+
+    Args:
+        part_bytes: a part that has reached this size is closed and the next one begun.
+        keep: how many parts stay at most, the current one included; 0 keeps all.
+        compress: closed parts become ``.jsonl.zst``; needs the ``zstandard`` package.
+    """
+
+    part_bytes: int
+    keep: int = 0
+    compress: bool = False
+
+
+class RecordingSink:
+    """Appends events to ``directory/run_id.jsonl``: a new file that only its owner can read.
+
+    Under a rotation the files are ``run_id.0000.jsonl`` and so on, and each begins with the start
+    records, so that the later ones can be judged without the first. Trouble with a rotation loses
+    no event: the current part goes on, and the log says why.
+
+    Raises:
+        RecordingError: the folder is missing or not writable, the run's file exists already, or
+            compression is asked for and not installed.
+    """
+
+    name = "recording"
+
+    def __init__(self, directory: Path, run_id: str, *, rotation: Rotation | None = None) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._rotation = rotation
+        self._compress = compressor() if rotation is not None and rotation.compress else None
+        self._encoder = msgspec.json.Encoder()
+        self._started: dict[int, Started] = {}
+        self._part = self._begin(0)
+        self._closed: deque[Path] = deque()
+        self._begun = 1
+        self._trouble = False
+
+    @property
+    def path(self) -> Path:
+        """The file that is written to."""
+        return self._part.path
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Append ``events`` in one write; a full disk loses those whose line is not complete."""
+        if self._rotation is not None:
+            if self._part.size >= self._rotation.part_bytes:
+                self._rotate(self._rotation)
+            self._started |= {event.rank: event for event in events if isinstance(event, Started)}
+        whole, failure = self._part.append([self._encoder.encode(e) + b"\n" for e in events])
+        if failure is not None:
+            lost = len(events) - whole
+            raise SinkError(
+                f"recording {self.path}: {failure.strerror}; {lost} of {len(events)} events lost",
+                reason=errno.errorcode.get(failure.errno or 0, "os_error").lower(),
+                lost=lost,
+            ) from failure
+
+    def close(self) -> None:
+        """Close the file; every line is with the kernel already."""
+        self._part.close()
+
+    def _begin(self, number: int) -> Part:
+        """Open a part and write its head."""
+        header = Header(
+            format=FORMAT,
+            schema=SCHEMA_VERSION,
+            run_id=self._run_id,
+            time_ns=time.time_ns(),
+            part=number,
+        )
+        lines = [self._encoder.encode(line) for line in (header, *self._started.values())]
+        stem = self._run_id if self._rotation is None else f"{self._run_id}.{number:04}"
+        return Part(self._directory / f"{stem}{SUFFIX}", b"".join(line + b"\n" for line in lines))
+
+    def _rotate(self, rotation: Rotation) -> None:
+        """Begin the next part, then pack and remove as the rotation says."""
+        try:
+            full, self._part = self._part, self._begin(self._begun)
+            self._begun += 1
+            full.close()
+            self._closed.append(full.path)
+            if self._compress is not None:
+                self._closed[-1] = pack(full.path, self._compress)
+            while rotation.keep and len(self._closed) >= rotation.keep:
+                self._closed.popleft().unlink(missing_ok=True)
+        except (OSError, RecordingError) as error:
+            if not self._trouble:
+                _log.warning("hicache-dbg: rotation of %s, said once: %s", self.path, error)
+            self._trouble = True

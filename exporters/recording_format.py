@@ -1,0 +1,125 @@
+"""Reading a recording back: header, events, and a word on every line that is not whole."""
+
+import io
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Event
+
+__all__ = [
+    "FORMAT",
+    "PACKED",
+    "SUFFIX",
+    "Header",
+    "RecordingError",
+    "read",
+    "read_header",
+    "recordings_in",
+]
+
+FORMAT = "hicache-dbg-recording"
+SUFFIX = ".jsonl"
+#: Added to the suffix of a part that was compressed.
+PACKED = ".zst"
+
+_log = logging.getLogger(__name__)
+
+
+class RecordingError(Exception):
+    """A recording can't be written or read; the message says which, why and what to do."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line: what the file is and which schema its events follow."""
+
+    format: str
+    schema: int
+    run_id: str
+    time_ns: int
+    part: int = 0
+
+
+def recordings_in(folder: Path) -> list[Path]:
+    """The recordings in ``folder``, packed ones too, the parts of a run in their order."""
+    return sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{PACKED}")])
+
+
+def read(path: Path, *, say: Callable[[str], None] = _log.warning) -> Iterator[Event]:
+    """The events of a recording, in the order in which they were written.
+
+    A last line that a kill cut short is skipped, and so is a damaged line further up; ``say``
+    gets one sentence for each.
+
+    Raises:
+        RecordingError: the file can't be read, is no recording, or follows a newer schema. It is
+            raised here, before the first event is asked for.
+    """
+    read_header(path)
+    return _events(path, say)
+
+
+def read_header(path: Path) -> Header:
+    """The first line of a recording.
+
+    Raises:
+        RecordingError: the file can't be read, is no recording, or follows a newer schema.
+    """
+    try:
+        with _open(path) as file:
+            first = file.readline()
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        header = msgspec.json.decode(first, type=Header)
+    except msgspec.MsgspecError:
+        header = None
+    if header is None or header.format != FORMAT:
+        raise RecordingError(
+            f"{path} is not a recording: expected a first line with format {FORMAT!r}, "
+            f"got {first[:40]!r}"
+        )
+    if header.schema > SCHEMA_VERSION:
+        raise RecordingError(
+            f"{path} has schema {header.schema}, this version reads up to {SCHEMA_VERSION}: "
+            "read it with a newer hicache-dbg"
+        )
+    return header
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    """The lines of a recording, unpacked."""
+    if path.suffix != PACKED:
+        with path.open("rb") as file:
+            yield file
+        return
+    try:
+        import zstandard
+    except ImportError as error:
+        raise RecordingError(
+            f"{path} is compressed: reading it needs the zstandard package: pip install zstandard"
+        ) from error
+    try:
+        with zstandard.open(path, "rb") as file:
+            yield io.BufferedReader(file)
+    except zstandard.ZstdError as error:
+        raise RecordingError(f"{path} is damaged, the part read so far stands: {error}") from error
+
+
+def _events(path: Path, say: Callable[[str], None]) -> Iterator[Event]:
+    decoder = msgspec.json.Decoder(Event)
+    with _open(path) as file:
+        file.readline()
+        for number, text in enumerate(file, start=2):
+            try:
+                yield decoder.decode(text)
+            except msgspec.MsgspecError as error:
+                if text.endswith(b"\n"):
+                    say(f"{path}, line {number}: skipped, not a whole event: {error}")
+                else:
+                    say(f"{path}, line {number}: skipped, cut short: the writer was stopped in it")

@@ -1,0 +1,99 @@
+"""One file of a recording: opened new, appended to, and packed once it is closed."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hicache_dbg.exporters.recording_format import PACKED, RecordingError
+
+__all__ = ["Part", "compressor", "pack"]
+
+_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class Part:
+    """An append-only file that only its owner can read, begun with ``head``.
+
+    Raises:
+        RecordingError: the folder is missing or not writable, or the file exists already.
+    """
+
+    def __init__(self, path: Path, head: bytes) -> None:
+        self.path = path
+        self.size = 0
+        self._torn = False
+        try:
+            self._file = os.open(path, _NEW_FILE, 0o600)
+        except OSError as error:
+            raise RecordingError(_advice(path, error)) from error
+        _, failure = self.append([head])
+        if failure is not None:
+            self.close()
+            path.unlink()
+            raise RecordingError(_advice(path, failure)) from failure
+
+    def append(self, lines: list[bytes]) -> tuple[int, OSError | None]:
+        """Write ``lines`` at once; how many are whole on the file, and what stopped the rest."""
+        # A line that was cut short is ended first, so that it does not swallow the next one.
+        start = b"\n" if self._torn else b""
+        data = memoryview(start + b"".join(lines))
+        written, failure = 0, None
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            failure = error
+        self.size += written
+        if written:
+            self._torn = data[written - 1] != ord("\n")
+        whole = bytes(data[len(start) : written]).count(b"\n")
+        return whole, failure
+
+    def close(self) -> None:
+        """Close the file; every line is with the kernel already."""
+        os.close(self._file)
+
+
+def compressor() -> Callable[[bytes], bytes]:
+    """What packs a part.
+
+    Raises:
+        RecordingError: the ``zstandard`` package is not installed.
+    """
+    try:
+        import zstandard
+    except ImportError as error:
+        raise RecordingError(
+            "compressed recordings need the zstandard package: pip install zstandard, or turn "
+            "compression off"
+        ) from error
+    return zstandard.ZstdCompressor().compress
+
+
+def pack(path: Path, compress: Callable[[bytes], bytes]) -> Path:
+    """Compress a closed part; the packed file appears whole or not at all."""
+    packed = path.with_name(path.name + PACKED)
+    unfinished = packed.with_name(packed.name + ".part")
+    try:
+        unfinished.touch(mode=0o600)
+        unfinished.write_bytes(compress(path.read_bytes()))
+        unfinished.replace(packed)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    path.unlink()
+    return packed
+
+
+def _advice(path: Path, error: OSError) -> str:
+    """What went wrong with the file, and what to do about it."""
+    folder = path.parent
+    advice = {
+        errno.ENOENT: f"the folder {folder} does not exist: create it, or name another one",
+        errno.ENOTDIR: f"{folder} is not a folder: name one",
+        errno.EACCES: f"the folder {folder} is not writable: change its mode, or name another one",
+        errno.EROFS: f"the folder {folder} is on a read-only file system: name another one",
+        errno.EEXIST: "the run was recorded before: choose another run id",
+    }.get(error.errno or 0, error.strerror or str(error))
+    return f"cannot record to {path}: {advice}"

@@ -1,0 +1,94 @@
+"""Batches of plain asynchronous copies, given to CUDA's copy engines in one call.
+
+torch has no binding for them, so the runtime that torch has loaded is called directly: since
+CUDA 12.8 it takes a whole batch, before that one copy a call.
+"""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["CopyEngineError", "copy_batch"]
+
+Addresses = npt.NDArray[np.int64]
+
+_FROM_EITHER_SIDE = 4  # cudaMemcpyDefault: the runtime sees from the addresses which way
+_IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
+_BATCH_SINCE, _NO_FAIL_INDEX_SINCE = 12_080, 13_000
+
+
+class CopyEngineError(RuntimeError):
+    """CUDA refused a copy; the message holds its code."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Attributes(ctypes.Structure):
+    """``cudaMemcpyAttributes``."""
+
+    _fields_ = (
+        ("order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    )
+
+
+def copy_batch(target: Addresses, source: Addresses, sizes: Addresses, stream: int) -> None:
+    """Queue ``sizes[i]`` bytes from ``source[i]`` to ``target[i]`` for all i, on ``stream``."""
+    runtime, version = _runtime()
+    if version < _BATCH_SINCE:
+        for to, start, size in zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True):
+            _require(
+                runtime.cudaMemcpyAsync(
+                    ctypes.c_void_p(to),
+                    ctypes.c_void_p(start),
+                    ctypes.c_size_t(size),
+                    _FROM_EITHER_SIDE,
+                    ctypes.c_void_p(stream),
+                ),
+                1,
+            )
+        return
+    attributes = _Attributes(order=_IN_STREAM_ORDER)
+    first = ctypes.c_size_t(0)
+    failed = ctypes.c_size_t(0)
+    tail = [] if version >= _NO_FAIL_INDEX_SINCE else [ctypes.byref(failed)]
+    code = runtime.cudaMemcpyBatchAsync(
+        _pointer(target),
+        _pointer(source),
+        _pointer(sizes),
+        ctypes.c_size_t(sizes.size),
+        ctypes.byref(attributes),
+        ctypes.byref(first),
+        ctypes.c_size_t(1),
+        *tail,
+        ctypes.c_void_p(stream),
+    )
+    _require(code, sizes.size)
+
+
+def _pointer(array: Addresses) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _require(code: int, copies: int) -> None:
+    if code:
+        _runtime()[0].cudaGetLastError()  # reported here; torch must not find it again later
+        raise CopyEngineError(f"CUDA refused a batch of {copies} copies with code {code}")
+
+
+@cache
+def _runtime() -> tuple[Any, int]:
+    """The CUDA runtime torch runs on, and its version (13000 is 13.0)."""
+    major = str(torch.version.cuda).partition(".")[0]
+    runtime = ctypes.CDLL(f"libcudart.so.{major}")
+    version = ctypes.c_int(0)
+    _require(runtime.cudaRuntimeGetVersion(ctypes.byref(version)), 0)
+    return runtime, version.value

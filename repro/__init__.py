@@ -1,0 +1,1 @@
+"""Workloads, fault injection, the model and the session oracle."""

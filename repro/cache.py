@@ -1,0 +1,90 @@
+"""Where a turn's pages come from: the tiers, or, for the ground truth, a device that holds all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hicache_dbg.repro.kvio import KvStore
+from hicache_dbg.repro.workload import Turn
+
+__all__ = ["Cache", "LayerGate", "Lease", "ResidentCache"]
+
+LayerGate = Callable[[int], None]
+
+
+def _open(_layer: int) -> None:
+    """Wait for nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """The pages of a running turn.
+
+    ``cached`` tokens are there already, or will be once ``gate(layer)`` has returned for the layer
+    that is to be read. ``table`` holds the page ids, int64, for the turn's full capacity.
+    """
+
+    turn: Turn
+    cached: int
+    table: torch.Tensor
+    gate: LayerGate = _open
+
+
+class Cache(Protocol):
+    """What a scheduler needs of a cache."""
+
+    store: KvStore
+
+    def begin(self, turn: Turn) -> Lease | None:
+        """Lease the turn's pages; None if there is no room for them now."""
+        ...
+
+    def finish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
+        """End the lease of an answered turn.
+
+        ``tokens`` is the reply, whose last token was never computed on.
+        """
+        ...
+
+    def abandon(self, lease: Lease) -> None:
+        """End the lease of a turn that failed; what it computed is worth nothing."""
+        ...
+
+    def forget(self, session: int) -> None:
+        """Take note that the session is over."""
+        ...
+
+
+class ResidentCache:
+    """Every session keeps its own pages on the device until it ends; nothing is shared or moved."""
+
+    def __init__(self, store: KvStore, pages: int) -> None:
+        self.store = store
+        self._free = list(range(pages))
+        self._kept: dict[int, tuple[int, list[int]]] = {}
+
+    def begin(self, turn: Turn) -> Lease | None:
+        """Extend the session's own pages to the turn's capacity."""
+        cached, pages = self._kept.get(turn.session, (0, []))
+        missing = -(-turn.capacity // self.store.page_size) - len(pages)
+        if missing > len(self._free):
+            return None
+        self._kept.pop(turn.session, None)
+        pages = pages + [self._free.pop() for _ in range(missing)]
+        return Lease(turn, cached, torch.tensor(pages))
+
+    def finish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
+        """Keep the session's pages for its next turn."""
+        computed = len(lease.turn.tokens) + len(tokens) - 1
+        self._kept[lease.turn.session] = (computed, lease.table.tolist())
+
+    def abandon(self, lease: Lease) -> None:
+        """Free the session's pages."""
+        self._free.extend(lease.table.tolist())
+
+    def forget(self, session: int) -> None:
+        """Free the session's pages, if it has any left."""
+        _, pages = self._kept.pop(session, (0, []))
+        self._free.extend(pages)

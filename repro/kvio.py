@@ -1,0 +1,148 @@
+"""The model's side of the device pools: tokens in and out of pages, in float64.
+
+Everything that is stored is rounded to what the pool holds (bf16, or fp8 keys with a scale) and
+read back from the pool before it is used, also within one forward pass: a value that was cached
+and one that was just computed are then the same number.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hicache_dbg.pools.device import DevicePool
+
+__all__ = ["FP8_MAX", "IndexStore", "KvStore", "LatentStore", "Slots", "index_store"]
+
+FP8_MAX = 448.0
+"""The largest finite value of float8_e4m3fn."""
+
+_SCALE_BYTES = 4
+#: Every fp8 value as float64: a table is much faster on a CPU than the element-wise conversion.
+_FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where tokens are: ``pages`` and ``offsets``, int64 tensors of one shape."""
+
+    pages: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def of(cls, table: torch.Tensor, positions: torch.Tensor, page_size: int) -> "Slots":
+        """Look ``positions`` (N, T) up in a page table (N, P)."""
+        return cls(table.gather(1, positions // page_size), positions % page_size)
+
+    def flat(self) -> "Slots":
+        """The same slots along one axis."""
+        return Slots(self.pages.flatten(), self.offsets.flatten())
+
+    def after(self, count: int) -> "Slots":
+        """Those along the first axis without the first ``count``."""
+        return Slots(self.pages[count:], self.offsets[count:])
+
+
+class IndexStore(Protocol):
+    """Index-K of every layer in one storage format."""
+
+    def write(self, layer: int, slots: Slots, keys: torch.Tensor) -> None:
+        """Store float64 ``keys`` (R, dim) at ``slots`` (R,)."""
+        ...
+
+    def read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Return the float64 keys (M, page_size, dim) of ``pages`` (M,)."""
+        ...
+
+
+class Bf16IndexStore:
+    """Index-K as bf16: a page is ``page_size`` rows of ``dim`` values."""
+
+    def __init__(self, pool: DevicePool, dim: int) -> None:
+        self._pages = tuple(
+            pool.layer("index_k", layer).view(pool.pages, -1, dim)
+            for layer in range(pool.geometry.layers)
+        )
+
+    def write(self, layer: int, slots: Slots, keys: torch.Tensor) -> None:
+        """Round to bf16 and store."""
+        self._pages[layer][slots.pages, slots.offsets] = keys.to(torch.bfloat16)
+
+    def read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Widen whole pages to float64."""
+        return self._pages[layer][pages].double()
+
+
+class Fp8IndexStore:
+    """Index-K as fp8: a page is its keys (e4m3, a byte each) and then a float32 scale per token."""
+
+    def __init__(self, pool: DevicePool, dim: int) -> None:
+        slots = pool.geometry.slots_per_page
+        keys, end = slots * dim, slots * (dim + _SCALE_BYTES)
+        self._dim = dim
+        raw = tuple(pool.layer("index_k", layer) for layer in range(pool.geometry.layers))
+        self._keys = tuple(page[:, :keys].view(-1, slots, dim) for page in raw)
+        self._scales = tuple(page[:, keys:end].view(torch.float32) for page in raw)
+
+    def write(self, layer: int, slots: Slots, keys: torch.Tensor) -> None:
+        """Quantise each token with its own scale, largest magnitude / 448, and store both."""
+        largest = keys.abs().amax(-1)
+        scales = torch.where(largest > 0, largest / FP8_MAX, 1.0).float()
+        codes = (keys / scales.unsqueeze(-1)).float().clamp(-FP8_MAX, FP8_MAX)
+        self._keys[layer][slots.pages, slots.offsets] = codes.to(torch.float8_e4m3fn).view(
+            torch.uint8
+        )
+        self._scales[layer][slots.pages, slots.offsets] = scales
+
+    def read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """Dequantise whole pages."""
+        codes = self._keys[layer][pages]
+        values = _FP8_VALUES.index_select(0, codes.flatten().int()).view(codes.shape)
+        return values.mul_(self._scales[layer][pages].unsqueeze(-1))
+
+
+class LatentStore:
+    """The latent KV of every layer: bf16 rows."""
+
+    def __init__(self, pool: DevicePool) -> None:
+        self.page_size = pool.geometry.slots_per_page
+        self._rows = tuple(
+            pool.layer("latent", layer).view(pool.pages * self.page_size, -1)
+            for layer in range(pool.geometry.layers)
+        )
+
+    def _row_ids(self, slots: Slots) -> torch.Tensor:
+        return slots.pages * self.page_size + slots.offsets
+
+    def write(self, layer: int, slots: Slots, values: torch.Tensor) -> None:
+        """Round float64 ``values`` (R, width) to bf16 and store them at ``slots`` (R,)."""
+        self._rows[layer][self._row_ids(slots)] = values.to(torch.bfloat16)
+
+    def read(self, layer: int, slots: Slots) -> torch.Tensor:
+        """Return the rows at ``slots`` (any shape) as float64 with a last axis of the row's width."""
+        return self._rows[layer][self._row_ids(slots)].double()
+
+
+@dataclass(frozen=True, slots=True)
+class KvStore:
+    """Both pools of one device as the model sees them."""
+
+    latent: LatentStore
+    index: IndexStore
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.latent.page_size
+
+
+def index_store(pool: DevicePool, dim: int) -> IndexStore:
+    """Choose the codec by what the pool really stores: bf16 values, or packed fp8 as uint8."""
+    stored = pool.layer("index_k", 0).dtype
+    if stored == torch.bfloat16:
+        return Bf16IndexStore(pool, dim)
+    if stored == torch.uint8:
+        return Fp8IndexStore(pool, dim)
+    raise TypeError(
+        f"pool {pool.geometry.name} stores index-K as {stored}; expected bfloat16, or uint8 for fp8"
+    )

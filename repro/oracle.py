@@ -1,0 +1,100 @@
+"""The ground truth, and the judgement of sessions against it.
+
+Truth is the same model given the same workload, with every session's cache kept on the device by
+itself: no host tier, no sharing, no eviction. The model's results depend neither on batches nor
+on chunks, so any token that differs was made from bytes that differ.
+"""
+
+from collections.abc import Callable, Mapping
+
+from hicache_dbg.repro.cache import ResidentCache
+from hicache_dbg.repro.config import PAGE_SIZE, RunConfig
+from hicache_dbg.repro.engine import device_pools, kv_store
+from hicache_dbg.repro.model import Model
+from hicache_dbg.repro.result import Divergence, SessionReport, Status
+from hicache_dbg.repro.scheduler import Scheduler
+from hicache_dbg.repro.workload import End, Transcript, Truth, Workload
+
+__all__ = ["TRUTH_BATCH", "first_divergence", "ground_truth", "judge", "pages_of"]
+
+TRUTH_BATCH = 16
+"""Turns that are decoded together where nothing limits them: more is no faster a token."""
+
+
+def pages_of(tokens: int) -> int:
+    """Pages that a sequence of ``tokens`` tokens takes."""
+    return -(-tokens // PAGE_SIZE)
+
+
+def ground_truth(
+    config: RunConfig,
+    model: Model,
+    workload: Workload,
+    live_sessions: int,
+    on_answer: Callable[[], None],
+) -> Truth:
+    """Answer ``workload`` with everything on the device.
+
+    Args:
+        config: of the run, for what the device stores.
+        model: answers.
+        workload: asks; its transcripts are the truth.
+        live_sessions: how many sessions may hold pages at once, which sizes the device.
+        on_answer: called after each answered turn.
+
+    Raises:
+        RuntimeError: a session failed, which has nothing to do with the tiers.
+    """
+    pages = live_sessions * pages_of(workload.longest())
+    pools = device_pools(config, model.spec, pages)
+    Scheduler(
+        model,
+        ResidentCache(kv_store(pools, model.spec), pages),
+        workload,
+        max_running=TRUTH_BATCH,
+        timeout=float("inf"),
+        on_answer=on_answer,
+    ).run()
+    for session, transcript in workload.transcripts.items():
+        if transcript.end is End.ERROR:
+            raise RuntimeError(
+                f"ground truth failed in session {session}: {transcript.replies[-1].error}"
+            )
+    return workload.transcripts
+
+
+def judge(truth: Truth, transcripts: Mapping[int, Transcript]) -> tuple[SessionReport, ...]:
+    """Judge every session of ``transcripts`` that has ended."""
+    return tuple(
+        _report(session, truth[session], transcript, transcript.end)
+        for session, transcript in transcripts.items()
+        if transcript.end is not None
+    )
+
+
+def _report(session: int, truth: Transcript, got: Transcript, end: End) -> SessionReport:
+    divergence = first_divergence(truth, got) if end is not End.ERROR else None
+    status = Status(end.value)
+    if divergence is not None and end in {End.DONE, End.MAXROUNDS}:
+        status = Status.LEAK
+    error = got.replies[-1].error if got.replies else ""
+    return SessionReport(session, status, len(got.replies), divergence, error)
+
+
+def first_divergence(truth: Transcript, got: Transcript) -> Divergence | None:
+    """Where the replies first differ, or None."""
+    for number in range(max(len(truth.replies), len(got.replies))):
+        expected, actual = _tokens(truth, number), _tokens(got, number)
+        for index in range(max(len(expected), len(actual))):
+            pair = _at(expected, index), _at(actual, index)
+            if pair[0] != pair[1]:
+                return Divergence(number, index, *pair)
+    return None
+
+
+def _tokens(transcript: Transcript, number: int) -> tuple[int, ...]:
+    return transcript.replies[number].tokens if number < len(transcript.replies) else ()
+
+
+def _at(tokens: tuple[int, ...], index: int) -> int:
+    return tokens[index] if index < len(tokens) else -1

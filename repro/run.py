@@ -1,0 +1,214 @@
+"""One run from start to end: ground truth, the tiered engine, judgement."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import torch
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.transfer import TransferError
+from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.engine import EnginePlan, device_pools, kv_store, mirrors, plan_of
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.model import Model
+from hicache_dbg.repro.oracle import TRUTH_BATCH, ground_truth, judge, pages_of
+from hicache_dbg.repro.result import EngineStats, RunResult
+from hicache_dbg.repro.scheduler import Scheduler
+from hicache_dbg.repro.sessions import SESSION_DEVICE_PAGES, SessionWorkload
+from hicache_dbg.repro.tiered import TieredCache
+from hicache_dbg.repro.trace import TRACE_DEVICE_PAGES, Trace, TraceWorkload
+from hicache_dbg.repro.workload import Transcript, Truth, Workload
+
+__all__ = ["OnEngine", "OnProgress", "run"]
+
+OnProgress = Callable[[int, int, str], None]
+"""Called with units done, units in all and what is being done, after each answered turn."""
+
+OnEngine = Callable[[HiCacheController], None]
+"""Called with the engine once it is built, before its first copy."""
+
+
+def run(
+    config: RunConfig,
+    fault: Fault | None = None,
+    trace: Trace | None = None,
+    on_progress: OnProgress | None = None,
+    on_engine: OnEngine | None = None,
+    *,
+    truth: Truth | None = None,
+) -> RunResult:
+    """Run agent sessions, or the requests of ``trace``, through the engine and judge every reply.
+
+    An interrupt (Ctrl-C) ends the run, not the caller: the engine is closed and the result holds
+    what had ended by then, with ``interrupted`` set.
+
+    Args:
+        config: of the run; ``device_pages`` of None becomes the default of the workload.
+        fault: changes how the engine is built.
+        trace: takes the place of the agent sessions.
+        on_progress: see :data:`OnProgress`.
+        on_engine: see :data:`OnEngine`.
+        truth: ``RunResult.truth`` of a run with the same workload and ``index_dtype``, to save
+            computing it again.
+
+    Raises:
+        ConfigError: the pools do not hold one session, or the trace is empty.
+    """
+    job = _Run(_sized(config, trace), fault, trace, on_progress or _silent, truth)
+    with _one_thread():
+        try:
+            job.find_truth()
+            job.go_through_tiers(on_engine or _unobserved)
+        except KeyboardInterrupt:
+            job.interrupted = True
+    return job.result()
+
+
+class _Run:
+    """A run under way: what is known so far can be judged at any moment."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        fault: Fault | None,
+        trace: Trace | None,
+        on_progress: OnProgress,
+        truth: Truth | None,
+    ) -> None:
+        self.interrupted = False
+        self._config = config
+        self._fault = fault
+        self._trace = trace
+        self._model = Model()
+        self._on_progress = on_progress
+        self._phases = 1 if truth is not None else 2
+        self._truth = truth
+        self._transcripts: Mapping[int, Transcript] = {}
+        self._stats = EngineStats()
+        self._engine_error = ""
+        self._started = time.perf_counter()
+        self._truth_seconds = 0.0
+
+    def find_truth(self) -> None:
+        """Compute the ground truth, unless it was given."""
+        if self._truth is not None:
+            return
+        workload = _workload(self._config, self._trace)
+        # Sessions keep their pages between turns; a request of a trace has one turn only.
+        live = len(workload.transcripts) if self._trace is None else TRUTH_BATCH
+        report = self._reporter(workload, "ground truth", phase=0)
+        self._truth = ground_truth(self._config, self._model, workload, live, report)
+        self._truth_seconds = time.perf_counter() - self._started
+
+    def go_through_tiers(self, on_engine: OnEngine) -> None:
+        """Build the engine, run the workload through it, and close it whatever happens."""
+        config, spec = self._config, self._model.spec
+        workload = _workload(config, self._trace)
+        self._transcripts = workload.transcripts
+        plan = self._plan()
+        pages = config.device_pages or 0
+        pools = device_pools(config, spec, pages)
+        with closing(PoolGroup(mirrors(plan, pools))) as group:
+            controller = HiCacheController(group, io_backend=plan.io_backend)
+            cache = TieredCache(kv_store(pools, spec), controller, pages)
+            try:
+                on_engine(controller)
+                Scheduler(
+                    self._model,
+                    cache,
+                    workload,
+                    max_running=config.max_running,
+                    timeout=config.timeout,
+                    on_answer=self._reporter(workload, "through the tiers", self._phases - 1),
+                ).run()
+            finally:
+                self._close(controller)
+                self._stats = _stats(controller, cache)
+
+    def result(self) -> RunResult:
+        """Judge what has ended."""
+        truth = self._truth
+        return RunResult(
+            config=self._config,
+            fault=self._fault.name if self._fault else "",
+            reports=judge(truth, self._transcripts) if truth is not None else (),
+            stats=self._stats,
+            wall_seconds=time.perf_counter() - self._started,
+            truth_seconds=self._truth_seconds,
+            engine_error=self._engine_error,
+            interrupted=self.interrupted,
+            truth=truth,
+        )
+
+    def _plan(self) -> EnginePlan:
+        plan = plan_of(self._config)
+        return self._fault.apply(plan) if self._fault else plan
+
+    def _close(self, controller: HiCacheController) -> None:
+        try:
+            controller.close()
+        except TransferError as error:
+            self._engine_error = str(error)
+
+    def _reporter(self, workload: Workload, text: str, phase: int) -> Callable[[], None]:
+        def report() -> None:
+            done, total = workload.progress()
+            self._on_progress(done + phase * total, total * self._phases, text)
+
+        return report
+
+
+def _workload(config: RunConfig, trace: Trace | None) -> Workload:
+    return SessionWorkload(config) if trace is None else TraceWorkload(trace, config.scale)
+
+
+def _sized(config: RunConfig, trace: Trace | None) -> RunConfig:
+    """Fill the device size in and refuse pools that do not hold one session."""
+    if config.device_pages is None:
+        natural = SESSION_DEVICE_PAGES if trace is None else TRACE_DEVICE_PAGES
+        config = replace(config, device_pages=natural)
+    tokens = _workload(config, trace).longest()
+    for name, given in (("device_pages", config.device_pages), ("host_pages", config.host_pages)):
+        if given is not None and given < pages_of(tokens):
+            raise ConfigError(
+                f"{name} is {given}, but one session needs {pages_of(tokens)} pages "
+                f"({tokens} tokens at most); raise {name} or ask for less"
+            )
+    return config
+
+
+def _stats(controller: HiCacheController, cache: TieredCache) -> EngineStats:
+    done = controller.stats
+    return EngineStats(
+        loads=done.loads,
+        backups=done.backups,
+        host_hit_pages=cache.host_hit_pages,
+        device_hit_pages=cache.device_hit_pages,
+        evicted_pages=done.evicted,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: the model's steps are small, and the engine's workers need cores.
+
+    With more threads every small operation ends in a barrier, which costs tenfold as soon as
+    another process wants the same cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _silent(_done: int, _total: int, _text: str) -> None:
+    """Tell nobody."""
+
+
+def _unobserved(_controller: HiCacheController) -> None:
+    """Leave the engine as it is."""

@@ -1,0 +1,24 @@
+"""The vocabulary: a few control tokens, then content tokens without further meaning."""
+
+from enum import IntEnum
+
+__all__ = ["FIRST_CONTENT", "VOCABULARY", "Special"]
+
+
+class Special(IntEnum):
+    """Control tokens. A model says ``END`` and ``TOOL_CALL``; the others mark pieces of a prompt."""
+
+    PAD = 0
+    END = 1
+    TOOL_CALL = 2
+    SYSTEM = 3
+    USER = 4
+    TOOL_RESULT = 5
+    ASSISTANT = 6
+
+
+FIRST_CONTENT = 8
+"""The first content token; those below are reserved for control."""
+
+VOCABULARY = 512
+"""How many tokens there are."""

@@ -1,0 +1,115 @@
+"""What a scheduler works on: turns with prompts in, replies out, a transcript for each session."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.repro.tokens import FIRST_CONTENT, VOCABULARY
+
+__all__ = [
+    "End",
+    "Reply",
+    "Stop",
+    "Tokens",
+    "Transcript",
+    "Truth",
+    "Turn",
+    "Workload",
+    "content_tokens",
+]
+
+Tokens = npt.NDArray[np.int64]
+
+
+class Stop(StrEnum):
+    """Why a reply is over."""
+
+    END = "end"
+    TOOL_CALL = "tool_call"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+class End(StrEnum):
+    """How a session ended, as far as the session itself can tell."""
+
+    DONE = "done"
+    MAXROUNDS = "maxrounds"
+    NO_TOOL = "no_tool"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One prompt to be answered: the whole history, of which a prefix may be cached.
+
+    ``stops`` is False where a reply has a given length and control tokens do not end it.
+    """
+
+    session: int
+    round: int
+    tokens: Tokens
+    max_tokens: int
+    stops: bool = True
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the sequence has at most, prompt and reply."""
+        return len(self.tokens) + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered (the token that stopped it included), or what went wrong."""
+
+    tokens: tuple[int, ...]
+    stop: Stop
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The replies of one session so far, and its end once it has one."""
+
+    replies: list[Reply] = field(default_factory=list)
+    end: End | None = None
+
+
+Truth = Mapping[int, Transcript]
+"""The transcript that each session should have."""
+
+
+class Workload(Protocol):
+    """A source of turns. Which turns come, and when, must not depend on who answers them faster."""
+
+    transcripts: dict[int, Transcript]
+
+    def ready(self, step: int) -> Iterable[Turn]:
+        """Hand out the turns that became ready by scheduler step ``step``, each once."""
+        ...
+
+    def answered(self, turn: Turn, reply: Reply, step: int) -> bool:
+        """Take a reply; return whether the session goes on (its cache is needed again)."""
+        ...
+
+    def open(self) -> bool:
+        """Whether turns are still to come, now or after a reply."""
+        ...
+
+    def longest(self) -> int:
+        """Tokens that one session can have at most, prompt and replies."""
+        ...
+
+    def progress(self) -> tuple[int, int]:
+        """Units of work done, and in all."""
+        ...
+
+
+def content_tokens(count: int, *seed: int) -> Tokens:
+    """Draw ``count`` content tokens that depend on ``seed`` alone."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(FIRST_CONTENT, VOCABULARY, count, dtype=np.int64)

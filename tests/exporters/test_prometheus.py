@@ -1,0 +1,306 @@
+"""Prometheus metrics, by a real scrape."""
+
+import shutil
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from tests.exporters.samples import copied, finding, health, started
+from tests.services import require
+
+from hicache_dbg.exporters.prometheus import PrometheusSink
+from hicache_dbg.tracer.events import DIRECTION, FaultClass, Op, Outcome, SkipReason, Tier
+from hicache_dbg.tracer.sink import PoolPages
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+# The library gives its parsers no types.
+parse_text: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
+parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics.text_string_to_metric_families
+
+PATH = {
+    "pool": "deepseek_v4_c128",
+    "op": "backup",
+    "src": "device",
+    "dst": "host",
+    "layout": "page_first",
+    "token_granular": "False",
+    "rank": "0",
+}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A registry of this test's own."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+    return number
+
+
+@pytest.fixture
+def serve(registry: CollectorRegistry, port: int) -> Iterator[Callable[..., PrometheusSink]]:
+    """Make sinks that serve on the port; closed after the test."""
+    sinks: list[PrometheusSink] = []
+
+    def make(**options: Any) -> PrometheusSink:
+        sinks.append(PrometheusSink(registry, port=port, address="127.0.0.1", **options))
+        return sinks[-1]
+
+    yield make
+    for sink in sinks:
+        sink.close()
+
+
+def scrape(port: int, accept: str = "text/plain") -> str:
+    """The text that a scraper gets."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def samples(text: str) -> Samples:
+    """Each sample of a scrape by its name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    """The value of one sample."""
+    return found["hicache_dbg_" + name, frozenset(labels.items())]
+
+
+def test_a_scrape_has_what_the_copies_did(serve: Callable[..., PrometheusSink], port: int) -> None:
+    """Copies, bytes, durations, tiles and reasons arrive over HTTP with their labels."""
+    sink = serve()
+    sink.emit([copied(), copied(skipped={"off": 3}), copied(op=Op.LOAD, src=Tier.HOST)])
+    found = samples(scrape(port))
+    assert value(found, "copies_total", **PATH) == 2
+    assert value(found, "copied_bytes_total", **PATH) == 2 * 131072
+    tiles = {"pool": "deepseek_v4_c128", "op": "backup", "rank": "0"}
+    assert value(found, "tiles_total", result="witnessed", **tiles) == 14
+    assert value(found, "tiles_total", result="skipped", **tiles) == 4
+    assert value(found, "tiles_total", result="mismatched", **tiles) == 0
+    assert value(found, "tiles_skipped_total", reason="off", **tiles) == 3
+    assert value(found, "tiles_skipped_total", reason="partial", **tiles) == 1
+    duration = {"pool": "deepseek_v4_c128", "op": "backup", "layout": "page_first", "rank": "0"}
+    assert value(found, "copy_duration_seconds_sum", **duration) == pytest.approx(501e-6)
+    assert value(found, "copy_duration_seconds_bucket", le="0.0003", **duration) == 2
+    assert value(found, "copy_duration_seconds_bucket", le="0.0001", **duration) == 0
+
+
+def test_every_label_set_of_a_pool_is_there_at_zero_before_its_first_copy(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """After the start record a scrape has each op, branch, outcome, reason and class at 0."""
+    serve().emit([started()])
+    found = samples(scrape(port))
+    pool = {"pool": "index_k", "rank": "0"}
+    for op, granular in product(Op, (False, True)):
+        src, dst = DIRECTION[op]
+        path = {"op": op, "src": src, "dst": dst, "layout": "page_first", **pool}
+        assert value(found, "copies_total", token_granular=str(granular), **path) == 0
+        assert value(found, "copied_bytes_total", token_granular=str(granular), **path) == 0
+    for op, result in product(Op, Outcome):
+        assert value(found, "tiles_total", op=op, result=result, **pool) == 0
+    for op, reason in product(Op, SkipReason):
+        assert value(found, "tiles_skipped_total", op=op, reason=reason, **pool) == 0
+    for fault in FaultClass:
+        assert value(found, "findings_total", **{"class": fault}, **pool) == 0
+
+
+def test_what_needs_no_pool_is_there_at_zero_from_the_start(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """Before any event a scrape has each class, sink and reason for a loss at 0."""
+    serve(rank=3)
+    found = samples(scrape(port))
+    for fault in FaultClass:
+        assert value(found, "findings_total", pool="", rank="3", **{"class": fault}) == 0
+    assert value(found, "events_dropped_total", sink="bus", reason="queue_full", rank="3") == 0
+    assert value(found, "events_dropped_total", sink="journald", reason="blocked", rank="3") == 0
+    assert value(found, "sink_errors_total", sink="otel", rank="3") == 0
+    assert value(found, "overhead_seconds_total", rank="3") == 0
+    assert value(found, "events_total", rank="3") == 0
+
+
+def test_findings_count_what_was_collapsed_into_them(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """A finding that stands for a thousand counts a thousand."""
+    serve().emit([finding(), finding(count=999)])
+    found = samples(scrape(port))
+    labels = {"class": "row_width", "pool": "index_k", "rank": "0"}
+    assert value(found, "findings_total", **labels) == 1000
+
+
+def test_health_totals_become_counters(serve: Callable[..., PrometheusSink], port: int) -> None:
+    """Totals of a heartbeat advance the counters by what they grew, and never back."""
+    sink = serve()
+    sink.emit([health(), health(events=1100, dropped={"journald/blocked": 8}, overhead_s=0.5)])
+    sink.emit([health(events=5, errors={"sink/otel": 3}, overhead_s=0.5)])
+    found = samples(scrape(port))
+    assert value(found, "events_total", rank="0") == 1105
+    assert value(found, "events_dropped_total", sink="bus", reason="queue_full", rank="0") == 1
+    assert value(found, "sink_errors_total", sink="otel", rank="0") == 3
+    assert value(found, "internal_errors_total", place="probe", rank="0") == 1
+    assert value(found, "overhead_seconds_total", rank="0") == 0.5
+    assert value(found, "queue_depth", rank="0") == 17
+
+
+def test_a_source_that_began_anew_never_takes_from_a_counter(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """A total that falls from 100 to 5 adds 5: the source was restarted, nothing was undone."""
+    serve().emit([health(events=100), health(events=5)])
+    assert value(samples(scrape(port)), "events_total", rank="0") == 105
+
+
+def test_both_ends_of_a_mirror_are_told_with_their_geometry(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """The geometry of both ends stands side by side, off the tensors."""
+    serve().emit([started()])
+    ends = {
+        labels["tier"]: (labels["slot_bytes"], labels["page_bytes"], labels["class"])
+        for labels in (
+            dict(labels)
+            for name, labels in samples(scrape(port))
+            if name == "hicache_dbg_pool_geometry_info"
+        )
+    }
+    assert ends == {
+        "device": ("256", "16384", "IndexKDevicePool"),
+        "host": ("132", "8448", "IndexKHostPool"),
+    }
+
+
+def test_pool_pages_are_read_when_scraped(serve: Callable[..., PrometheusSink], port: int) -> None:
+    """Pages by state are those of the moment of the scrape; registering reads nothing."""
+    reads: list[int] = []
+
+    def pages() -> list[PoolPages]:
+        reads.append(1)
+        return [PoolPages(pool="index_k", tier="host", state="free", pages=len(reads))]
+
+    serve(pool_state=pages)
+    assert not reads
+    labels = {"pool": "index_k", "tier": "host", "state": "free", "rank": "0"}
+    assert [value(samples(scrape(port)), "pool_pages", **labels) for _ in range(2)] == [1, 2]
+
+
+def test_a_pool_that_cannot_be_read_does_not_break_the_scrape(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """A reader that raises costs its own gauge; the scrape answers and the failure is counted."""
+
+    def broken() -> Iterable[PoolPages]:
+        raise NotImplementedError("a sidecar pool has no pages of its own")
+
+    serve(pool_state=broken)
+    scrape(port)
+    found = samples(scrape(port))
+    assert value(found, "internal_errors_total", place="pool_state", rank="0") >= 1
+    assert not any(name == "hicache_dbg_pool_pages" for name, _ in found)
+
+
+def test_a_second_sink_on_one_registry_goes_on_counting(
+    registry: CollectorRegistry, serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """Making a sink again neither fails nor forgets: the counters are the registry's."""
+    first = PrometheusSink(registry)
+    first.emit([copied()])
+    first.close()
+    serve().emit([copied()])
+    assert value(samples(scrape(port)), "copies_total", **PATH) == 2
+
+
+def test_a_port_in_use_is_said_once_and_nothing_else_happens(
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the port taken the sink counts on and one line of the log names the port."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        sink = PrometheusSink(registry, port=taken, address="127.0.0.1")
+        sink.emit([copied()])
+        sink.close()
+    assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"hicache-dbg: metrics are not served on 127.0.0.1:{taken}: Address already in use"
+    ]
+    assert len(sink.problems) == 1
+
+
+def test_names_that_another_owner_registered_do_not_stop_the_host(
+    registry: CollectorRegistry, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where our names are taken the sink keeps and serves a registry of its own, and says so."""
+    Counter("hicache_dbg_findings", "another's", registry=registry)
+    sink = PrometheusSink(registry, port=port, address="127.0.0.1")
+    sink.emit([copied()])
+    assert value(samples(scrape(port)), "copies_total", **PATH) == 1
+    sink.close()
+    assert registry.get_sample_value("hicache_dbg_copies_total", PATH) is None
+    assert "Duplicated timeseries" in caplog.text
+
+
+def test_durations_carry_the_trace_as_an_exemplar(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """In OpenMetrics a duration's bucket names the trace of a copy that fell into it."""
+    serve().emit([copied(trace_id="ab" * 16, span_id="cd" * 8)])
+    text = scrape(port, "application/openmetrics-text; version=1.0.0")
+    exemplars = [
+        sample.exemplar
+        for family in parse_openmetrics(text)
+        for sample in family.samples
+        if sample.exemplar
+    ]
+    assert [exemplar.labels for exemplar in exemplars] == [{"trace_id": "ab" * 16}]
+    assert exemplars[0].value == pytest.approx(250.5e-6)
+
+
+def test_labels_are_closed(registry: CollectorRegistry) -> None:
+    """Copies of many pages and requests make no more series than copies of one."""
+    sink = PrometheusSink(registry)
+    sink.emit([started(), copied(pool="index_k"), finding()])
+    before = sum(len(family.samples) for family in registry.collect())
+    sink.emit(
+        [
+            copied(pool="index_k", op_id=n, host_pages=(n,), trace_id=f"{n + 1:032x}", h=n)
+            for n in range(100)
+        ]
+    )
+    sink.emit([finding(pages=(n,), got=str(n), layer=n) for n in range(100)])
+    assert sum(len(family.samples) for family in registry.collect()) == before
+
+
+@pytest.mark.service
+def test_promtool_finds_nothing_to_say(serve: Callable[..., PrometheusSink], port: int) -> None:
+    """The names and help texts pass Prometheus's own linter."""
+    require(shutil.which("promtool"), "promtool is not installed")
+    pages = [PoolPages(pool="index_k", tier="host", state="free", pages=3)]
+    serve(pool_state=lambda: pages).emit([started(), copied(), finding(), health()])
+    command = ["promtool", "check", "metrics"]
+    done = subprocess.run(command, input=scrape(port), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

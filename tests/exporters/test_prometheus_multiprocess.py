@@ -1,0 +1,139 @@
+"""Several processes, one scrape: real processes, killed for real."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from tests.exporters.samples import copied, started
+
+#: One rank: counts three copies, says so, and waits to be ended.
+RANK = """
+import json, sys
+import msgspec
+from hicache_dbg.exporters.prometheus import PrometheusSink
+from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.sink import PoolPages
+options = json.loads(sys.argv[1])
+rank, port = options["rank"], options["port"]
+pages = [PoolPages(pool="index_k", tier="host", state="free", pages=100 + rank)]
+sink = PrometheusSink(port=port, address="127.0.0.1", pool_state=lambda: pages, rank=rank)
+events = msgspec.json.decode(sys.argv[2], type=list[Event])
+sink.emit([msgspec.structs.replace(event, rank=rank) for event in events])
+print("counted", flush=True)
+sys.stdin.read()
+sink.close()
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that the processes share."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    return shared
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Start ranks; they end after the test."""
+    events = [started(), copied(), copied(), copied(trace_id="ab" * 16, span_id="cd" * 8)]
+    data = msgspec.json.encode(events).decode()
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    with ExitStack() as running:
+
+        def begin(**options: Any) -> subprocess.Popen[str]:
+            process = running.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", RANK, json.dumps({"port": 0, **options}), data],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            assert process.stdout is not None
+            assert process.stdout.readline() == "counted\n"
+            return process
+
+        yield begin
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+    return number
+
+
+def scrape(port: int, name: str, query: str = "") -> dict[str, float]:
+    """The non-zero samples of ``name`` by rank."""
+    url = f"http://127.0.0.1:{port}/metrics{query}"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    return {
+        sample.labels["rank"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "hicache_dbg_" + name and sample.value
+    }
+
+
+def test_one_port_tells_of_every_rank(start: Start, port: int) -> None:
+    """A scrape of one rank's port has the counters and pages of all."""
+    start(rank=0, port=port)
+    start(rank=1)
+    assert scrape(port, "copies_total") == {"0": 3.0, "1": 3.0}
+    assert scrape(port, "copy_duration_seconds_count") == {"0": 3.0, "1": 3.0}
+    assert scrape(port, "pool_pages") == {"0": 100.0, "1": 101.0}
+
+
+def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, port: int) -> None:
+    """What a killed rank copied stays counted; what it held is gone, reaped or not."""
+    start(rank=0, port=port)
+    killed = start(rank=1)
+    killed.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet asked for
+    for reap in (lambda: None, killed.wait):
+        reap()
+        assert scrape(port, "copies_total") == {"0": 3.0, "1": 3.0}
+        assert scrape(port, "pool_pages") == {"0": 100.0}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, b"\x40\0\0\0\0\0\0\0\x05\0\0\0{{{{{{{{{{{{"])
+def test_a_damaged_file_costs_its_own_values_only(
+    start: Start, folder: Path, port: int, damage: bytes
+) -> None:
+    """With a damaged file of another process the scrape still answers with the rest."""
+    serving = start(rank=0, port=port)
+    (folder / "counter_999999.db").write_bytes(damage)
+    assert scrape(port, "copies_total") == {"0": 3.0}
+    assert serving.poll() is None
+
+
+@pytest.mark.skipif(
+    "support_collectors_without_names" not in signature(CollectorRegistry).parameters,
+    reason="this prometheus-client leaves nameless collectors out of scrapes by name",
+)
+def test_a_scrape_may_ask_for_names(start: Start, port: int) -> None:
+    """A scrape that asks for some names gets those, of every rank."""
+    start(rank=0, port=port)
+    start(rank=1)
+    query = "?name[]=hicache_dbg_copies_total"
+    assert scrape(port, "copies_total", query) == {"0": 3.0, "1": 3.0}

@@ -1,0 +1,143 @@
+"""Recordings in parts: cut by size, packed, kept within bounds, and losing nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.exporters.samples import copied, started
+
+from hicache_dbg.exporters.recording import RecordingSink, Rotation
+from hicache_dbg.exporters.recording_format import (
+    RecordingError,
+    read,
+    read_header,
+    recordings_in,
+)
+from hicache_dbg.tracer.events import Copied, Event, Started
+
+#: A header or a copy is a few hundred bytes, so that each part takes one batch or two.
+SMALL = 2000
+
+
+def record(folder: Path, rotation: Rotation, batches: list[list[Event]]) -> list[Path]:
+    """Record ``batches`` and give the parts."""
+    sink = RecordingSink(folder, "run", rotation=rotation)
+    for batch in batches:
+        sink.emit(batch)
+    sink.close()
+    return recordings_in(folder)
+
+
+def op_ids(parts: list[Path]) -> list[int]:
+    """The ids of the copies of all parts, in order."""
+    return [event.op_id for part in parts for event in read(part) if isinstance(event, Copied)]
+
+
+def batches_of(count: int) -> list[list[Event]]:
+    """A start, then ``count`` batches of two copies."""
+    pairs: list[list[Event]] = [
+        [copied(op_id=2 * n), copied(op_id=2 * n + 1)] for n in range(count)
+    ]
+    return [[started()], *pairs]
+
+
+def test_parts_are_cut_by_size_and_read_alone(tmp_path: Path) -> None:
+    """Every part has a header, its number and the start; together they hold each event once."""
+    parts = record(tmp_path, Rotation(part_bytes=SMALL), batches_of(10))
+    assert len(parts) > 3
+    assert [read_header(part).part for part in parts] == list(range(len(parts)))
+    assert op_ids(parts) == list(range(20))
+    for part in parts:
+        assert next(read(part)) == started()
+        assert part.stat().st_size < 2 * SMALL
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 12), max_size=30), part_bytes=st.integers(1, 20_000))
+def test_no_event_falls_between_two_parts(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], part_bytes: int
+) -> None:
+    """Whatever the batches and the size, the parts hold every event once and in order."""
+    ids = iter(range(sum(sizes)))
+    batches: list[list[Event]] = [[copied(op_id=next(ids)) for _ in range(n)] for n in sizes]
+    folder = tmp_path_factory.mktemp("parts")
+    assert op_ids(record(folder, Rotation(part_bytes), batches)) == list(range(sum(sizes)))
+
+
+def test_closed_parts_are_packed(tmp_path: Path) -> None:
+    """Under compression every closed part is packed, private and smaller, and reads the same."""
+    pytest.importorskip("zstandard")
+    batches = batches_of(40)
+    parts = record(tmp_path, Rotation(part_bytes=10_000, compress=True), batches)
+    assert [part.name for part in parts] == [
+        *(f"run.{n:04}.jsonl.zst" for n in range(len(parts) - 1)),
+        f"run.{len(parts) - 1:04}.jsonl",
+    ]
+    assert len(parts) > 2
+    assert op_ids(parts) == list(range(80))
+    assert all(part.stat().st_size < 3000 for part in parts[:-1])
+    assert all(part.stat().st_mode & 0o777 == 0o600 for part in parts)
+    assert sorted(tmp_path.iterdir()) == parts
+
+
+def test_old_parts_go_and_the_start_stays(tmp_path: Path) -> None:
+    """With a bound on the parts the newest stay, and what is attached is still known."""
+    rotation = Rotation(part_bytes=SMALL, keep=2)
+    parts = record(tmp_path, rotation, batches_of(10))
+    assert len(parts) == 2
+    kept = op_ids(parts)
+    assert kept == list(range(kept[0], 20))
+    assert [event for event in read(parts[0]) if isinstance(event, Started)] == [started()]
+
+
+def test_each_rank_keeps_its_own_start(tmp_path: Path) -> None:
+    """A part begins with the latest start of each rank."""
+    newer = started(rank=0, checksum="ends")
+    batches: list[list[Event]] = [
+        [started(rank=0), started(rank=1), newer],
+        *batches_of(3)[1:],
+    ]
+    parts = record(tmp_path, Rotation(part_bytes=1), batches)
+    heads = [event for event in read(parts[-1]) if isinstance(event, Started)]
+    assert heads == [newer, started(rank=1)]
+
+
+def test_trouble_with_a_rotation_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the next part can't be begun the current one goes on, and the log says so once."""
+    (tmp_path / "run.0001.jsonl").write_text("another's")
+    sink = RecordingSink(tmp_path, "run", rotation=Rotation(part_bytes=1))
+    for batch in batches_of(5):
+        sink.emit(batch)
+    sink.close()
+    assert op_ids([tmp_path / "run.0000.jsonl"]) == list(range(10))
+    assert (tmp_path / "run.0001.jsonl").read_text() == "another's"
+    assert len(caplog.records) == 1
+
+
+def test_a_damaged_packed_part_is_named(tmp_path: Path) -> None:
+    """What a damaged packed part still holds is read, then the part is named."""
+    pytest.importorskip("zstandard")
+    parts = record(tmp_path, Rotation(part_bytes=SMALL, compress=True), batches_of(5))
+    parts[0].write_bytes(b"nothing of the kind")
+    with pytest.raises(RecordingError, match=r"run\.0000\.jsonl\.zst is damaged"):
+        list(read(parts[0]))
+
+
+def test_without_the_package_compression_is_one_clear_error(tmp_path: Path) -> None:
+    """Where zstandard is not installed, asking for compression says what to install."""
+    script = (
+        "import sys; sys.modules['zstandard'] = None\n"
+        "from pathlib import Path\n"
+        "from hicache_dbg.exporters.recording import RecordingError, RecordingSink, Rotation\n"
+        "try: RecordingSink(Path(sys.argv[1]), 'run', rotation=Rotation(1, compress=True))\n"
+        "except RecordingError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("compressed recordings need the zstandard package")
+    assert not list(tmp_path.iterdir())

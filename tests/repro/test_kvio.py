@@ -1,0 +1,73 @@
+"""What the model stores, byte by byte."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.kinds import index_k
+from hicache_dbg.repro.engine import kv_store
+from hicache_dbg.repro.kvio import FP8_MAX, Slots, index_store
+from hicache_dbg.repro.model import Model
+
+from .conftest import StoreMaker
+
+
+def test_widths_are_those_of_the_formats(model: Model, make_store: StoreMaker) -> None:
+    """A token's latent is 1,152 B; its index key 256 B in bf16 and 132 B in fp8."""
+    from hicache_dbg.repro.config import RunConfig
+    from hicache_dbg.repro.engine import device_pools
+
+    for dtype, key_bytes in (("bf16", 256), ("fp8", 132)):
+        config = RunConfig(index_dtype=dtype)  # type: ignore[arg-type]
+        latent, keys = device_pools(config, model.spec, 3)
+        assert latent.layer("latent", 0).nbytes == 3 * 64 * 1152
+        assert keys.layer("index_k", 0).nbytes == 3 * 64 * key_bytes
+
+
+def test_an_fp8_page_is_keys_then_scales() -> None:
+    """Byte 128 * slot holds a slot's first key, byte 8192 + 4 * slot its float32 scale."""
+    pool = DevicePool(index_k(1, 64, "fp8"), 2)
+    store = index_store(pool, 128)
+    key = torch.zeros(1, 128, dtype=torch.float64)
+    key[0, 0] = 896.0
+    store.write(0, Slots(torch.tensor([1]), torch.tensor([5])), key)
+
+    page = pool.layer("index_k", 0)[1]
+    scale = page[8192 + 4 * 5 : 8192 + 4 * 6].view(torch.float32)
+    code = page[128 * 5 : 128 * 5 + 1].view(torch.float8_e4m3fn)
+    assert scale.item() == 896.0 / FP8_MAX
+    assert code.float().item() == FP8_MAX
+    assert not pool.layer("index_k", 0)[0].any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), magnitude=st.sampled_from([1e-20, 1e-3, 1.0, 1e4]))
+def test_fp8_error_is_that_of_four_bits(seed: int, magnitude: float) -> None:
+    """Quantising loses at most a sixteenth of a value, or the least step at the token's scale."""
+    store = index_store(DevicePool(index_k(1, 64, "fp8"), 1), 128)
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randn(64, 128, dtype=torch.float64, generator=generator) * magnitude
+    store.write(0, Slots(torch.zeros(64, dtype=torch.int64), torch.arange(64)), keys)
+    back = store.read(0, torch.tensor([0]))[0]
+    step = keys.abs().amax(-1, keepdim=True) / FP8_MAX * 2**-10
+    assert ((back - keys).abs() <= keys.abs() * (1 / 16 + 1e-6) + step * 1.001).all()
+
+
+def test_a_zero_key_comes_back_as_zero() -> None:
+    """A key without any magnitude has a scale that can be divided by."""
+    store = index_store(DevicePool(index_k(1, 64, "fp8"), 1), 128)
+    slots = Slots(torch.tensor([0]), torch.tensor([0]))
+    store.write(0, slots, torch.zeros(1, 128, dtype=torch.float64))
+    assert not store.read(0, torch.tensor([0])).any()
+
+
+def test_an_unknown_storage_is_refused() -> None:
+    """Index-K in a dtype that no codec reads is an error that names the pool and the dtype."""
+    pool = DevicePool(index_k(1, 64, "bf16"), 1)
+    object.__setattr__(
+        pool.buffers["index_k"], "tensors", (torch.zeros(1, 64 * 128, dtype=torch.float16),)
+    )
+    with pytest.raises(TypeError, match=r"dsa_index_k stores index-K as torch\.float16"):
+        kv_store((pool, pool), Model().spec)

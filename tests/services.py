@@ -1,0 +1,22 @@
+"""Services that a test needs for real: skipped where absent, failed where they are promised."""
+
+import os
+
+import pytest
+
+__all__ = ["require"]
+
+REQUIRED = "HICACHE_DBG_TEST_REQUIRE_SERVICES"
+
+
+def require(condition: object, reason: str) -> None:
+    """Go on if ``condition`` holds; else skip for ``reason``, or fail where services are required.
+
+    A run that promises its services by ``HICACHE_DBG_TEST_REQUIRE_SERVICES=1`` must not turn
+    green by skipping what it was set up to test.
+    """
+    if condition:
+        return
+    if os.environ.get(REQUIRED) == "1":
+        pytest.fail(f"{reason}, and {REQUIRED}=1 promises it", pytrace=False)
+    pytest.skip(reason)

@@ -1,0 +1,185 @@
+"""Hypotheses argue from counts: what is falsified, confirmed, and left open."""
+
+import msgspec
+import pytest
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict, ask_all, known_hypotheses
+from hicache_dbg.tracer.events import (
+    ComponentInfo,
+    Copied,
+    EndInfo,
+    Event,
+    FaultClass,
+    Finding,
+    Health,
+    MirrorInfo,
+    Op,
+    Started,
+    Tier,
+)
+
+
+def mirror(pool: str, cls: str, device: int, host: int, dtype: str = "bfloat16") -> MirrorInfo:
+    """A mirror of one component with these bytes a slot, 64 slots a page."""
+
+    def end(tier: Tier, name: str, width: int, kind: str) -> EndInfo:
+        part = ComponentInfo(
+            name="part", dtype=kind, slot_bytes=width, page_bytes=64 * width, pages=8, layers=2
+        )
+        return EndInfo(
+            tier=tier,
+            cls=name,
+            layout="page_first",
+            device="cpu",
+            slots_per_page=64,
+            components=(part,),
+        )
+
+    return MirrorInfo(
+        pool=pool,
+        index_unit="token",
+        slot_page=64,
+        tokens_per_page=64,
+        device=end(Tier.DEVICE, "DevicePool", device, dtype),
+        host=end(Tier.HOST, cls, host, "uint8"),
+    )
+
+
+def started(*mirrors: MirrorInfo, unbuilt: tuple[str, ...] = ()) -> Started:
+    """A start-up event."""
+    return Started(
+        time_ns=0,
+        system="s",
+        version="0",
+        checksum="loads",
+        mirrors=mirrors,
+        classes_built=tuple(m.host.cls for m in mirrors),
+        classes_unbuilt=unbuilt,
+    )
+
+
+def copied(pool: str, op: Op, **tiles: object) -> Copied:
+    """A copy of one pool with these outcomes."""
+    given = {"verified": 0, "witnessed": 0, "mismatched": 0, "token_granular": False, **tiles}
+    return Copied(
+        time_ns=0,
+        pool=pool,
+        op=op,
+        layout="page_first",
+        h=64,
+        d=64,
+        slot_page=64,
+        unit="token",
+        pages=1,
+        item_bytes=1,
+        dtype="uint8",
+        layers=2,
+        cls="C",
+        io_backend="kernel",
+        src=Tier.DEVICE,
+        dst=Tier.HOST,
+        bytes=1,
+        duration_us=1.0,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def answers(*events: Event) -> dict[str, Answer]:
+    """Every hypothesis's answer, by name."""
+    return {answer.name: answer for answer in ask_all(Evidence.of(events))}
+
+
+LATENT = mirror("mla", "LatentHostPool", 1152, 1152)
+CLEAN = (
+    started(LATENT, mirror("index_k", "IndexKHostPool", 132, 132, "uint8"), unbuilt=("Paged",)),
+    copied("mla", Op.BACKUP, witnessed=4),
+    copied("index_k", Op.BACKUP, witnessed=4),
+    copied("mla", Op.LOAD, verified=4),
+    copied("index_k", Op.LOAD, verified=4),
+)
+ROW_WIDTH = Finding(time_ns=0, cls=FaultClass.ROW_WIDTH, pool="index_k", message="132 against 256")
+STORY = (
+    started(LATENT, mirror("index_k", "PagedHostPool", 256, 132), unbuilt=("IndexKHostPool",)),
+    ROW_WIDTH,
+    *CLEAN[1:4],
+    copied("index_k", Op.LOAD, verified=1, mismatched=3),
+)
+
+
+def test_a_clean_run_confirms_that_the_copies_are_innocent() -> None:
+    """All loaded tiles equal and none skipped: look elsewhere, and nothing else is confirmed."""
+    told = answers(*CLEAN)
+    confirmed = {name for name, answer in told.items() if answer.verdict is Verdict.CONFIRMED}
+    assert confirmed == {"copies_are_innocent"}
+    assert "8 loaded tiles" in told["copies_are_innocent"].evidence
+    assert told["tracer_was_blind"].verdict is Verdict.FALSIFIED
+
+
+def test_the_story_comes_out_in_both_acts() -> None:
+    """The host's size confirmed, the dead class confirmed, the five wrong theories falsified."""
+    told = answers(*STORY)
+    assert told["host_sized_for_another_dtype"].verdict is Verdict.CONFIRMED
+    assert "fp8 with one fp32 scale per 128" in told["host_sized_for_another_dtype"].evidence
+    assert told["mended_class_not_in_use"].verdict is Verdict.CONFIRMED
+    assert "never built: IndexKHostPool" in told["mended_class_not_in_use"].evidence
+    for name in (
+        "missing_layer_gate",
+        "pool_not_managed",
+        "race_of_wide_rows",
+        "elements_taken_for_bytes",
+        "token_granular_path",
+        "copies_are_innocent",
+    ):
+        assert told[name].verdict is Verdict.FALSIFIED, name
+    assert next(iter(ask_all(Evidence.of(STORY)))).name == "host_sized_for_another_dtype"
+
+
+def test_one_token_granular_copy_is_enough_to_confirm_that_path() -> None:
+    """The count says which pool and operation took it."""
+    told = answers(*CLEAN, copied("index_k", Op.BACKUP, token_granular=True, witnessed=2))
+    assert told["token_granular_path"].verdict is Verdict.CONFIRMED
+    assert "1 of index_k backup" in told["token_granular_path"].evidence
+
+
+def test_elements_taken_for_bytes_needs_an_exact_ratio() -> None:
+    """128 against 256 is one element's size; 132 against 256 is not."""
+    half = started(LATENT, mirror("index_k", "PagedHostPool", 256, 128))
+    assert answers(half)["elements_taken_for_bytes"].verdict is Verdict.CONFIRMED
+    assert answers(*STORY)["elements_taken_for_bytes"].verdict is Verdict.FALSIFIED
+
+
+def test_a_pool_that_never_moves_is_not_managed() -> None:
+    """A mirror that is built and never copied is named."""
+    told = answers(*[event for event in CLEAN if getattr(event, "pool", "") != "index_k"])
+    assert told["pool_not_managed"].verdict is Verdict.CONFIRMED
+    assert told["pool_not_managed"].evidence.endswith("index_k")
+
+
+def test_silence_is_not_health() -> None:
+    """With nothing recorded, or most of it skipped or dropped, the tracer says it was blind."""
+    assert answers()["tracer_was_blind"].verdict is Verdict.CONFIRMED
+    skipped = copied("mla", Op.LOAD, verified=1, skipped={"unwitnessed": 9})
+    told = answers(*CLEAN, skipped)
+    assert told["tracer_was_blind"].verdict is Verdict.CONFIRMED
+    assert "unwitnessed 9" in told["tracer_was_blind"].evidence
+    assert told["copies_are_innocent"].verdict is Verdict.UNDECIDED
+    dropped = Health(time_ns=0, dropped={"bus/queue_full": 5})
+    assert answers(*CLEAN, dropped)["tracer_was_blind"].verdict is Verdict.CONFIRMED
+
+
+@pytest.mark.parametrize("events", [(), CLEAN, STORY], ids=["nothing", "clean", "story"])
+def test_every_hypothesis_answers_whatever_there_is(events: tuple[Event, ...]) -> None:
+    """No evidence makes one fail, each answer says why, and what is undecided can be decided."""
+    told = answers(*events)
+    assert set(told) == {hypothesis.name for hypothesis in known_hypotheses()}
+    for answer in told.values():
+        assert answer.evidence
+        assert "\n" not in answer.evidence
+
+
+def test_findings_of_a_kind_are_one_with_their_count() -> None:
+    """What the bus held back adds to the first finding's count; the first text stands."""
+    later = msgspec.structs.replace(ROW_WIDTH, message="later", count=61)
+    (kind,) = Evidence.of((ROW_WIDTH, later)).kinds_of_finding()
+    assert (kind.message, kind.count) == ("132 against 256", 62)

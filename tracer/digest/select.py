@@ -1,0 +1,92 @@
+"""Which digester a device gets."""
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import torch
+
+from hicache_dbg.tracer.digest.ring import ViolationRing
+from hicache_dbg.tracer.view import View
+
+__all__ = ["DeviceDigester", "digester_for"]
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceDigester(Protocol):
+    """What both device digesters do; see :class:`hicache_dbg.tracer.digest.gpu.GpuDigester`."""
+
+    device: torch.device
+
+    def prepare(self, view: View, *, partial: bool = False) -> None:
+        """Do once what must not be done on the hot path."""
+        ...
+
+    def forget(self, view: View) -> None:
+        """Let go of a view."""
+        ...
+
+    def digest(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: torch.Tensor,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        out: torch.Tensor,
+        unit: int = 1,
+        stream: int | None = None,
+    ) -> Literal["graph"] | None:
+        """Enqueue digests of tiles into ``out``."""
+        ...
+
+    def compare(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: torch.Tensor,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        expected: torch.Tensor,
+        ring: ViolationRing,
+        tag: int,
+        unit: int = 1,
+        stream: int | None = None,
+    ) -> Literal["graph"] | None:
+        """Enqueue a comparison of tiles with ``expected``."""
+        ...
+
+
+def digester_for(device: torch.device | str) -> DeviceDigester:
+    """The Triton digester on an NVIDIA GPU, else the same in torch operations, said once."""
+    device = torch.device(device)
+    lacking = _lacking(device.type)
+    if lacking is None:
+        from hicache_dbg.tracer.digest.gpu import GpuDigester
+
+        return GpuDigester(device)
+    _say_once(f"digests on {device.type} run as torch operations, not as one kernel: {lacking}")
+    from hicache_dbg.tracer.digest.torch_digester import TorchDigester
+
+    return TorchDigester(device)
+
+
+def _lacking(kind: str) -> str | None:
+    """What the kernels want and this machine has not."""
+    if kind != "cuda":
+        return "the kernels need a CUDA device"
+    if torch.version.hip:
+        return "the launcher calls the CUDA driver, and this torch is built for ROCm"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+@lru_cache
+def _say_once(message: str) -> None:
+    _log.warning(message)

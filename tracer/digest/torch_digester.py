@@ -1,0 +1,143 @@
+"""The GPU digester's interface in plain torch operations: AMD, and CUDA without Triton.
+
+Exact and without waiting for the device, but it allocates and takes many launches.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+
+from hicache_dbg.tracer.digest.boxes import Box, boxes_of, extent_of
+from hicache_dbg.tracer.digest.ring import ViolationRing
+from hicache_dbg.tracer.digest.torch_ops import digest_rows
+from hicache_dbg.tracer.view import View
+
+__all__ = ["TorchDigester"]
+
+
+class TorchDigester:
+    """Digests and compares tiles on any device of torch, the CPU included.
+
+    Args:
+        device: Where the views are.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+
+    def prepare(self, view: View, *, partial: bool = False) -> None:
+        """Nothing to compile; refuse a view on another device, as the GPU digester does."""
+        del partial
+        if torch.device(view.device).type != self.device.type:
+            raise ValueError(
+                f"{view.pool}.{view.component}: tiles are on {view.device}: "
+                f"expected a view on {self.device}"
+            )
+
+    def forget(self, view: View) -> None:
+        """Nothing is kept of a view."""
+
+    def digest(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: torch.Tensor,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        out: torch.Tensor,
+        unit: int = 1,
+        stream: int | None = None,
+    ) -> Literal["graph"] | None:
+        """As :meth:`hicache_dbg.tracer.digest.gpu.GpuDigester.digest`."""
+        with self._on(stream):
+            if self._is_capturing():
+                return "graph"
+            out.copy_(self._digests(view, layers, pages, (first, last), unit))
+        return None
+
+    def compare(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: torch.Tensor,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        expected: torch.Tensor,
+        ring: ViolationRing,
+        tag: int,
+        unit: int = 1,
+        stream: int | None = None,
+    ) -> Literal["graph"] | None:
+        """As :meth:`hicache_dbg.tracer.digest.gpu.GpuDigester.compare`."""
+        with self._on(stream):
+            if self._is_capturing():
+                return "graph"
+            got = self._digests(view, layers, pages, (first, last), unit)
+            _record(got, (got != expected) & (expected != 0), ring, tag)
+        return None
+
+    def _on(self, stream: int | None) -> Any:
+        if stream is None or self.device.type == "cpu":
+            return torch.cuda.stream(None)
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream, self.device))
+
+    def _is_capturing(self) -> bool:
+        return self.device.type != "cpu" and torch.cuda.is_current_stream_capturing()
+
+    def _digests(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: torch.Tensor,
+        slots: tuple[int, int | None],
+        unit: int,
+    ) -> torch.Tensor:
+        boxes = boxes_of(view, *slots)
+        inside = (pages >= 0) & (pages < view.pages * unit)
+        chosen = torch.where(inside, pages // unit, 0)
+        got = torch.empty(len(layers), len(pages), dtype=torch.int64, device=self.device)
+        for row, layer in zip(got, layers, strict=True):
+            memory = self._memory(view.bases[layer], extent_of(view))
+            tiles = [_pieces(memory, view, box)[chosen].flatten(1) for box in boxes]
+            row.copy_(digest_rows(torch.cat(tiles, 1)) if len(pages) else row)
+        return got * inside
+
+    def _memory(self, address: int, length: int) -> torch.Tensor:
+        """``length`` bytes from ``address``, in place. The view's owner keeps them alive."""
+        if self.device.type == "cpu":
+            array: Any = (ctypes.c_ubyte * length).from_address(address)
+            return torch.frombuffer(array, dtype=torch.uint8)
+        interface = {"shape": (length,), "typestr": "|u1", "data": (address, False), "version": 3}
+        return torch.as_tensor(
+            SimpleNamespace(__cuda_array_interface__=interface), device=self.device
+        )
+
+
+def _pieces(memory: torch.Tensor, view: View, box: Box) -> torch.Tensor:
+    """The box in every page, as a view [pages, slots, rows, row_bytes] of the memory."""
+    shape = (view.pages, box.slots, box.rows, box.row_bytes)
+    strides = (view.page_stride, box.slot_stride, box.row_stride, 1)
+    return memory.as_strided(shape, strides, box.offset)
+
+
+def _record(got: torch.Tensor, bad: torch.Tensor, ring: ViolationRing, tag: int) -> None:
+    """Append one record for each bad tile. Good tiles write into the ring's last row."""
+    rows, spill = ring.rows, ring.capacity + 1
+    order = bad.flatten().cumsum(0)
+    places = 1 + (rows[0, 0] + order - 1) % ring.capacity
+    records = torch.stack(
+        [
+            torch.full_like(got, tag),
+            torch.arange(got.shape[0], device=got.device).unsqueeze(1).expand_as(got),
+            torch.arange(got.shape[1], device=got.device).expand_as(got),
+            got,
+        ],
+        dim=-1,
+    )
+    rows.index_put_((torch.where(bad.flatten(), places, spill),), records.flatten(0, 1))
+    rows[0, 0] += bad.sum()
