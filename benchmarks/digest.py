@@ -192,12 +192,11 @@ class Copies:
     """A device pool, pinned host pages, and operations whose slots are recycled while they run.
 
     Operation ``n`` uses the page set ``n % SETS``. When it is complete another stream overwrites
-    the set's device pages, and the next operation on it waits for that. Copies go in groups of
-    layers; a load's are compared group by group, each beside the copy of the next.
+    the set's device pages, and the next operation on it waits for that. ``held`` records
+    completion on the copy's stream after it has waited for the digests, ``aside`` on theirs.
     """
 
     LAYERS, PAGE, COUNT, SETS = 61, 16384, 256, 4
-    GROUPS = (0, 50, 61)
 
     def __init__(self, digester: DeviceDigester) -> None:
         from hicache_dbg.tracer.digest.side import SideStream
@@ -213,7 +212,7 @@ class Copies:
         self.ledger = [
             torch.empty(layers, count, dtype=torch.int64, pin_memory=True) for _ in range(self.SETS)
         ]
-        self.expected = [torch.empty_like(kept, device="cuda") for kept in self.ledger]
+        self.digests = [torch.empty_like(kept, device="cuda") for kept in self.ledger]
         self.ids = list(torch.randperm(self.SETS * count, device="cuda").view(self.SETS, count))
         self.fresh = random_bytes((layers, count, self.PAGE), "cuda").view(torch.int64)
         self.staged = [torch.empty_like(self.fresh) for _ in range(2)]
@@ -236,14 +235,16 @@ class Copies:
         with torch.cuda.stream(self.copy):
             self.host[at].copy_(staged, non_blocking=True)
         self._complete(at, how)
+        if how != "off":
+            self.side.copy(self.ledger[at], self.digests[at])
 
-    def load(self, number: int, how: str) -> None:
-        """Host to device. Each group is compared once its copy is done."""
+    def load(self, number: int, how: str, groups: Sequence[int] = (0, 61)) -> None:
+        """Host to device, in groups of layers, each compared once its copy is done."""
         at = number % self.SETS
         self.copy.wait_event(self.written[at])
         if how != "off":
-            self.side.copy(self.expected[at], self.ledger[at])
-        for low, high in pairwise(self.GROUPS):
+            self.side.copy(self.digests[at], self.ledger[at])
+        for low, high in pairwise(groups):
             with torch.cuda.stream(self.copy):
                 staged = self.staged[number % 2][low:high]
                 staged.copy_(self.host[at][low:high], non_blocking=True)
@@ -256,14 +257,14 @@ class Copies:
     def _digest(self, at: int) -> None:
         self.digester.digest(
             *(self.view, range(self.LAYERS), self.ids[at]),
-            out=self.ledger[at],
+            out=self.digests[at],
             stream=self.side.handle,
         )
 
     def _compare(self, at: int, low: int, high: int) -> None:
         self.digester.compare(
             *(self.view, range(low, high), self.ids[at]),
-            expected=self.expected[at][low:high],
+            expected=self.digests[at][low:high],
             ring=self.ring,
             tag=at,
             stream=self.side.handle,
@@ -298,7 +299,12 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
     size = copies.LAYERS * copies.COUNT * copies.PAGE
     for number in range(copies.SETS):  # what the ledger and the host hold before a load
         copies.backup(number, "held")
-    for name, operation in (("backup", copies.backup), ("load", copies.load)):
+    two_groups = partial(copies.load, groups=(0, 50, 61))
+    for name, operation in (
+        ("backup", copies.backup),
+        ("load", copies.load),
+        ("load in 2 groups", two_groups),
+    ):
         for count, limit in ((24, "<= 1.003"), (1, "<= 1.015")):
             for how in ("held", "aside"):
                 run = partial(run_operations, operation, count)
@@ -337,22 +343,23 @@ def host_rows(digester: DeviceDigester) -> Iterator[Row]:
     view = one_piece(random_bytes((61, 64 * 16384), "cuda"), 16384)
     ids, side, ring = torch.arange(4, device="cuda"), SideStream(), ViolationRing("cuda")
     ledger = torch.empty(61, 4, dtype=torch.int64, pin_memory=True)
-    expected = ledger.cuda()
+    digests = ledger.cuda()
     stream, value = torch.cuda.current_stream().cuda_stream, torch.zeros(1, device="cuda")
     digester.prepare(view)
 
     def backup() -> None:
         side.follow(stream)
-        digester.digest(view, range(61), ids, out=ledger, stream=side.handle)
+        digester.digest(view, range(61), ids, out=digests, stream=side.handle)
         side.hold(stream)
+        side.copy(ledger, digests)
 
     def load(*borders: int) -> None:
-        side.copy(expected, ledger)
+        side.copy(digests, ledger)
         for low, high in pairwise(borders):
             side.follow(stream)
             digester.compare(
                 *(view, range(low, high), ids),
-                expected=expected[low:high],
+                expected=digests[low:high],
                 ring=ring,
                 tag=1,
                 stream=side.handle,
@@ -361,7 +368,7 @@ def host_rows(digester: DeviceDigester) -> Iterator[Row]:
 
     cases: tuple[tuple[str, Callable[[], object]], ...] = (
         ("backup", backup),
-        ("load in 1 group", lambda: load(0, 61)),
+        ("load", lambda: load(0, 61)),
         ("load in 2 groups", lambda: load(0, 50, 61)),
     )
     for name, enqueue in cases:

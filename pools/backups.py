@@ -38,9 +38,11 @@ class Backups:
 
     def consider(self, node: Node) -> None:
         """Queue what the policy wants backed up on the path to ``node`` (lock held)."""
-        if self._policy == "write_back":
-            return
-        hits = SELECTIVE_HITS if self._policy == "write_through_selective" else 0
+        if self._policy != "write_back":
+            self.queue(node, SELECTIVE_HITS if self._policy == "write_through_selective" else 0)
+
+    def queue(self, node: Node, hits: int = 0) -> None:
+        """Queue what has no host copy and ``hits`` uses on the path to ``node`` (lock held)."""
         nodes = [
             item
             for item in self._state.tree.unbacked(node)

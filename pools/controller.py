@@ -174,6 +174,17 @@ class HiCacheController:
             state.tree.unlock(match.node)
             state.changed.notify_all()
 
+    def retract(self, match: Match, tokens: Tokens, device_pages: Ids) -> InsertResult:
+        """Take a reader off the device before it is done: insert, back up now, unlock.
+
+        Its pages go to the host whatever the policy, so that it can go on from there later.
+        """
+        with self._state.changed:
+            result = self.insert(tokens, device_pages)
+            self._backups.queue(result.node)
+            self.unlock(match)
+            return result
+
     # -- the cache as a whole -----------------------------------------------------------------
 
     def pin(self, match: Match) -> None:

@@ -29,7 +29,7 @@ LAYERS_AHEAD = 2
 def stream_for(device: torch.device, *, to_host: bool) -> torch.cuda.Stream:
     """The stream on which all copies of one direction run."""
     del to_host  # it only tells two streams of one device apart
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 class CudaCopier:
@@ -67,7 +67,7 @@ class BoundMove:
 
     def mark(self) -> Callable[[], None]:
         """A function that blocks until what was queued so far has arrived."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record(self._stream)
         return event.synchronize
 
@@ -96,9 +96,7 @@ def _prepare_kernel(
     return PieceKernel(move, piece, stream.device, to_host=to_host).launch
 
 
-def _prepare_direct(
-    move: Move, piece: Piece, stream: torch.cuda.Stream, to_host: bool
-) -> Launch:
+def _prepare_direct(move: Move, piece: Piece, stream: torch.cuda.Stream, to_host: bool) -> Launch:
     runs = Runs(move, piece)
 
     def launch(layers: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from math import gcd, prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ __all__ = ["PieceKernel"]
 #: Host memory is served a line at a time: a program's accesses begin where lines do.
 LINE_BYTES = 128
 #: What one program moves at a time: of a long chunk at most, of several short chunks at least.
-LONG_TILE_BYTES, SHORT_TILE_BYTES = 16 << 10, 2 << 10
+LONG_TILE_BYTES, SHORT_TILE_BYTES = 16 << 10, 4 << 10
 #: Programs launched for each multiprocessor, to go on from tile to tile. With a quarter of them
 #: copies lose two per cent of the bus; with more they gain nothing.
 PROGRAMS_PER_SM = 4
@@ -32,68 +33,81 @@ class PieceKernel:
     """One piece of a move, ready to be launched for any of its layers."""
 
     def __init__(self, move: Move, piece: Piece, device: torch.device, *, to_host: bool) -> None:
-        if len(piece.counts) > _MAX_INNER:
-            raise ValueError(f"{piece.component}: {len(piece.counts)} inner axes, at most 2")
-        host, on_device = _bases(piece.host), _bases(piece.device)
-        self._table = _upload([move.host, move.device, host, on_device], device)
-        self._programs = PROGRAMS_PER_SM * _multiprocessors(device)
+        self._tiling = tiling = _tiling_of(piece)
+        table = np.concatenate([move.host, move.device, *tiling.bases])
+        self._table = torch.from_numpy(table).to(device, non_blocking=True)
         self._ids = move.host.size
-        self._host_layers = host.size
         self._slots = move.slots
-        self._counts = (*piece.counts, 1, 1)[:_MAX_INNER]
-        self._per_layer = self._ids * prod(self._counts)
-        steps = [
-            (end.page, end.slot, *(*end.inner, 0, 0)[:_MAX_INNER])
-            for end in (piece.host, piece.device)
-        ]
-        self._steps = (*steps[0], *steps[1])
-        unit = gcd(piece.chunk, 16, *self._steps, *host.tolist(), *on_device.tolist())
-        aligned = gcd(LINE_BYTES, *steps[0], *host.tolist()) == LINE_BYTES
-        self._units = piece.chunk // unit
-        reach = self._units + (0 if aligned else LINE_BYTES // unit - 1)
-        columns = min(LONG_TILE_BYTES // unit, 1 << (reach - 1).bit_length())
-        self._parts = -(-reach // columns)
-        self._rows = max(1, SHORT_TILE_BYTES // unit // columns)
-        self._constants = {
-            "TO_HOST": to_host,
-            "SINGLE": move.single,
-            "WORD": _WORDS[min(unit, 8)],
-            "WORD_BYTES": min(unit, 8),
-            "VEC": unit // min(unit, 8),
-            "LINE": 0 if aligned else LINE_BYTES,
-            "ROWS": self._rows,
-            "COLS": columns,
-            "num_warps": 4 if columns * unit > SHORT_TILE_BYTES else 2,
-        }
+        self._programs = PROGRAMS_PER_SM * _multiprocessors(device)
+        self._constants = {"TO_HOST": to_host, "SINGLE": move.single, **tiling.constants}
 
     def launch(self, layers: Sequence[int]) -> None:
         """Queue the copy of all ids of ``layers`` on the current stream."""
         launch: Any = move_chunks
-        for first, count in _ranges(layers, max(1, _INT32_MAX // (self._per_layer * self._parts))):
-            items = count * self._per_layer
-            tiles = -(-items // self._rows) * self._parts
+        tiling = self._tiling
+        per_layer = self._ids * prod(tiling.counts)
+        for first, count in _ranges(layers, max(1, _INT32_MAX // (per_layer * tiling.parts))):
+            items = count * per_layer
+            tiles = -(-items // tiling.rows) * tiling.parts
             launch[(min(tiles, self._programs),)](
                 self._table,
                 self._ids,
-                self._host_layers,
+                tiling.bases[0].size,
                 first,
                 self._slots,
-                *self._steps,
-                *self._counts,
+                *tiling.steps,
+                *tiling.counts,
                 items,
-                self._units,
-                self._parts,
+                tiling.units,
+                tiling.parts,
                 tiles,
                 **self._constants,
             )
 
 
-def _upload(parts: Sequence[Ids], device: torch.device) -> torch.Tensor:
-    """Put ``parts`` one after the other on the device, in the order of the current stream."""
-    size = sum(part.size for part in parts)
-    staged = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate(parts, out=staged.numpy())
-    return staged.to(device, non_blocking=True)
+class _Tiling:
+    """What of a launch follows from the piece alone.
+
+    A lane moves a *unit* at a time, the widest that divides every address and the chunk. A tile
+    is some columns of units of some rows of chunks. Where host chunks do not begin at lines, a
+    row is shifted so that its accesses do, and reaches a little further.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        if len(piece.counts) > _MAX_INNER:
+            raise ValueError(f"{piece.component}: {len(piece.counts)} inner axes, at most 2")
+        self.bases = (_bases(piece.host), _bases(piece.device))
+        self.counts = (*piece.counts, 1, 1)[:_MAX_INNER]
+        host = _steps(piece.host)
+        self.steps = (*host, *_steps(piece.device))
+        starts = [base.tolist() for base in self.bases]
+        unit = gcd(piece.chunk, 16, *self.steps, *starts[0], *starts[1])
+        aligned = gcd(LINE_BYTES, *host, *starts[0]) == LINE_BYTES
+        self.units = piece.chunk // unit
+        reach = self.units + (0 if aligned else LINE_BYTES // unit - 1)
+        columns = min(LONG_TILE_BYTES // unit, 1 << (reach - 1).bit_length())
+        self.parts = -(-reach // columns)
+        self.rows = max(1, SHORT_TILE_BYTES // unit // columns)
+        word = min(unit, 8)
+        self.constants = {
+            "WORD": _WORDS[word],
+            "WORD_BYTES": word,
+            "VEC": unit // word,
+            "LINE": 0 if aligned else LINE_BYTES,
+            "ROWS": self.rows,
+            "COLS": columns,
+            "num_warps": 4 if columns * unit > SHORT_TILE_BYTES else 2,
+        }
+
+
+_tilings: WeakKeyDictionary[Piece, _Tiling] = WeakKeyDictionary()
+
+
+def _tiling_of(piece: Piece) -> _Tiling:
+    found = _tilings.get(piece)
+    if found is None:
+        found = _tilings[piece] = _Tiling(piece)
+    return found
 
 
 @cache
@@ -105,6 +119,11 @@ def _multiprocessors(device: torch.device) -> int:
 def _bases(end: PieceEnd) -> Ids:
     """Address of the first chunk of each layer at one end."""
     return np.array([end.address(layer) for layer in range(end.buffer.layers)], dtype=np.int64)
+
+
+def _steps(end: PieceEnd) -> tuple[int, ...]:
+    """Bytes from one page, slot and inner place to the next."""
+    return (end.page, end.slot, *(*end.inner, 0, 0)[:_MAX_INNER])
 
 
 def _ranges(layers: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:

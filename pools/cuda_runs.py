@@ -18,7 +18,7 @@ class Runs:
         host = _offsets(move, piece, piece.host, move.host)
         device = _offsets(move, piece, piece.device, move.device)
         joined = (np.diff(host) == piece.chunk) & (np.diff(device) == piece.chunk)
-        starts = np.flatnonzero(np.append(True, ~joined))  # noqa: FBT003 (the first one starts)
+        starts = np.flatnonzero(np.append(True, ~joined))
         self._piece = piece
         self._host = host[starts]
         self._device = device[starts]

@@ -56,8 +56,8 @@ def _unregister(addresses: Iterator[int]) -> None:
 
 
 def _cudart() -> Any:
-    torch.cuda.init()  # type: ignore[no-untyped-call]  # torch ships none for it
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # nor for this
+    torch.cuda.init()
+    return torch.cuda.cudart()
 
 
 def _chunks(buffers: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[tuple[int, int]]:

@@ -7,9 +7,10 @@ do: a host page that is narrower than the device's moves its own width and leave
 
 from dataclasses import dataclass
 from math import prod
+from weakref import WeakKeyDictionary
 
 from hicache_dbg.pools.buffer import Buffer
-from hicache_dbg.pools.geometry import Component
+from hicache_dbg.pools.geometry import Component, PoolGeometry
 from hicache_dbg.pools.host import Mirror
 from hicache_dbg.pools.indices import Ids
 
@@ -37,7 +38,7 @@ class PieceEnd:
         return self.buffer.tensors[tensor].data_ptr() + start + self.offset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Piece:
     """Chunks of ``chunk`` bytes, ``counts`` of them an id, at both ends."""
 
@@ -69,25 +70,51 @@ class Move:
     device: Ids
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Pieces, and what they were computed from: a pool given other memory gets other pieces."""
+
+    geometry: PoolGeometry
+    ends: tuple[tuple[Buffer, Buffer], ...]
+    pieces: tuple[Piece, ...]
+
+
+_plans: WeakKeyDictionary[Mirror, dict[bool, _Plan]] = WeakKeyDictionary()
+
+
 def pieces_of(mirror: Mirror, *, single: bool) -> tuple[Piece, ...]:
     """The pieces that a copy of whole pages, or of ``single`` slots, moves.
 
     Raises ``LookupError`` where the device lacks a component the host pool keeps.
     """
     geometry = mirror.host.geometry
+    ends = tuple(_ends(mirror, component) for component in geometry.components)
+    known = _plans.setdefault(mirror, {})
+    plan = known.get(single)
+    if plan is None or plan.geometry is not geometry or plan.ends != ends:
+        plan = known[single] = _Plan(geometry, ends, _pieces(geometry, ends, single=single))
+    return plan.pieces
+
+
+def _ends(mirror: Mirror, component: Component) -> tuple[Buffer, Buffer]:
+    if component.name not in mirror.device.buffers:
+        raise LookupError(
+            f"{mirror.name}: the host pool keeps component {component.name}, the device pool "
+            f"has only {', '.join(mirror.device.buffers)}"
+        )
+    return mirror.host.buffers[component.name], mirror.device.buffers[component.name]
+
+
+def _pieces(
+    geometry: PoolGeometry, ends: tuple[tuple[Buffer, Buffer], ...], *, single: bool
+) -> tuple[Piece, ...]:
     slots = geometry.slots_per_page
     pieces: list[Piece] = []
-    for component in geometry.components:
-        if component.name not in mirror.device.buffers:
-            raise LookupError(
-                f"{mirror.name}: the host pool keeps component {component.name}, the device pool "
-                f"has only {', '.join(mirror.device.buffers)}"
-            )
-        ends = (mirror.host.buffers[component.name], mirror.device.buffers[component.name])
+    for component, (host, device) in zip(geometry.components, ends, strict=True):
         if geometry.page_indexed:
-            pieces += _page_pieces(component, slots, *ends, single=single)
+            pieces += _page_pieces(component, slots, host, device, single=single)
         else:
-            pieces.append(_row_piece(component, slots, *ends, single=single))
+            pieces.append(_row_piece(component, slots, host, device, single=single))
     return tuple(pieces)
 
 

@@ -194,9 +194,7 @@ class CudaStreams:
     def stream(self, name: str) -> "CudaStream":
         """The stream called ``name``, made on first use."""
         if name not in self._streams:
-            self._streams[name] = CudaStream(
-                torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            )
+            self._streams[name] = CudaStream(torch.cuda.Stream(self._device))
         return self._streams[name]
 
     def synchronize(self) -> None:
@@ -221,7 +219,7 @@ class CudaStream:
 
     def record(self) -> torch.cuda.Event:
         """An event at the end of the work submitted so far."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record(self.cuda)
         return event
 

@@ -5,8 +5,6 @@ host pool's size says, as production systems do. Telling that apart from a good 
 tracer's work.
 """
 
-import numpy as np
-
 from hicache_dbg.pools.geometry import IoBackend, Layout, PoolGeometry
 from hicache_dbg.pools.indices import Ids, Indices
 from hicache_dbg.pools.operation import PoolCopy, TransferError
@@ -39,15 +37,17 @@ def move_of(copy: PoolCopy) -> Move:
     except LookupError as error:
         raise TransferError(str(error)) from error
     move = Move(pieces, copy.token_granular, host.slots_per_page, copy.host.ids, copy.device.ids)
-    for piece in pieces if move.host.size else ():
-        _check_reach(f"host end of {mirror.name}", piece, piece.host, _parts(move, move.host))
-        _check_reach(f"device end of {mirror.name}", piece, piece.device, _parts(move, move.device))
+    if move.host.size:
+        last_host, last_device = _last_page(move, move.host), _last_page(move, move.device)
+        for piece in pieces:
+            _check_reach(f"host end of {mirror.name}", move, piece, piece.host, last_host)
+            _check_reach(f"device end of {mirror.name}", move, piece, piece.device, last_device)
     return move
 
 
-def _parts(move: Move, ids: Ids) -> tuple[Ids, Ids]:
-    """Page and slot of each id."""
-    return np.divmod(ids, move.slots) if move.single else (ids, np.zeros_like(ids))
+def _last_page(move: Move, ids: Ids) -> int:
+    last = int(ids.max())
+    return last // move.slots if move.single else last
 
 
 def _check_backend(name: str, layout: Layout, backend: IoBackend) -> None:
@@ -103,10 +103,9 @@ def _check_layers(name: str, tier: str, geometry: PoolGeometry, layers: tuple[in
         )
 
 
-def _check_reach(where: str, piece: Piece, end: PieceEnd, ids: tuple[Ids, Ids]) -> None:
+def _check_reach(where: str, move: Move, piece: Piece, end: PieceEnd, page: int) -> None:
     """Refuse a host page so much wider than the device's that it leaves the tensor at its end."""
-    page, slot = (int(part.max()) for part in ids)
-    need = end.offset + page * end.page + slot * end.slot + piece.reach(end)
+    need = end.offset + page * end.page + (move.slots - 1) * end.slot + piece.reach(end)
     number, layer_start = end.buffer.layer_place(end.buffer.layers - 1)
     have = end.buffer.flat(number).numel() - layer_start
     if need > have:

@@ -111,9 +111,10 @@ class _Run:
         plan = self._plan()
         pages = config.device_pages or 0
         pools = device_pools(config, spec, pages)
+        store = kv_store(pools, spec)
         with closing(PoolGroup(mirrors(plan, pools))) as group:
             controller = HiCacheController(group, io_backend=plan.io_backend)
-            cache = TieredCache(kv_store(pools, spec), controller, pages)
+            cache = TieredCache(store, controller, pages)
             try:
                 on_engine(controller)
                 Scheduler(

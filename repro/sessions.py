@@ -21,7 +21,7 @@ from hicache_dbg.repro.workload import (
 __all__ = ["SESSION_DEVICE_PAGES", "SessionWorkload"]
 
 SESSION_DEVICE_PAGES = 32
-"""Device pages by default: any one session of the default size fits (12), thirty do not (300)."""
+"""Device pages by default: any one session of the default size fits (12), thirty do not (280)."""
 
 _SYSTEM_SHARE = 0.43  # of the first prompt: two whole pages of the default 300 tokens
 _TOOL_RESULT_TOKENS = (24, 48)

@@ -32,7 +32,7 @@ TRACE_BLOCK = 512
 """Input tokens that one hash id of a trace stands for."""
 
 TRACE_DEVICE_PAGES = 128
-"""Device pages by default: room for the longest request of the public traces (67) and others."""
+"""Device pages by default: the longest request of Mooncake's public traces takes 94, at scale 16."""
 
 _BLOCK_STREAM = 4
 

@@ -21,12 +21,14 @@ for name in ("tracer", "pools", "exporters", "dashboards", "repro", "tests"):
     assert importlib.util.find_spec(name) is None, f"{name} is importable by its bare name"
 names = [module.name for module in pkgutil.walk_packages(hicache_dbg.__path__, "hicache_dbg.")]
 for name in names:
-    if not name.endswith(KERNELS):
+    try:
         importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # GPU kernels need triton, which a CPU build of torch does not bring; so may SGLang be absent.
+        if error.name.partition(".")[0] not in ("triton", "sglang"):
+            raise
 print(len(names), hicache_dbg.__file__)
 """
-#: Modules that hold GPU kernels and need triton, which a CPU build of torch does not bring.
-KERNELS = (".digest.kernels", ".pools.kernels")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +73,8 @@ def test_the_wheel_imports_in_a_bare_environment(wheel: Path, tmp_path: Path) ->
     # The dependencies come from this environment; a path entry, unlike a site folder, reads no
     # .pth file, so an editable install of ours does not shine through.
     environ = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
-    code = IMPORT_ALL.replace("KERNELS", repr(KERNELS))
     done = subprocess.run(
-        [python, "-c", code],
+        [python, "-c", IMPORT_ALL],
         capture_output=True,
         text=True,
         env=environ,

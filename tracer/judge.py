@@ -67,15 +67,11 @@ class Judge:
         copy = record.copy
         tiles = len(copy.layers) * len(copy.host_pages)
         book = self._book(copy, component)
-        if record.status != "ok" or record.failed:
+        reason = _not_judged(record, component)
+        if reason is not None:
             if copy.op is Op.BACKUP:
                 book.forget(copy.host_pages)
-            tally.skip(SkipReason.INTERNAL_ERROR if record.failed else SkipReason.FAILED, tiles)
-            return
-        if self._settings.checksum is Checksum.OFF or not _point_of(record, component):
-            if copy.op is Op.BACKUP:
-                book.forget(copy.host_pages)
-            tally.skip(SkipReason.OFF, tiles)
+            tally.skip(reason, tiles)
             return
         judge = self._backup if copy.op is Op.BACKUP else self._load
         judge(record, component, book, tally)
@@ -171,10 +167,14 @@ class Judge:
             )
 
 
-def _point_of(record: CopyRecord, component: str) -> bool:
-    """Whether the probe took what this operation is judged by."""
+def _not_judged(record: CopyRecord, component: str) -> SkipReason | None:
+    """Why no tile of the copy can be judged; None where they can."""
+    if record.status != "ok":
+        return SkipReason.FAILED
+    if record.skip is not None:
+        return record.skip
     point = Point.SOURCE_BEFORE if record.copy.op is Op.BACKUP else Point.DESTINATION
-    return (point, component) in record.digests
+    return None if (point, component) in record.digests else SkipReason.OFF
 
 
 def _groups(copy: Copy, digested: Flags) -> Iterator[tuple[tuple[int, int], Flags]]:

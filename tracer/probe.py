@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from hicache_dbg.tracer.bus import Bus
-from hicache_dbg.tracer.events import Event, Op, Tier
+from hicache_dbg.tracer.digest.tiles import DigestRefusedError
+from hicache_dbg.tracer.events import Event, Op, SkipReason, Tier
 from hicache_dbg.tracer.ledger import Digests, Pages
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.sampling import chosen
@@ -40,6 +41,10 @@ class Digester(Protocol):
         last: int | None = None,
     ) -> Digests:
         """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages]."""
+        ...
+
+    def join(self) -> None:
+        """Wait until what this thread asked for can be read."""
         ...
 
 
@@ -74,7 +79,7 @@ class CopyRecord:
 
     ``digests`` maps (point, component) to uint64 [layers, digested pages]; ``digested`` marks the
     pages (of the copy's order) that were digested, ``writes`` counts how often each host page had
-    begun to be written when this copy was.
+    begun to be written when this copy was. ``skip`` says why no tile can be judged, if none can.
     """
 
     copy: Copy
@@ -85,7 +90,7 @@ class CopyRecord:
     duration_us: float = 0.0
     status: str = "ok"
     digests: dict[tuple[Point, str], Digests] = field(default_factory=dict)
-    failed: bool = False
+    skip: SkipReason | None = None
 
     def room(self, point: Point, component: str) -> Digests:
         """The array for the digests of one component at one point, made at first use."""
@@ -172,6 +177,8 @@ class Probe:
                     on_layer_done(layer)
                 began = time.perf_counter()
                 self._take(records, Point.DESTINATION, layer)
+                if not waiting:
+                    self._join()
                 ours += time.perf_counter() - began
                 if not waiting:
                     on_layer_done(layer)
@@ -206,6 +213,7 @@ class Probe:
                 if status == "ok":
                     after(records)
                     self._take(records, Point.SOURCE_AFTER)
+                self._join()
                 self._append(records, (ended - started - ours) * 1e6, status)
             self.overhead_s += time.perf_counter() - ended + ours + started - begun
 
@@ -235,13 +243,22 @@ class Probe:
             if layer is not None and layer not in copy.model_layers:
                 continue
             rows = slice(None) if layer is None else [copy.model_layers.index(layer)]
-            with self._errors.at(f"digest/{point}") as guard:
+            try:
                 for component in copy.mirror.device:
                     into = record.room(point, component)
                     into[rows] = digest_tiles(
                         self._digester, copy, component, point, record.digested, rows
                     )
-            record.failed |= guard.failed
+            except DigestRefusedError as refused:
+                record.skip = SkipReason(refused.reason)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
+                record.skip = SkipReason.INTERNAL_ERROR
+                self._errors.record(f"digest/{point}", error)
+
+    def _join(self) -> None:
+        """With the engine's next step the pages may be written: every digest must be taken."""
+        with self._errors.at("digest/join"):
+            self._digester.join()
 
     def _append(self, records: list[CopyRecord], duration_us: float, status: str) -> None:
         now = time.time_ns()

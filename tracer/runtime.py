@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
-from hicache_dbg.tracer.digest import CpuDigester
+from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
 from hicache_dbg.tracer.settings import Gate, Settings
@@ -50,7 +50,7 @@ class Runtime:
         session = Session(
             settings,
             chosen,
-            CpuDigester(),
+            TileDigester(),
             system=HiCacheAttachment.system,
             version=HiCacheAttachment.version,
             errors=errors,

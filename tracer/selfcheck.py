@@ -48,12 +48,11 @@ class InternalErrors:
 
 
 class _Guard:
-    __slots__ = ("_errors", "_place", "failed")
+    __slots__ = ("_errors", "_place")
 
     def __init__(self, errors: InternalErrors, place: str) -> None:
         self._errors = errors
         self._place = place
-        self.failed = False
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +65,5 @@ class _Guard:
     ) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        self.failed = True
         self._errors.record(self._place, error)
         return not self._errors.reraise

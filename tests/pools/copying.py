@@ -83,7 +83,16 @@ def canonical(pool: Pool, name: str) -> torch.Tensor:
     stacked = buffer.tensors[0] if "layer" in buffer.dims else torch.stack(buffer.tensors)
     dims = buffer.dims if "layer" in buffer.dims else ("layer", *buffer.dims)
     order = [dims.index(dim) for dim in ("layer", "page", "slot", "head", "byte") if dim in dims]
-    return stacked.permute(order).contiguous().view(torch.uint8).clone()
+    return stacked.permute(order).contiguous().view(torch.uint8).cpu().clone()
+
+
+def fill(pool: Pool, seed: int) -> None:
+    """Random bytes in every buffer, wherever it is."""
+    generator = torch.Generator().manual_seed(seed)
+    for buffer in pool.buffers.values():
+        for number in range(len(buffer.tensors)):
+            flat = buffer.flat(number)
+            flat.copy_(torch.randint(256, flat.shape, dtype=torch.uint8, generator=generator))
 
 
 def snapshot(pool: Pool) -> Snapshot:
@@ -154,5 +163,3 @@ def slot_places(
         places.append((page, slice(begin, begin + run_spec.slot_bytes)))
         offset += run_spec.slot_bytes * geometry.slots_per_page
     return places
-
-

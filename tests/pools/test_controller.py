@@ -5,11 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pools.caching import (
+    LAYERS,
+    P,
+    Tokens,
+    accounted,
+    group_of,
+    sequences,
+    turn,
+    write,
+    wrong_pages,
+)
 
 from hicache_dbg.pools.allocator import OutOfPages
 from hicache_dbg.pools.backups import WritePolicy
@@ -19,94 +28,6 @@ from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.kinds import index_k, mla
 from hicache_dbg.pools.radix_types import Policy
 from hicache_dbg.pools.transfer import CopyOp, TransferEngine, TransferError
-
-P = 4
-LAYERS = 3
-Tokens = npt.NDArray[np.int32]
-Pages = npt.NDArray[np.int64]
-
-
-def group_of(
-    device_pages: int = 8, host_pages: int = 32, layout: Layout = Layout.PAGE_FIRST
-) -> PoolGroup:
-    """A small latent pool with its index-K sidecar."""
-    return PoolGroup.build(
-        [
-            mla(LAYERS, P, torch.uint8, kv_lora_rank=128, rope_dim=2),
-            index_k(LAYERS, P, "fp8"),
-        ],
-        device_pages=device_pages,
-        host_pages=host_pages,
-        layout=layout,
-    )
-
-
-def stamp(prefix: Tokens, layer: int, width: int) -> torch.Tensor:
-    """Bytes that only this prefix and layer have: what a model would compute for its last page."""
-    seed = hash((prefix.tobytes(), layer, width)) % 2**63
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(256, (width,), dtype=torch.uint8, generator=generator)
-
-
-def page_of(group: PoolGroup, name: str, layer: int, page: int) -> torch.Tensor:
-    """One page of one layer of a device pool, flat."""
-    pool = group.device[name]
-    return pool.layer(pool.geometry.components[0].name, layer)[page].view(-1)
-
-
-def write(group: PoolGroup, tokens: Tokens, pages: Pages, first: int = 0) -> None:
-    """Write the stamp of every page of ``tokens`` from number ``first`` on."""
-    for number in range(first, pages.size):
-        for name in group.device:
-            for layer in range(LAYERS):
-                target = page_of(group, name, layer, int(pages[number]))
-                target.copy_(stamp(tokens[: (number + 1) * P], layer, target.numel()))
-
-
-def wrong_pages(
-    group: PoolGroup, tokens: Tokens, pages: Pages, layer: int
-) -> list[tuple[str, int]]:
-    """Pools and pages of ``layer`` that do not hold their stamp."""
-    found = []
-    for number, page in enumerate(pages.tolist()):
-        for name in group.device:
-            got = page_of(group, name, layer, page)
-            if not torch.equal(got, stamp(tokens[: (number + 1) * P], layer, got.numel())):
-                found.append((name, number))
-    return found
-
-
-def turn(controller: HiCacheController, tokens: Tokens) -> None:
-    """One reader's turn: match, load, read behind the gates, compute the rest, insert."""
-    match = controller.match(tokens)
-    pages = np.empty(0, dtype=np.int64)
-    total = tokens.size // P
-    try:
-        try:
-            ticket = controller.load_back(match)
-            cached = ticket.device_pages
-            for layer in range(LAYERS):
-                controller.wait_layer(layer, ticket)
-                assert wrong_pages(controller.group, tokens, cached, layer) == []
-        except OutOfPages:
-            cached = match.device_pages
-        pages = controller.alloc_device(total - cached.size)
-        whole = np.concatenate([cached, pages])
-        write(controller.group, tokens, whole, first=cached.size)
-        for layer in range(LAYERS):
-            assert wrong_pages(controller.group, tokens, whole, layer) == []
-        controller.insert(tokens, whole)
-    finally:
-        controller.unlock(match)
-
-
-def sequences(choices: list[list[int]]) -> list[Tokens]:
-    """Token sequences that share prefixes: each choice picks the next page."""
-    return [
-        np.concatenate([np.arange(P, dtype=np.int32) + 100 * page for page in pages])
-        for pages in choices
-    ]
-
 
 turns = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=25)
 
@@ -135,16 +56,6 @@ def test_what_is_read_is_what_was_written(
         controller.flush()
         controller.check()
         accounted(controller)
-
-
-def accounted(controller: HiCacheController) -> None:
-    """With no reader and no copy left, exactly the cached pages are taken, and none is held."""
-    tree = controller.tree.stats
-    for tier, cached in (("device", tree.device_pages), ("host", tree.host_pages)):
-        allocator = controller.allocators[tier]
-        assert allocator.pages - allocator.available == cached
-        assert not allocator.readers(np.arange(allocator.pages)).any()
-    assert controller.tree.root.holds == 0
 
 
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
@@ -198,6 +109,25 @@ def test_selective_write_through_waits_for_a_second_use() -> None:
         turn(controller, tokens)
         controller.flush()
         assert controller.stats.backed_up_pages == 2
+
+
+def test_a_retracted_reader_finds_its_pages_on_the_host() -> None:
+    """Pages of a reader that was taken off the device are backed up whatever the policy."""
+    with HiCacheController(group_of(device_pages=6), policy="write_back") as controller:
+        (tokens,) = sequences([[1, 2, 3]])
+        match = controller.match(tokens)
+        pages = controller.alloc_device(3)
+        write(controller.group, tokens, pages)
+        controller.retract(match, tokens, pages)
+        controller.flush()
+        assert controller.stats.backed_up_pages == 3
+        controller.free_device(controller.alloc_device(6))
+        again = controller.match(tokens)
+        assert again.host_pages.size == 3
+        ticket = controller.load_back(again)
+        controller.wait_layer(LAYERS - 1, ticket)
+        assert wrong_pages(controller.group, tokens, ticket.device_pages, 1) == []
+        controller.unlock(again)
 
 
 class GatedEngine(TransferEngine):

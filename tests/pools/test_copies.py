@@ -1,6 +1,5 @@
 """Copies move exactly their bytes, for every pool kind, layout and io backend that exists."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -8,126 +7,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hicache_dbg.pools.buffer import Buffer
-from hicache_dbg.pools.deepseek_v4 import (
-    deepseek_v4_c4,
-    deepseek_v4_c4_indexer,
-    deepseek_v4_c4_state,
-    deepseek_v4_c128,
-    deepseek_v4_swa,
+from tests.pools.copying import (
+    COMBINATIONS,
+    Combination,
+    assert_equal,
+    canaries_live,
+    guard,
+    mirror_of,
+    name_of,
+    run,
+    slot_places,
+    snapshot,
 )
+
+from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_swa
 from hicache_dbg.pools.device import DevicePool
-from hicache_dbg.pools.geometry import Component, IoBackend, Layout, PoolGeometry
-from hicache_dbg.pools.host import HostPool, Mirror, host_geometry_like, host_pool_for
+from hicache_dbg.pools.geometry import IoBackend, Layout
+from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
 from hicache_dbg.pools.indices import Indices
-from hicache_dbg.pools.kinds import index_k, mha, mla
+from hicache_dbg.pools.kinds import index_k, mla
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
-from hicache_dbg.pools.validate import LAYOUTS_OF
-
-Pool = DevicePool | HostPool
-Snapshot = dict[str, torch.Tensor]
-Combination = tuple[str, Layout, IoBackend]
-
-KINDS: dict[str, Callable[[int], PoolGeometry]] = {
-    "mla_bf16": lambda layers: mla(layers, 3),
-    "mla_fp8": lambda layers: mla(layers, 5, torch.uint8),
-    "index_k_bf16": lambda layers: index_k(layers, 4, "bf16"),
-    "index_k_fp8": lambda layers: index_k(layers, 3, "fp8"),
-    "mha": lambda layers: mha(layers, 2, heads=3, head_dim=8, v_head_dim=4),
-    "mha_one_head": lambda layers: mha(layers, 3, heads=1, head_dim=8),
-    "c4": lambda layers: deepseek_v4_c4(layers, 12),
-    "c128": deepseek_v4_c128,
-    "swa": lambda layers: deepseek_v4_swa(layers, 4),
-    "c4_indexer_fp8": lambda layers: deepseek_v4_c4_indexer(layers, 12),
-    "c4_indexer_bf16": lambda layers: deepseek_v4_c4_indexer(layers, 16, "bf16"),
-    "c4_state": lambda layers: deepseek_v4_c4_state(layers, 8, ring=2),
-}
-COMBINATIONS: list[Combination] = [
-    (kind, layout, backend)
-    for kind in KINDS
-    for backend, layouts in LAYOUTS_OF.items()
-    for layout in layouts
-    if layout is not Layout.PAGE_HEAD or kind.startswith("mha")
-]
-GUARD = 64
-CANARY = 0xA5
-
-
-def guard(pool: Pool, seed: int) -> list[torch.Tensor]:
-    """Put random bytes into every buffer and canaries around its memory; return the memories."""
-    generator = torch.Generator().manual_seed(seed)
-    memories = []
-    for name, buffer in pool.buffers.items():
-        tensors = []
-        for tensor in buffer.tensors:
-            size = tensor.numel() * tensor.element_size()
-            memory = torch.full((size + 2 * GUARD,), CANARY, dtype=torch.uint8)
-            memory[GUARD:-GUARD] = torch.randint(
-                256, (size,), dtype=torch.uint8, generator=generator
-            )
-            memories.append(memory)
-            tensors.append(memory[GUARD:-GUARD].view(tensor.dtype).view(tensor.shape))
-        pool.buffers[name] = Buffer(buffer.component, tuple(tensors), buffer.dims)
-    return memories
-
-
-def canaries_live(memories: list[torch.Tensor]) -> bool:
-    """Whether no byte outside the tensors was written."""
-    return all(
-        bool((memory[:GUARD] == CANARY).all() and (memory[-GUARD:] == CANARY).all())
-        for memory in memories
-    )
-
-
-def canonical(pool: Pool, name: str) -> torch.Tensor:
-    """A component's bytes as ``[layer, page, (slot, head,) byte]``, by axis names alone."""
-    buffer = pool.buffers[name]
-    stacked = buffer.tensors[0] if "layer" in buffer.dims else torch.stack(buffer.tensors)
-    dims = buffer.dims if "layer" in buffer.dims else ("layer", *buffer.dims)
-    order = [dims.index(dim) for dim in ("layer", "page", "slot", "head", "byte") if dim in dims]
-    return stacked.permute(order).contiguous().view(torch.uint8).clone()
-
-
-def snapshot(pool: Pool) -> Snapshot:
-    """All components of a pool in canonical form."""
-    return {name: canonical(pool, name) for name in pool.buffers}
-
-
-def mirror_of(
-    kind: str, layout: Layout, *, layers: int, host_pages: int, device_pages: int, seed: int
-) -> tuple[Mirror, list[torch.Tensor]]:
-    """A mirror full of random bytes, and the guarded memory of its two ends."""
-    device = DevicePool(KINDS[kind](layers), device_pages)
-    host = host_pool_for(host_geometry_like(device), host_pages, layout)
-    memories = guard(host, seed) + guard(device, seed + 1)
-    return Mirror(device, host), memories
-
-
-def run(
-    mirror: Mirror,
-    kind: Literal["backup", "load"],
-    host: list[int],
-    device: list[int],
-    *,
-    backend: IoBackend,
-    single: bool = False,
-) -> list[int]:
-    """Carry out one operation on one mirror and return the layers reported done."""
-    geometry = mirror.device.geometry
-    at_host, at_device = (
-        Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
-    )
-    copy = PoolCopy(mirror, at_host, at_device, single, backend, tuple(range(geometry.layers)))
-    op = CopyOp(1, kind, (copy,), np.zeros(len(host), dtype=np.uint32))
-    done: list[int] = []
-    engine = TransferEngine()
-    if kind == "backup":
-        engine.backup(op)
-    else:
-        engine.load(op, done.append)
-    assert op.status == "done"
-    return done
 
 
 @st.composite
@@ -139,11 +38,6 @@ def page_pairs(draw: st.DrawFn) -> tuple[int, int, list[int], list[int]]:
     if draw(st.booleans()):
         scattered = [sorted(ids) for ids in scattered]
     return *sizes, scattered[0], scattered[1]
-
-
-def name_of(combination: Combination) -> str:
-    """A combination as a test id."""
-    return "-".join(combination)
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=name_of)
@@ -174,14 +68,6 @@ def test_whole_pages_round_trip_and_nothing_else_is_touched(
     assert done == list(range(layers))
     assert_equal(mirror, host, device)
     assert canaries_live(memories)
-
-
-def assert_equal(mirror: Mirror, host: Snapshot, device: Snapshot) -> None:
-    """Both ends hold exactly these bytes."""
-    ends: list[tuple[Pool, Snapshot]] = [(mirror.host, host), (mirror.device, device)]
-    for pool, expected in ends:
-        for name, value in snapshot(pool).items():
-            assert torch.equal(value, expected[name]), (type(pool).__name__, name)
 
 
 @pytest.mark.parametrize(
@@ -222,22 +108,6 @@ def test_single_slots_move_alone(
     run(mirror, direction, host_slots, device_slots, backend=backend, single=True)
     assert_equal(mirror, host, device)
     assert canaries_live(memories)
-
-
-def slot_places(
-    component: Component, geometry: PoolGeometry, slot_id: int
-) -> list[tuple[int, int | slice]]:
-    """Where a slot lies in canonical form, run by run."""
-    page, slot = divmod(slot_id, geometry.slots_per_page)
-    if not geometry.page_indexed:
-        return [(page, slot)]
-    places: list[tuple[int, int | slice]] = []
-    offset = 0
-    for run_spec in component.runs:
-        begin = offset + slot * run_spec.slot_bytes
-        places.append((page, slice(begin, begin + run_spec.slot_bytes)))
-        offset += run_spec.slot_bytes * geometry.slots_per_page
-    return places
 
 
 def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raised() -> None:

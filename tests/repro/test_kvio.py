@@ -1,29 +1,27 @@
 """What the model stores, byte by byte."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_dbg.pools.device import DevicePool
-from hicache_dbg.pools.kinds import index_k
-from hicache_dbg.repro.engine import kv_store
+from hicache_dbg.pools.geometry import Component, RunSpec
+from hicache_dbg.pools.kinds import IndexDtype, index_k
+from hicache_dbg.repro.config import RunConfig
+from hicache_dbg.repro.engine import device_pools
 from hicache_dbg.repro.kvio import FP8_MAX, Slots, index_store
-from hicache_dbg.repro.model import Model
-
-from .conftest import StoreMaker
+from hicache_dbg.repro.weights import ModelSpec
 
 
-def test_widths_are_those_of_the_formats(model: Model, make_store: StoreMaker) -> None:
+@pytest.mark.parametrize(("dtype", "key_bytes"), [("bf16", 256), ("fp8", 132)])
+def test_widths_are_those_of_the_formats(dtype: IndexDtype, key_bytes: int) -> None:
     """A token's latent is 1,152 B; its index key 256 B in bf16 and 132 B in fp8."""
-    from hicache_dbg.repro.config import RunConfig
-    from hicache_dbg.repro.engine import device_pools
-
-    for dtype, key_bytes in (("bf16", 256), ("fp8", 132)):
-        config = RunConfig(index_dtype=dtype)  # type: ignore[arg-type]
-        latent, keys = device_pools(config, model.spec, 3)
-        assert latent.layer("latent", 0).nbytes == 3 * 64 * 1152
-        assert keys.layer("index_k", 0).nbytes == 3 * 64 * key_bytes
+    latent, keys = device_pools(RunConfig(index_dtype=dtype), ModelSpec(), 3)
+    assert latent.layer("latent", 0).nbytes == 3 * 64 * 1152
+    assert keys.layer("index_k", 0).nbytes == 3 * 64 * key_bytes
 
 
 def test_an_fp8_page_is_keys_then_scales() -> None:
@@ -65,9 +63,7 @@ def test_a_zero_key_comes_back_as_zero() -> None:
 
 def test_an_unknown_storage_is_refused() -> None:
     """Index-K in a dtype that no codec reads is an error that names the pool and the dtype."""
-    pool = DevicePool(index_k(1, 64, "bf16"), 1)
-    object.__setattr__(
-        pool.buffers["index_k"], "tensors", (torch.zeros(1, 64 * 128, dtype=torch.float16),)
-    )
+    halves = Component("index_k", torch.float16, (RunSpec("key", 256),))
+    pool = DevicePool(replace(index_k(1, 64, "bf16"), components=(halves,)), 1)
     with pytest.raises(TypeError, match=r"dsa_index_k stores index-K as torch\.float16"):
-        kv_store((pool, pool), Model().spec)
+        index_store(pool, 128)

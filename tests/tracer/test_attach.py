@@ -1,5 +1,6 @@
 """Attaching to our own engine: symmetric, early, and read off the real tensors."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -180,6 +181,10 @@ def test_action_raise_stops_the_host_at_registration(traced: Traced) -> None:
         CorruptionFoundError, match=r"tokens 33\.\.63 of each page are never copied"
     ):
         HiCacheController((fp8_sized(),))
+    assert not any(
+        thread.name.startswith("hicache-") and "dbg" not in thread.name
+        for thread in threading.enumerate()
+    )
 
 
 def test_one_rank_of_many_never_raises(traced: Traced) -> None:

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hicache_dbg.tracer.digest import CpuDigester
+from hicache_dbg.tracer.digest.tiles import DigestRefusedError, TileDigester
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.mirror import Copy, MirrorViews
@@ -60,7 +60,7 @@ class Rig:
         self.session = Session(
             Settings(checksum=self.checksum, sample=self.sample),
             [self.sink],
-            CpuDigester(),
+            TileDigester(),
             system="test",
             version="0",
         )
@@ -286,6 +286,19 @@ def test_a_digest_that_fails_costs_the_host_nothing(
     assert (rig.host[:, 5] == rig.device[:, 1]).all()
     assert len(internal_errors) == 1
     internal_errors.clear()
+
+
+def test_during_graph_capture_the_reason_is_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A digest that is refused because a graph is captured is skipped{graph}, and no error."""
+    rig = Rig(Checksum.LOADS)
+
+    def capturing(*_: object, **__: object) -> None:
+        raise DigestRefusedError("graph")
+
+    monkeypatch.setattr(rig.session.probe._digester, "digest", capturing)
+    rig.backup([5], [1])
+    (backup,), _ = rig.finish()
+    assert backup.skipped == {"graph": 3}
 
 
 def test_armed_records_nothing_until_it_is_switched_on() -> None:

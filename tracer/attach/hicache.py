@@ -18,7 +18,7 @@ from hicache_dbg.tracer.attach.spans import slot_spans
 from hicache_dbg.tracer.events import Op, Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy, MirrorViews
-from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.session import CorruptionFoundError, Session
 from hicache_dbg.tracer.sink import PoolPages
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class HiCacheAttachment:
 
     def _around_backup(self, original: Callable[..., None]) -> Callable[..., None]:
         def backup(engine: TransferEngine, op: CopyOp) -> None:
+            if op.after is not None:  # the writer of the source: the engine waits for it as well
+                op.after.synchronize()
             self._session.probe.observe(
                 lambda: self._copies(op, Op.BACKUP), lambda: original(engine, op)
             )
@@ -98,7 +100,11 @@ class HiCacheAttachment:
                 self._controllers.add(controller)
                 host = controller.allocators[Tier.HOST.value]
                 self._register(controller.group.mirrors, _generations_of(host))
-            self._session.enforce()
+            try:
+                self._session.enforce()
+            except CorruptionFoundError:
+                controller.close()  # its workers run already, and nobody will ever hold it
+                raise
 
         return __init__
 

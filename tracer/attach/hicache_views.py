@@ -41,7 +41,7 @@ def view_of(buffer: Buffer, geometry: PoolGeometry, tier: Tier, layout: str) -> 
         pages=size["page"],
         slots_per_page=slots,
         runs=runs,
-        device=tensor.device.type,
+        device=str(tensor.device),
         owner=buffer.tensors,
     )
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from hicache_dbg import __version__
-from hicache_dbg.tracer.cli import diagnose, faults, repro, run, schema
+from hicache_dbg.tracer.cli import diagnose, doctor, faults, logs, repro, run, schema
 
 __all__ = ["app"]
 
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command("repro")(repro.command)
 app.command("diagnose")(diagnose.command)
+app.command("logs")(logs.command)
+app.command("doctor")(doctor.command)
 app.command("faults")(faults.command)
 app.command("schema")(schema.command)
 app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(

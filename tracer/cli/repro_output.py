@@ -28,7 +28,7 @@ def exit_code(outcome: Outcome) -> int:
     if result.interrupted:
         return INTERRUPTED
     found = report is not None and (report.findings or report.tiles["mismatched"])
-    if result.sessions.corrupted or found:
+    if result.sessions.corrupted or found or result.engine_error:
         return CORRUPT
     return OK if result.tiers_used else USAGE
 
@@ -48,6 +48,7 @@ def as_json(outcome: Outcome) -> str:
             if report.corrupted
         ],
         "engine": asdict(result.stats),
+        "engine_error": result.engine_error,
         "tiers_used": result.tiers_used,
         "wall_seconds": round(result.wall_seconds, 3),
         "truth_seconds": round(result.truth_seconds, 3),
@@ -75,6 +76,8 @@ def show(outcome: Outcome) -> None:
         lines.append((f"verdict: {outcome.report.verdict}", ""))
     for line, style in lines:
         console.print(line, highlight=False, style=style, soft_wrap=True)
+    if result.engine_error:
+        console.print(f"engine error: {result.engine_error}", style="bold red")
     if result.interrupted:
         console.print("interrupted: the sessions above had ended by then", style="yellow")
     elif not result.tiers_used:

@@ -186,7 +186,7 @@ def _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride):
 
 @triton.jit
 def _expected(at, live, digests, row, ring):
-    """Expectations, asked for first and used last: they may come over the bus from host memory."""
+    """Expectations, asked for first and used last, so that nothing waits for them."""
     here = digests.to(tl.pointer_type(tl.int64)) + tl.program_id(1).to(tl.int64) * row + at
     return tl.load(here, mask=live & (ring != 0), other=0)
 
@@ -298,13 +298,18 @@ def _in_run(
     ROW_STRIDE: tl.constexpr,
 ):
     """The same for ``position`` units into one run. Unsigned, so that it divides by a product."""
-    row_units: tl.constexpr = ROW_BYTES // UNIT
-    within = position.to(tl.uint32)
-    row = within // row_units
-    slot = row // ROWS
-    place = (slot.to(tl.int32) + first.to(tl.int32)) * (SLOT_STRIDE // UNIT)
-    place += (row - slot * ROWS).to(tl.int32) * (ROW_STRIDE // UNIT)
-    return place + (within - row * row_units).to(tl.int32) + OFFSET // UNIT
+    begin = first.to(tl.int32) * (SLOT_STRIDE // UNIT) + OFFSET // UNIT
+    if ROWS == 1 and SLOT_STRIDE == ROW_BYTES:
+        place = position + begin
+    else:
+        row_units: tl.constexpr = ROW_BYTES // UNIT
+        within = position.to(tl.uint32)
+        row = within // row_units
+        slot = row // ROWS
+        place = begin + slot.to(tl.int32) * (SLOT_STRIDE // UNIT)
+        place += (row - slot * ROWS).to(tl.int32) * (ROW_STRIDE // UNIT)
+        place += (within - row * row_units).to(tl.int32)
+    return place
 
 
 @triton.jit

@@ -153,22 +153,6 @@ def test_ids_may_count_slots(digester: "GpuDigester", pair: _Pair, pages: torch.
     assert torch.equal(out, whole)
 
 
-def test_digests_go_to_pinned_memory(
-    digester: "GpuDigester", pair: _Pair, pages: torch.Tensor
-) -> None:
-    """Host memory that the device can reach takes digests, and gives expectations, without a copy."""
-    out = torch.full((_LAYERS, len(pages)), -1).pin_memory()
-    ring = ViolationRing("cuda", 8)
-    digester.digest(pair.on_device, range(_LAYERS), pages, out=out)
-    torch.cuda.synchronize()
-    assert (_unsigned(out) == pair.expected(pages)).all()
-    out[2, 5] ^= 2
-    digester.compare(pair.on_device, range(_LAYERS), pages, expected=out, ring=ring, tag=0)
-    ring.fetch()
-    torch.cuda.synchronize()
-    assert [(bad.layer, bad.page) for bad in ring.take().violations] == [(2, 5)]
-
-
 def test_some_layers(digester: "GpuDigester", pair: _Pair, pages: torch.Tensor) -> None:
     """Layers in any order, or a part of them, fill the rows in the order in which they were given."""
     expected = pair.expected(pages)
@@ -303,6 +287,7 @@ def test_what_does_not_fit_is_refused(
         (pages.cpu(), _out(pages)),
         (pages, _out(pages)[:2]),
         (pages, _out(pages).float()),
+        (pages, _out(pages).cpu()),
         (pages, _out(pages).T.contiguous().T),
     ):
         with pytest.raises(ValueError, match=r"expected int64 \[pages\] and int64 \[3, pages\]"):

@@ -1,0 +1,153 @@
+"""Whole runs, small ones: clean, with faults, interrupted."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from tests.repro.samples import SMALL
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.faults.registry import FAULTS
+from hicache_dbg.repro.run import run
+from hicache_dbg.repro.trace import Trace, TraceRequest
+from hicache_dbg.repro.workload import Truth
+
+
+def _workers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("hicache")]
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
+def test_the_tiers_change_nothing(small_truth: Truth, layout: str) -> None:
+    """Evicted, backed up and loaded back, every session says what it says without tiers."""
+    result = run(replace(SMALL, layout=layout), truth=small_truth)
+    assert result.tiers_used
+    assert result.stats.loads > 0
+    assert result.stats.evicted_pages > 0
+    assert result.sessions.total == 6
+    assert result.sessions.corrupted == 0
+    assert (result.engine_error, _workers()) == ("", [])
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_host_sized_for_fp8_corrupts_bf16(small_truth: Truth, fault: Fault) -> None:
+    """Sessions go wrong, without any error, and only after a load."""
+    result = run(SMALL, fault, truth=small_truth)
+    assert result.sessions.leak > 0
+    assert result.sessions.error == 0
+    assert result.engine_error == ""
+    assert all(r.divergence is None or r.divergence.round > 0 for r in result.reports)
+
+
+def test_the_same_formula_is_right_for_fp8() -> None:
+    """With fp8 on the device the fault is no fault."""
+    result = run(replace(SMALL, index_dtype="fp8"), FAULTS["host_sized_for_fp8"])
+    assert result.tiers_used
+    assert result.sessions.corrupted == 0
+
+
+def test_without_pressure_the_fault_does_not_show(small_truth: Truth) -> None:
+    """Where all sessions fit nothing is loaded: no corruption, and the run says it proved nothing."""
+    result = run(replace(SMALL, device_pages=32), FAULTS["host_sized_for_fp8"], truth=small_truth)
+    assert not result.tiers_used
+    assert result.sessions.corrupted == 0
+
+
+def test_the_engine_is_shown_before_its_first_copy(small_truth: Truth) -> None:
+    """Who wants to watch gets the controller while nothing has moved, with its host classes."""
+    seen: list[tuple[int, list[str]]] = []
+
+    def watch(controller: HiCacheController) -> None:
+        classes = [type(pool).__name__ for pool in controller.group.host.values()]
+        seen.append((controller.stats.backups + controller.stats.loads, classes))
+
+    run(SMALL, FAULTS["fix_on_dead_class"], on_engine=watch, truth=small_truth)
+    assert seen == [(0, ["LatentHostPool", "PagedHostPool"])]
+
+
+def test_an_error_of_the_watcher_leaves_nothing_running(small_truth: Truth) -> None:
+    """It comes out of the run, and the engine's threads have ended."""
+
+    def refuse(_controller: HiCacheController) -> None:
+        raise RuntimeError("not like this")
+
+    with pytest.raises(RuntimeError, match="not like this"):
+        run(SMALL, on_engine=refuse, truth=small_truth)
+    assert _workers() == []
+
+
+def test_progress_goes_up_to_its_end() -> None:
+    """Every answered turn is reported; ground truth first, and the last report is complete."""
+    seen: list[tuple[int, int, str]] = []
+    run(replace(SMALL, sessions=3), on_progress=lambda *report: seen.append(report))
+    done = [report[0] for report in seen]
+    assert done == sorted(done)
+    assert seen[-1][:2] == (12, 12)
+    assert list(dict.fromkeys(report[2] for report in seen)) == [
+        "ground truth",
+        "through the tiers",
+    ]
+
+
+def test_an_interrupt_leaves_a_closed_engine_and_what_had_ended(small_truth: Truth) -> None:
+    """Ctrl-C in the middle: the result is partial and judged, and no thread is left."""
+
+    def stop(done: int, total: int, _text: str) -> None:
+        if done * 2 >= total:
+            raise KeyboardInterrupt
+
+    result = run(SMALL, on_progress=stop, truth=small_truth)
+    assert result.interrupted
+    assert result.sessions.total < 6
+    assert result.sessions.corrupted == 0
+    assert result.stats.backups > 0
+    assert _workers() == []
+
+
+def test_an_interrupt_of_the_ground_truth_judges_nothing() -> None:
+    """Without a truth there is nothing to compare with."""
+
+    def stop(_done: int, _total: int, _text: str) -> None:
+        raise KeyboardInterrupt
+
+    result = run(SMALL, on_progress=stop)
+    assert (result.interrupted, result.truth, result.reports) == (True, None, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("device_pages", RunConfig(device_pages=11)),
+        ("host_pages", RunConfig(host_pages=11)),
+    ],
+)
+def test_pools_too_small_for_one_session_are_refused(name: str, config: RunConfig) -> None:
+    """The message has the setting, the pages given and the pages needed."""
+    with pytest.raises(ConfigError) as error:
+        run(config)
+    assert str(error.value) == (
+        f"{name} is 11, but one session needs 12 pages (706 tokens at most); "
+        f"raise {name} or ask for less"
+    )
+
+
+def test_one_session_runs_in_exactly_the_pages_it_needs(small_truth: Truth) -> None:
+    """The size that the refusal names is enough, for many sessions one after the other."""
+    result = run(replace(SMALL, device_pages=4), truth=small_truth)
+    assert result.sessions.corrupted == 0
+    assert result.sessions.error == 0
+
+
+def test_a_replay_loads_what_the_trace_shares() -> None:
+    """A prefix that was evicted to the host is hit there when its hash ids come again."""
+    old, new = tuple(range(10)), tuple(range(10, 20))
+    requests = tuple(
+        TraceRequest(time, 5120, 64, ids) for time, ids in enumerate([old, new, old, new])
+    )
+    config = RunConfig(device_pages=4, host_pages=64, max_running=1)
+    result = run(config, trace=Trace(requests))
+    assert result.stats.host_hit_pages == 4
+    assert result.counts == {"done": 4}
+    assert result.sessions.corrupted == 0

@@ -1,0 +1,129 @@
+"""Digests of tiles wherever they lie, with one interface: in place on the CPU, beside on a GPU."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.tracer.digest.cpu import CpuDigester
+from hicache_dbg.tracer.view import View
+
+if TYPE_CHECKING:
+    import torch
+
+    from hicache_dbg.tracer.digest.select import DeviceDigester
+    from hicache_dbg.tracer.digest.side import SideStream
+
+__all__ = ["DigestRefusedError", "TileDigester"]
+
+
+class DigestRefusedError(Exception):
+    """Nothing was digested, for a reason that is nobody's fault: ``graph`` while one is captured."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"no digest was taken: {reason}")
+        self.reason = reason
+
+
+class TileDigester:
+    """Digests tiles on any device, for an engine whose own worker waits for its copies.
+
+    What lies on a CUDA device is digested on a stream of ours and read back into pinned memory;
+    those digests may be read after :meth:`join`, which the caller asks for where the engine is
+    about to take the operation for complete. Each thread has a stream of its own.
+    """
+
+    def __init__(self) -> None:
+        self._cpu = CpuDigester()
+        self._devices: dict[str, _Device] = {}
+        self._lock = threading.Lock()
+
+    def digest(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: npt.NDArray[np.int64],
+        first: int = 0,
+        last: int | None = None,
+    ) -> npt.NDArray[np.uint64]:
+        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages].
+
+        See :meth:`CpuDigester.digest` for arguments and errors.
+
+        Raises:
+            DigestRefusedError: the caller is capturing a CUDA graph.
+        """
+        if view.device == "cpu":
+            return self._cpu.digest(view, layers, pages, first, last)
+        return self._device(view.device).digest(view, layers, pages, first, last)
+
+    def join(self) -> None:
+        """Wait until every digest that this thread asked for can be read."""
+        for device in self._devices.values():
+            device.join()
+
+    def _device(self, name: str) -> "_Device":
+        with self._lock:
+            device = self._devices.get(name)
+            if device is None:
+                device = self._devices[name] = _Device(name)
+            return device
+
+
+class _Device:
+    """One CUDA device: its digester, and for each thread a stream and what is under way on it."""
+
+    def __init__(self, name: str) -> None:
+        from hicache_dbg.tracer.digest.select import digester_for
+
+        self._name = name
+        self._digester: DeviceDigester = digester_for(name)
+        self._local = threading.local()
+
+    def digest(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: npt.NDArray[np.int64],
+        first: int,
+        last: int | None,
+    ) -> npt.NDArray[np.uint64]:
+        import torch
+
+        outside = pages[(pages < 0) | (pages >= view.pages)]
+        if outside.size:
+            raise IndexError(
+                f"{view.pool}.{view.component}: page {outside[0]} is outside the {view.tier} view's "
+                f"{view.pages} pages"
+            )
+        shape = (len(layers), len(pages))
+        side, under_way = self._side()
+        with torch.cuda.stream(side.stream):
+            ids = torch.from_numpy(np.ascontiguousarray(pages)).to(self._digester.device)
+            out = torch.empty(shape, dtype=torch.int64, device=self._digester.device)
+        host = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+        refused = self._digester.digest(
+            view, tuple(layers), ids, first, last, out=out, stream=side.handle
+        )
+        if refused is not None:
+            raise DigestRefusedError(refused)
+        if out.numel():
+            side.copy(host, out)
+        under_way.extend((ids, out, host))  # the device may still read and write them
+        return host.numpy().view(np.uint64)
+
+    def join(self) -> None:
+        side, under_way = self._side()
+        if under_way:
+            side.stream.synchronize()
+            under_way.clear()
+
+    def _side(self) -> "tuple[SideStream, list[torch.Tensor]]":
+        from hicache_dbg.tracer.digest.side import SideStream
+
+        if not hasattr(self._local, "side"):
+            self._local.side = SideStream(self._name)
+            self._local.under_way = []
+        return self._local.side, self._local.under_way
