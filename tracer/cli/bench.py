@@ -1,0 +1,52 @@
+"""``hicache-dbg bench``: what the instrument costs on this machine, as ratios."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from hicache_dbg.tracer.bench.digests import NoDeviceError, digest_rows
+from hicache_dbg.tracer.bench.overhead import overhead_rows
+from hicache_dbg.tracer.bench.table import Row, markdown
+from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+
+__all__ = ["command"]
+
+
+class Device(StrEnum):
+    """Where digests are measured."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def command(
+    device: Annotated[Device, typer.Option(help="Where digests are measured.")] = Device.CPU,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs behind each ratio of the engine.")] = 7,
+    digests_only: Annotated[
+        bool, typer.Option("--digests-only", help="Leave the engine's part out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the overhead here, on and off, as ratios of one run.
+
+    Example: hicache-dbg bench --device cuda
+    """
+    try:
+        rows = list(_rows(device, pairs, digests_only=digests_only))
+    except NoDeviceError as error:
+        raise CommandError(str(error), MISSING) from error
+    if as_json:
+        table = [{**asdict(row), "kept": row.kept} for row in rows]
+        typer.echo(msgspec.json.format(msgspec.json.encode(table), indent=2).decode())
+    else:
+        typer.echo(markdown(rows))
+
+
+def _rows(device: Device, pairs: int, *, digests_only: bool) -> Iterator[Row]:
+    yield from digest_rows(device.value)
+    if not digests_only:
+        yield from overhead_rows(pairs)
