@@ -20,6 +20,7 @@ from tests.pools.copying import (
     snapshot,
 )
 
+from hicache_dbg.pools import copies_cpu
 from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_swa
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import IoBackend, Layout
@@ -108,6 +109,38 @@ def test_single_slots_move_alone(
     run(mirror, direction, host_slots, device_slots, backend=backend, single=True)
     assert_equal(mirror, host, device)
     assert canaries_live(memories)
+
+
+@pytest.mark.parametrize("kind", ["index_k_fp8", "mla_bf16"])
+def test_neighbouring_slots_across_a_page_border_are_no_run(kind: str) -> None:
+    """Slots that follow each other into the next page are copied as two runs, not past the page."""
+    mirror, memories = mirror_of(
+        kind, Layout.PAGE_FIRST_DIRECT, layers=2, host_pages=3, device_pages=3, seed=1
+    )
+    geometry = mirror.device.geometry
+    host_slots, device_slots = [1, 2, 3, 4], [4, 5, 6, 7]
+    host, device = snapshot(mirror.host), snapshot(mirror.device)
+    for component in geometry.components:
+        for host_slot, device_slot in zip(host_slots, device_slots, strict=True):
+            places = (slot_places(component, geometry, slot) for slot in (host_slot, device_slot))
+            for here, there in zip(*places, strict=True):
+                host[component.name][:, *here] = device[component.name][:, *there]
+    run(mirror, "backup", host_slots, device_slots, backend=IoBackend.DIRECT, single=True)
+    assert_equal(mirror, host, device)
+    assert canaries_live(memories)
+
+
+def test_a_copy_of_many_blocks_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that do not fit one block of the gathering twin are all moved, the last ones too."""
+    monkeypatch.setattr(copies_cpu, "BLOCK_BYTES", 2 * 3 * 1152)
+    mirror, _ = mirror_of(
+        "mla_bf16", Layout.LAYER_FIRST, layers=1, host_pages=7, device_pages=7, seed=1
+    )
+    host_ids, device_ids = [6, 0, 3, 2, 4], [1, 5, 2, 3, 0]
+    host, device = snapshot(mirror.host), snapshot(mirror.device)
+    host["latent"][:, host_ids] = device["latent"][:, device_ids]
+    run(mirror, "backup", host_ids, device_ids, backend=IoBackend.KERNEL)
+    assert_equal(mirror, host, device)
 
 
 def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raised() -> None:

@@ -109,15 +109,17 @@ def test_a_controller_on_the_device_returns_what_was_written() -> None:
     )
     first, second = (np.arange(12, dtype=np.int32) + 100 * number for number in range(2))
     with HiCacheController(group) as controller:
-        for number, tokens in enumerate((first, second)):
-            pages = controller.alloc_device(3)  # the second time, the first pages must go
-            for pool in group.device.values():
-                fill(pool, number)
-            if number == 0:
-                written = {name: snapshot(pool) for name, pool in group.device.items()}
-                places = pages
-            controller.insert(tokens, pages)
-            controller.flush()
+        places = controller.alloc_device(3)
+        for pool in group.device.values():
+            fill(pool, 1)
+        written = {name: snapshot(pool) for name, pool in group.device.items()}
+        controller.insert(first, places)
+        controller.flush()
+        pages = controller.alloc_device(3)  # the first pages must go for these
+        for pool in group.device.values():
+            fill(pool, 2)
+        controller.insert(second, pages)
+        controller.flush()
         match = controller.match(first)
         assert match.host_pages.size == 3
         ticket = controller.load_back(match)

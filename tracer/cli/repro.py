@@ -236,6 +236,9 @@ def _recording(folder: Path) -> Sink:
 def _progress() -> Iterator[Any]:
     """A bar on a terminal's standard error; nothing where that is no terminal."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _total, _text: None
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -243,7 +246,6 @@ def _progress() -> Iterator[Any]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task("starting", total=None)
