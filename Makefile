@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 OLDEST := .venvs/oldest
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: repro test test-oldest lint format bench setup clean help
+.PHONY: repro test test-oldest lint format dashboards bench setup clean help
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -49,6 +49,9 @@ lint: $(VENV)/.lint-ready ## ruff, mypy --strict, pyright
 format: $(VENV)/.lint-ready ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dashboards: setup ## make the committed dashboards from their code
+	$(BIN)/python -m hicache_dbg.tracer.dashboards.build dashboards/grafana
 
 bench: setup ## what the instrument costs on this machine, as ratios
 	$(BIN)/python benchmarks/overhead.py

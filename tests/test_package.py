@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SUBPACKAGES = ("tracer", "pools", "exporters", "repro")
+SUBPACKAGES = ("tracer", "pools", "exporters", "dashboards", "repro")
 IMPORT_ALL = """
 import importlib, importlib.util, pkgutil
 import hicache_dbg

@@ -5,7 +5,18 @@ from typing import Annotated
 import typer
 
 from hicache_dbg import __version__
-from hicache_dbg.tracer.cli import diagnose, doctor, faults, logs, repro, run, schema
+from hicache_dbg.tracer.cli import (
+    bench,
+    bundle,
+    dashboards,
+    diagnose,
+    doctor,
+    faults,
+    logs,
+    repro,
+    run,
+    schema,
+)
 
 __all__ = ["app"]
 
@@ -21,6 +32,9 @@ app.command("repro")(repro.command)
 app.command("diagnose")(diagnose.command)
 app.command("logs")(logs.command)
 app.command("doctor")(doctor.command)
+app.add_typer(dashboards.app, name="dashboards")
+app.command("bundle")(bundle.command)
+app.command("bench")(bench.command)
 app.command("faults")(faults.command)
 app.command("schema")(schema.command)
 app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(

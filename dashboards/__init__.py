@@ -1,0 +1,1 @@
+"""What operators install beside the tracer: dashboards, rules, provisioning, systemd drop-ins."""

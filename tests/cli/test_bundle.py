@@ -1,0 +1,189 @@
+"""``hicache-dbg bundle``: complete enough to diagnose from, and free of what names people or requests."""
+
+import getpass
+import io
+import json
+import re
+import socket
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from tests.exporters.samples import copied, finding, health, started
+
+from hicache_dbg.exporters.recording import RecordingSink, Rotation
+from hicache_dbg.exporters.recording_format import read
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.events import Event
+
+Capture = pytest.CaptureFixture[str]
+TRACE, SPAN = "ab" * 16, "cd" * 8
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with a name that must not get out."""
+    folder = tmp_path / "secret-user"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+def record(folder: Path, events: Sequence[Event], run: str = "run", **options: Any) -> None:
+    """Write a recording."""
+    folder.mkdir(exist_ok=True)
+    sink = RecordingSink(folder, run, **options)
+    sink.emit(events)
+    sink.emit([health(closing=True)])
+    sink.close()
+
+
+def events(folder: Path) -> list[Event]:
+    """Some of every kind, with ids and with a path of the user's in a message."""
+    return [
+        started(),
+        copied(trace_id=TRACE, span_id=SPAN),
+        copied(),
+        finding(trace_id=TRACE, message=f"read from {folder}/kv and {folder}-other"),
+    ]
+
+
+def unpack(path: Path, into: Path) -> dict[str, bytes]:
+    """The files of an archive, by their name in its folder."""
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(into, filter="data")
+        assert {(m.uid, m.gid, m.uname, m.gname) for m in archive.getmembers()} == {(0, 0, "", "")}
+    root = into / "hicache-dbg-bundle"
+    return {str(f.relative_to(root)): f.read_bytes() for f in root.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".tgz", ".tar.zst"])
+def test_a_bundle_holds_what_a_colleague_needs(
+    capsys: Capture, tmp_path: Path, home: Path, suffix: str
+) -> None:
+    """Recordings, doctor's findings, settings and versions arrive, each readable."""
+    record(tmp_path / "runs", events(home))
+    out = tmp_path / f"run{suffix}"
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    files = unpack(out, tmp_path / "out")
+    assert set(files) == {
+        *("recordings/run.jsonl", "doctor.json", "settings.json", "versions.json", "README.txt")
+    }
+    assert {part["name"] for part in json.loads(files["doctor.json"])} >= {"torch", "journald"}
+    assert json.loads(files["settings.json"])["checksum"] == "loads"
+    assert json.loads(files["versions.json"])["msgspec"]
+    assert "5 events in 5 files" in capsys.readouterr().out
+
+
+def test_no_ids_and_no_names_get_out(capsys: Capture, tmp_path: Path, home: Path) -> None:
+    """Trace ids, the home folder, the user and the machine are in no file of the archive."""
+    record(home / "runs", events(home))
+    out = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(home / "runs"), "-o", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    files = unpack(out, tmp_path / "out")
+    text = b"\n".join(files.values()).decode()
+    for name in (TRACE, SPAN, f"{home}/", f'{home}"'):
+        assert name not in text
+    assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
+    assert f'"{getpass.getuser()}"' not in text
+    (message,) = (e.message for e in read_all(tmp_path / "out") if hasattr(e, "message"))
+    assert message == f"read from ~/kv and {home}-other"
+    assert "trace and span ids of 2 events" in told["left_out"]
+    for line in told["left_out"]:
+        assert f"- {line}" in files["README.txt"].decode()
+
+
+def read_all(folder: Path) -> list[Any]:
+    """Every event of the unpacked recordings."""
+    paths = sorted((folder / "hicache-dbg-bundle" / "recordings").iterdir())
+    return [event for path in paths for event in read(path)]
+
+
+def test_a_bundle_diagnoses_as_the_original_does(
+    capsys: Capture, tmp_path: Path, home: Path
+) -> None:
+    """Nothing that a verdict rests on is lost: both give the same report."""
+    record(tmp_path / "runs", events(home))
+    record(tmp_path / "runs", [copied(rank=1, mismatched=2)], "second")
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(tmp_path / "b.tar.zst")]) == 0
+    unpack(tmp_path / "b.tar.zst", tmp_path / "out")
+    capsys.readouterr()
+    reports = []
+    for place in (tmp_path / "runs", tmp_path / "out" / "hicache-dbg-bundle" / "recordings"):
+        assert main(["diagnose", str(place), "--json"]) == 1
+        reports.append(capsys.readouterr().out.replace(str(home), "~"))
+    assert reports[0].replace("~-other", f"{home}-other") == reports[1].replace(
+        "~-other", f"{home}-other"
+    )
+
+
+def test_packed_parts_are_unpacked_and_torn_lines_are_told(capsys: Capture, tmp_path: Path) -> None:
+    """Compressed parts arrive as plain lines; a line that a kill cut short is left out and told."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    sink = RecordingSink(runs, "long", rotation=Rotation(part_bytes=1, compress=True))
+    sink.emit([copied()])
+    sink.emit([copied()])
+    sink.close()
+    last = max(runs.glob("*.jsonl"))
+    last.write_bytes(last.read_bytes()[:-20])
+    (runs / "notes.txt").write_text("not for others")
+    assert main(["bundle", str(runs), "-o", str(tmp_path / "b.tar.gz"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert any(f"{last.name}, line" in line and "cut short" in line for line in told["left_out"])
+    assert "1 files that are no recordings" in told["left_out"]
+    files = unpack(tmp_path / "b.tar.gz", tmp_path / "out")
+    assert {name for name in files if name.startswith("recordings/")} == {
+        f"recordings/{path.name.removesuffix('.zst')}" for path in runs.glob("*.jsonl*")
+    }
+    assert len(read_all(tmp_path / "out")) == told["events"]
+    assert "notes.txt" not in files
+
+
+def test_a_single_recording_can_be_bundled(tmp_path: Path, home: Path) -> None:
+    """A file instead of a folder."""
+    record(tmp_path / "runs", events(home))
+    path = tmp_path / "runs" / "run.jsonl"
+    assert main(["bundle", str(path), "-o", str(tmp_path / "b.tar.gz")]) == 0
+    assert "recordings/run.jsonl" in unpack(tmp_path / "b.tar.gz", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("place", "output", "words"),
+    [
+        ("runs", "b.zip", ("b.zip", ".tar.zst")),
+        ("runs", "taken.tar.gz", ("taken.tar.gz", "File exists")),
+        ("runs", "no/such/b.tar.gz", ("no/such", "No such file")),
+        ("empty", "b.tar.gz", ("holds no recording",)),
+        ("taken.tar.gz", "b.tar.gz", ("is not a recording",)),
+        ("absent", "b.tar.gz", ("cannot read", "absent")),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_leaves_nothing(
+    capsys: Capture, tmp_path: Path, place: str, output: str, words: Sequence[str]
+) -> None:
+    """Exit 2, the file and the reason; no half-written archive is left behind."""
+    record(tmp_path / "runs", [copied()])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken.tar.gz").write_text("taken")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["bundle", str(tmp_path / place), "-o", str(tmp_path / output)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in words:
+        assert word in line
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "taken.tar.gz").read_text() == "taken"
+
+
+@pytest.mark.parametrize("verb", ["bundle", "doctor", "logs"])
+def test_the_verbs_have_help_with_an_example(capsys: Capture, verb: str) -> None:
+    """``--help`` shows how the verb is used."""
+    assert main([verb, "--help"]) == 0
+    assert f"hicache-dbg {verb}" in capsys.readouterr().out

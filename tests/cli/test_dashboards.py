@@ -1,0 +1,106 @@
+"""``hicache-dbg dashboards`` from the outside: what it writes, says and exits with."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.dashboards.expressions import can_parse
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def nobody() -> str:
+    """A host and port at which no Prometheus is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number: int = server.getsockname()[1]
+    return f"127.0.0.1:{number}"
+
+
+def test_export_tells_each_file(capsys: Capture, tmp_path: Path) -> None:
+    """The files that were written are listed, as lines and as JSON."""
+    out = tmp_path / "out"
+    assert main(["dashboards", "export", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(Path(line).is_file() for line in lines)
+    assert str(out / "grafana" / "hicache-dbg-integrity.json") in lines
+    assert main(["dashboards", "export", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == lines
+
+
+def test_export_keeps_a_changed_file(capsys: Capture, tmp_path: Path) -> None:
+    """Exit 2 and one line with the file and the option; with the option it is replaced."""
+    changed = tmp_path / "prometheus" / "rules.yml"
+    changed.parent.mkdir()
+    changed.write_text("groups: []\n")
+    assert main(["dashboards", "export", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(changed) in line
+    assert "--replace" in line
+    assert main(["dashboards", "export", str(tmp_path), "--replace"]) == 0
+    assert changed.read_text() != "groups: []\n"
+
+
+def test_export_into_a_file_is_refused(capsys: Capture, tmp_path: Path) -> None:
+    """Exit 2 and one line with the place and the reason."""
+    (tmp_path / "file").touch()
+    assert main(["dashboards", "export", str(tmp_path / "file" / "below")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Not a directory" in line
+
+
+def test_check_says_what_was_looked_at(capsys: Capture) -> None:
+    """The last line counts dashboards, panels, expressions and problems, and what was not asked."""
+    assert main(["dashboards", "check"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("5 dashboards, ")
+    assert line.endswith("; 0 problems")
+    assert "no Prometheus asked" in line
+    assert ("promql-parser" in line) == (not can_parse())
+
+
+def test_check_names_the_place_of_a_mistake(capsys: Capture, tmp_path: Path) -> None:
+    """Exit 1, and a line with the file, the panel and the name that does not exist."""
+    main(["dashboards", "export", str(tmp_path)])
+    board = tmp_path / "grafana" / "hicache-dbg-self.json"
+    board.write_text(board.read_text().replace("queue_depth{", "queue_lenght{"))
+    rules = tmp_path / "prometheus" / "rules.yml"
+    rules.write_text(rules.read_text().replace("sink_errors_total", "sink_error_total"))
+    capsys.readouterr()
+    assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 1
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("hicache-dbg-self.json: panel 'Queue' A: hicache_dbg_queue_lenght")
+    assert second == "rules.yml: rules: hicache_dbg_sink_error_total is no metric of ours"
+    assert last.endswith("; 2 problems")
+
+
+@pytest.mark.parametrize("verb", ["check", "preview"])
+@pytest.mark.parametrize("form", ["http://{}", "{}"])
+def test_a_prometheus_that_is_not_there(
+    capsys: Capture, tmp_path: Path, nobody: str, verb: str, form: str
+) -> None:
+    """Exit 3 and one line with the address, for a wrong form of address too; no page is written."""
+    address = form.format(nobody)
+    page = ["-o", str(tmp_path / "page.html")] if verb == "preview" else []
+    assert main(["dashboards", verb, "--prometheus", address, *page]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert address in line
+    assert "does not answer" in line or "expected http://" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_dashboards(capsys: Capture, tmp_path: Path) -> None:
+    """Exit 2 and one line that says what was looked for."""
+    assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds no dashboard" in line
+
+
+@pytest.mark.parametrize("verb", ["export", "check", "preview"])
+def test_every_verb_has_help_with_an_example(capsys: Capture, verb: str) -> None:
+    """``--help`` shows how the verb is used."""
+    assert main(["dashboards", verb, "--help"]) == 0
+    assert f"hicache-dbg dashboards {verb}" in capsys.readouterr().out

@@ -1,0 +1,155 @@
+"""``hicache-dbg doctor``: each part is looked at for real, and only what is asked for can be missing."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hicache_dbg.tracer.cli.doctor_checks import State, examine
+from hicache_dbg.tracer.cli.main import main
+
+
+def states(**environ: str) -> dict[str, tuple[State, str]]:
+    """State and detail of each part under these variables."""
+    return {part.name: (part.state, part.detail) for part in examine(environ)}
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    """A TCP socket that answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+@pytest.fixture
+def port(listening: socket.socket) -> int:
+    """Its port."""
+    number: int = listening.getsockname()[1]
+    return number
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port on which nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number: int = server.getsockname()[1]
+    return number
+
+
+def doctor(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of the verb."""
+    code = main(["doctor", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_with_nothing_asked_nothing_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a machine lacks is absent, not missing, until a variable asks for it: exit 0."""
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    code, told = doctor(capsys)
+    assert (code, told["missing"]) == (0, [])
+    seen = {part["name"]: part for part in told["parts"]}
+    assert torch.__version__ in seen["torch"]["detail"]
+    assert seen["hicache-dbg"]["state"] == "ok"
+
+
+def test_what_is_asked_for_and_absent_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit 3, and the part that does not work is named with what to do."""
+    monkeypatch.setenv("HICACHE_DBG_SINKS", "journald")
+    monkeypatch.setenv("HICACHE_DBG_JOURNALD_SOCKET", str(tmp_path / "socket"))
+    code, told = doctor(capsys)
+    assert (code, told["missing"]) == (3, ["journald"])
+    (part,) = (part for part in told["parts"] if part["name"] == "journald")
+    assert str(tmp_path / "socket") in part["detail"]
+    assert "HICACHE_DBG_JOURNALD_SOCKET" in part["advice"]
+
+
+def test_a_bad_variable_is_a_part_that_is_missing() -> None:
+    """The gate's own error is told and every other part is still looked at."""
+    seen = states(HICACHE_DBG_QUEUE="many")
+    assert seen["gate"][0] is State.MISSING
+    assert "HICACHE_DBG_QUEUE='many'" in seen["gate"][1]
+    assert seen["torch"][0] is State.OK
+
+
+def test_a_journald_socket_is_one_that_answers(tmp_path: Path) -> None:
+    """A listening datagram socket answers; the same file with nobody behind it does not."""
+    path = tmp_path / "socket"
+    asked = {"HICACHE_DBG_SINKS": "journald", "HICACHE_DBG_JOURNALD_SOCKET": str(path)}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(path))
+        assert states(**asked)["journald"][0] is State.OK
+    assert path.exists()
+    assert states(**asked)["journald"][0] is State.MISSING
+
+
+def test_a_port_in_use_is_named(port: int) -> None:
+    """Of the ports of all ranks the one that is taken is told."""
+    seen = states(HICACHE_DBG_PROMETHEUS_PORT=str(port - 1), WORLD_SIZE="2")
+    assert seen["prometheus port"] == (State.MISSING, f"in use: {port}")
+
+
+def test_a_free_port_is_free(closed_port: int) -> None:
+    """A port on which nobody listens is ok, and still free after the look."""
+    for _ in range(2):
+        seen = states(HICACHE_DBG_PROMETHEUS_PORT=str(closed_port))
+        assert seen["prometheus port"] == (State.OK, f"{closed_port}: free")
+
+
+def test_the_recording_folder_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    """A folder that would be made is ok and still not there; one below a file can't be made."""
+    folder = tmp_path / "a" / "b"
+    seen = states(HICACHE_DBG_DIR=str(folder))
+    assert seen["recordings"][0] is State.OK
+    assert "made when needed" in seen["recordings"][1]
+    assert not folder.exists()
+    (tmp_path / "file").touch()
+    below = {"HICACHE_DBG_DIR": str(tmp_path / "file" / "b")}
+    assert states(**below)["recordings"][0] is State.ABSENT
+    assert states(**below, HICACHE_DBG_SINKS="recording")["recordings"][0] is State.MISSING
+
+
+def test_a_collector_is_one_that_answers(port: int, closed_port: int) -> None:
+    """The endpoint is connected to; its user and password are never shown."""
+    for number, state in ((port, State.OK), (closed_port, State.MISSING)):
+        endpoint = f"http://user:secret@127.0.0.1:{number}"
+        seen = states(HICACHE_DBG_SINKS="otel", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+        assert seen["otlp endpoint"][0] is state
+        assert seen["otlp endpoint"][1].startswith(f"http://127.0.0.1:{number}")
+    assert states(HICACHE_DBG_SINKS="otel")["otlp endpoint"][0] is State.MISSING
+
+
+def test_a_library_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a look raises becomes a part that is missing, with the error's words."""
+
+    def broken() -> bool:
+        raise OSError("libcuda.so.1 is truncated")
+
+    monkeypatch.setattr(torch.cuda, "is_available", broken)
+    missing = {name: seen for name, seen in states().items() if seen[0] is State.MISSING}
+    assert missing["torch"][1] == "OSError: libcuda.so.1 is truncated"
+
+
+@pytest.mark.gpu
+def test_memory_can_be_pinned() -> None:
+    """Where there is a GPU the trial registers memory and gives it back."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    for _ in range(2):
+        assert states()["pinned memory"][0] is State.OK
+
+
+def test_the_table_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person gets the parts of the JSON."""
+    _, told = doctor(capsys)
+    main(["doctor"])
+    text = capsys.readouterr().out
+    for part in told["parts"]:
+        assert part["name"] in text

@@ -1,0 +1,122 @@
+"""What is handed out beside dashboards and rules: each file is read by the program it is for."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.exporters.journal import JOURNALD
+from tests.services import require
+
+from hicache_dbg.tracer.dashboards.files import FOLDERS, export
+from hicache_dbg.tracer.sinks import socket_answers
+
+WAIT_S = 10.0
+UNIT = "[Unit]\nDescription=a server\n[Service]\nExecStart=/bin/true\n"
+DROP_INS = ("hicache-dbg.conf", "hicache-dbg-namespace.conf")
+
+
+def test_an_export_is_complete_and_can_be_repeated(tmp_path: Path, dashboards: Path) -> None:
+    """Every folder arrives with every file, and a second export changes nothing."""
+    written = export(tmp_path / "out")
+    assert {path.relative_to(tmp_path / "out").parts[0] for path in written} == set(FOLDERS)
+    sources = {p for folder in FOLDERS for p in (dashboards / folder).rglob("*") if p.is_file()}
+    assert len(written) == len(sources) > 12
+    assert export(tmp_path / "out") == written
+
+
+def test_an_export_keeps_what_was_changed(tmp_path: Path) -> None:
+    """A file that somebody edited is kept, and nothing else is written, unless it is asked for."""
+    out = tmp_path / "out"
+    export(out)
+    (out / "prometheus" / "rules.yml").write_text("groups: []\n")
+    (out / "systemd" / "hicache-dbg.conf").unlink()
+    with pytest.raises(FileExistsError, match=r"rules\.yml"):
+        export(out)
+    assert not (out / "systemd" / "hicache-dbg.conf").exists()
+    export(out, replace=True)
+    assert "hicache-dbg-alerts" in (out / "prometheus" / "rules.yml").read_text()
+
+
+@pytest.mark.service
+def test_prometheus_accepts_its_configuration(copy: Path) -> None:
+    """The compose file's Prometheus configuration and the rules beside it, as it mounts them."""
+    require(shutil.which("promtool"), "promtool is not installed")
+    shutil.copy(copy / "prometheus" / "rules.yml", copy / "compose")
+    command = ["promtool", "check", "config", str(copy / "compose" / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_compose_file_mounts_files_that_are_there(copy: Path) -> None:
+    """Each path that a service mounts exists beside the compose file."""
+    folder = copy / "compose"
+    mounts = re.findall(r"- (\.\.?/[\w./-]+):/", (folder / "compose.yml").read_text())
+    assert len(mounts) == 5
+    for mount in mounts:
+        assert (folder / mount).exists(), mount
+
+
+def test_grafana_finds_the_dashboards_where_they_are_mounted(dashboards: Path) -> None:
+    """The provider's path is the path that the compose file mounts the dashboards at."""
+    provider = (dashboards / "provisioning" / "dashboards" / "hicache-dbg.yml").read_text()
+    (path,) = re.findall(r"path: (\S+)", provider)
+    assert f"../grafana:{path}:ro" in (dashboards / "compose" / "compose.yml").read_text()
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("drop_in", DROP_INS)
+def test_systemd_knows_every_setting_of_a_drop_in(
+    tmp_path: Path, dashboards: Path, drop_in: str
+) -> None:
+    """A unit with the drop-in verifies without a word; a misspelt setting would be told."""
+    require(shutil.which("systemd-analyze"), "systemd-analyze is not installed")
+    text = (dashboards / "systemd" / drop_in).read_text()
+    assert "Environment=HICACHE_DBG=1\n" in text
+    assert verify(tmp_path / "good", text) == ""
+    assert "Unknown key" in verify(tmp_path / "bad", text.replace("Log", "Lgo"))
+
+
+def verify(folder: Path, drop_in: str) -> str:
+    """What systemd says of a unit with a drop-in."""
+    (folder / "server.service.d").mkdir(parents=True)
+    (folder / "server.service").write_text(UNIT)
+    (folder / "server.service.d" / "hicache-dbg.conf").write_text(drop_in)
+    command = ["systemd-analyze", "verify", "--man=no", str(folder / "server.service")]
+    return subprocess.run(command, capture_output=True, text=True).stderr
+
+
+@pytest.mark.service
+def test_journald_knows_every_setting_of_the_namespace(dashboards: Path) -> None:
+    """A journald of that namespace starts with the configuration and complains of nothing."""
+    require(JOURNALD.exists(), "systemd-journald is not installed")
+    require(os.geteuid() == 0, "a journal namespace needs root")
+    name = f"hicache{os.getpid()}"
+    text = (dashboards / "systemd" / "journald@hicache.conf").read_text()
+    assert complaints(name, text) == []
+    assert complaints(name, text.replace("RateLimit", "RatLimit")) != []
+
+
+def complaints(namespace: str, configuration: str) -> list[str]:
+    """What a journald says of its configuration, which it reads before its socket answers."""
+    path = Path(f"/etc/systemd/journald@{namespace}.conf")
+    folder = Path(f"/run/systemd/journal.{namespace}")
+    path.write_text(configuration + "Storage=volatile\n")
+    environ = os.environ | {"SYSTEMD_LOG_TARGET": "console"}
+    command = [str(JOURNALD), namespace]
+    try:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as daemon:
+            deadline = time.monotonic() + WAIT_S
+            while not socket_answers(folder / "socket") and time.monotonic() < deadline:
+                time.sleep(0.01)
+            daemon.terminate()
+            _, said = daemon.communicate(timeout=WAIT_S)
+    finally:
+        path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        for store in Path("/run/log/journal").glob(f"*.{namespace}"):
+            shutil.rmtree(store)
+    return [line for line in said.splitlines() if str(path) in line]

@@ -1,0 +1,71 @@
+"""``hicache-dbg bundle``: everything a colleague needs to look, in one archive."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
+from hicache_dbg.tracer.cli.bundle_archive import GZIP, ZSTD, Contents, fill, opened
+from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+
+__all__ = ["command"]
+
+
+def command(
+    place: Annotated[Path, typer.Argument(help="A recording, or a folder that holds recordings.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The archive: NAME.tar.zst or NAME.tar.gz.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Pack recordings, doctor's findings, settings and versions, with no contents and no ids.
+
+    Says what is in the archive and what was left out.
+
+    Example: hicache-dbg bundle ~/.local/state/hicache-dbg -o run.tar.zst
+    """
+    if not output.name.endswith(GZIP + ZSTD):
+        raise CommandError(f"{output} is no archive's name: expected NAME.tar.zst or NAME.tar.gz")
+    recordings, others = _recordings(place)
+    try:
+        with opened(output) as archive:
+            done = fill(archive, recordings, others)
+    except RecordingError as error:
+        raise CommandError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"{output.name} needs {error.name}: pip install 'hicache-dbg[zstd]', or name it .tar.gz",
+            MISSING,
+        ) from error
+    except OSError as error:
+        raise CommandError(f"cannot write {output}: {error.strerror or error}") from error
+    _say(output, done, as_json=as_json)
+
+
+def _recordings(place: Path) -> tuple[list[Path], int]:
+    """The recordings, and how many other files lie beside them."""
+    if not place.is_dir():
+        return [place], 0
+    found = recordings_in(place)
+    if not found:
+        raise CommandError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
+    return found, sum(1 for path in place.iterdir() if path not in found)
+
+
+def _say(output: Path, done: Contents, *, as_json: bool) -> None:
+    if as_json:
+        told = {
+            "archive": str(output),
+            "files": done.files,
+            "events": done.events,
+            "left_out": done.left_out,
+        }
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        return
+    typer.echo(
+        f"{output}: {output.stat().st_size} B, {done.events} events in {len(done.files)} files"
+    )
+    for line in done.left_out:
+        typer.echo(f"left out: {line}")

@@ -1,0 +1,184 @@
+"""What goes into a bundle, with what could name a request, a user or a machine taken out."""
+
+import io
+import os
+import re
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import msgspec
+
+from hicache_dbg.exporters.recording_format import (
+    PACKED,
+    Header,
+    RecordingError,
+    read,
+    read_header,
+)
+from hicache_dbg.tracer.cli.doctor_checks import SYSTEMS, examine
+from hicache_dbg.tracer.events import Copied, Event, Finding
+from hicache_dbg.tracer.settings import Settings, SettingsError
+
+__all__ = ["Contents", "fill", "opened"]
+
+FOLDER = "hicache-dbg-bundle"
+HOME = "~"
+GZIP, ZSTD = (".tar.gz", ".tgz"), (".tar.zst",)
+
+_README = """What a colleague needs to look at a run of hicache-dbg.
+
+recordings/     the events; read them with: hicache-dbg diagnose recordings
+doctor.json     what works on the machine where this was packed
+settings.json   the HICACHE_DBG settings there; each run's own checksum mode is in its first record
+versions.json   versions of what is installed there
+
+Left out:
+{left_out}
+
+There are page numbers, sizes and digests here, and no contents of any page.
+"""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a bundle came to: the files in it, and what was left out of them."""
+
+    files: list[str] = field(default_factory=list)
+    events: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+
+def fill(archive: tarfile.TarFile, recordings: Sequence[Path], others: int) -> Contents:
+    """Put scrubbed recordings and what describes the machine into ``archive``.
+
+    Args:
+        archive: open for writing.
+        recordings: where they lie; none may be of a newer schema.
+        others: how many files beside them are no recordings and stay behind.
+
+    Raises:
+        RecordingError: a file is no recording, or follows a newer schema.
+    """
+    done = Contents()
+    ids = 0
+    for path in recordings:
+        with TemporaryFile() as file:
+            ids += _scrub(path, file, done)
+            name = f"recordings/{path.name.removesuffix(PACKED)}"
+            _add(archive, name, file, done)
+    if ids:
+        done.left_out.append(f"trace and span ids of {ids} events")
+    if others:
+        done.left_out.append(f"{others} files that are no recordings")
+    done.left_out.append("environment variables other than the settings, and their secrets")
+    done.left_out.append(f"host name and user name; the home folder is written as {HOME}")
+    for name, value in _machine().items():
+        _add(archive, name, io.BytesIO(_json(value)), done)
+    readme = _README.format(left_out="\n".join(f"- {line}" for line in done.left_out))
+    _add(archive, "README.txt", io.BytesIO(readme.encode()), done)
+    return done
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """A new archive at ``path``, compressed as its suffix says; nothing is left of a failed one.
+
+    Raises:
+        FileExistsError: something is there already.
+        ModuleNotFoundError: the suffix is ``.tar.zst`` and zstandard is not installed.
+    """
+    if path.name.endswith(ZSTD):
+        import zstandard
+
+        compress: Any = zstandard.ZstdCompressor().stream_writer
+    else:
+        compress = None
+    with path.open("xb") as file:
+        try:
+            if compress is None:
+                with tarfile.open(fileobj=file, mode="w:gz") as archive:
+                    yield archive
+            else:
+                with (
+                    compress(file, closefd=False) as stream,
+                    tarfile.open(fileobj=stream, mode="w|") as archive,
+                ):
+                    yield archive
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def _scrub(path: Path, file: IO[bytes], done: Contents) -> int:
+    """Write the recording without trace ids; how many events had one."""
+    header: Header = read_header(path)
+    encode = msgspec.json.Encoder().encode
+    file.write(_without_home(encode(header)) + b"\n")
+    ids = 0
+    try:
+        for event in read(path, say=lambda said: done.left_out.append(_named(said, path))):
+            clean = _without_ids(event)
+            ids += clean is not event
+            done.events += 1
+            file.write(_without_home(encode(clean)) + b"\n")
+    except RecordingError as error:  # a packed file that ends in the middle
+        done.left_out.append(_named(str(error), path))
+    return ids
+
+
+def _named(said: str, path: Path) -> str:
+    """What the reader said, with the file's name instead of its place."""
+    return said.replace(str(path), path.name)
+
+
+def _without_ids(event: Event) -> Event:
+    if isinstance(event, Copied | Finding) and (event.trace_id or event.span_id):
+        return msgspec.structs.replace(event, trace_id="", span_id="")
+    return event
+
+
+def _without_home(data: bytes) -> bytes:
+    home = os.fsencode(Path.home())
+    # A path ends where its folder's name ends: /srv/a is not the beginning of /srv/ab.
+    return re.sub(re.escape(home) + rb"(?![\w.-])", HOME.encode(), data) if len(home) > 1 else data
+
+
+def _machine() -> Mapping[str, object]:
+    try:
+        settings: object = asdict(Settings.from_environ())
+    except SettingsError as error:
+        settings = {"error": str(error)}
+    return {"doctor.json": examine(), "settings.json": settings, "versions.json": _versions()}
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what we need and of the systems that we attach to."""
+    names = {re.split(r"[^\w.-]", need)[0] for need in requires("hicache-dbg") or []}
+    found = {}
+    for name in sorted({"hicache-dbg", "triton", *names, *SYSTEMS}):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(_without_home(msgspec.json.encode(value, enc_hook=str)), indent=2)
+
+
+def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], done: Contents) -> None:
+    """Add a file that belongs to nobody."""
+    entry = tarfile.TarInfo(f"{FOLDER}/{name}")
+    entry.size = file.seek(0, os.SEEK_END)
+    entry.mtime = int(time.time())
+    file.seek(0)
+    archive.addfile(entry, file)
+    done.files.append(name)

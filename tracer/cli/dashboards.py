@@ -1,0 +1,177 @@
+"""``hicache-dbg dashboards``: hand out, check and preview the dashboards and rules."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
+from hicache_dbg.tracer.dashboards.boards import BOARDS
+from hicache_dbg.tracer.dashboards.document import Dashboard, DocumentError, load
+from hicache_dbg.tracer.dashboards.expressions import can_parse, names_in
+from hicache_dbg.tracer.dashboards.files import export, shipped
+from hicache_dbg.tracer.dashboards.live import Answer, Prometheus, PrometheusError, ask_all
+from hicache_dbg.tracer.dashboards.static import Problem, check_dashboards
+
+__all__ = ["app"]
+
+#: What an operator looks at first.
+_ORDER = {board.uid: place for place, board in enumerate(BOARDS)}
+
+app = typer.Typer(
+    help="Hand out, check and preview the Grafana dashboards and Prometheus rules.",
+    no_args_is_help=True,
+)
+
+_URL = typer.Option(help="Ask this Prometheus, such as http://127.0.0.1:9090.", metavar="URL")
+_FOLDER = typer.Option(
+    "--dir", help="Dashboards and rules in this folder instead of those that are shipped."
+)
+
+
+@app.command("export")
+def export_command(
+    folder: Annotated[Path, typer.Argument(help="Where the files go; made if it is not there.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace files that were changed there.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write dashboards, rules, provisioning, compose file and systemd drop-ins into a folder.
+
+    Example: hicache-dbg dashboards export monitoring
+    """
+    try:
+        written = [str(path) for path in export(folder, replace=replace)]
+    except FileExistsError as error:
+        raise CommandError(
+            f"changed since they were written, and kept: {error}; --replace replaces them"
+        ) from error
+    except OSError as error:
+        raise CommandError(f"cannot write into {folder}: {error.strerror or error}") from error
+    typer.echo(_json(written) if as_json else "\n".join(written))
+
+
+@app.command("check")
+def check_command(
+    prometheus: Annotated[str, _URL] = "",
+    folder: Annotated[Path | None, _FOLDER] = None,
+    span: Annotated[
+        int, typer.Option(help="Seconds that the boards show, for the live check.")
+    ] = 3600,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check every dashboard and rule; against a Prometheus, that every query returns series.
+
+    Exits 1 if anything is wrong.
+
+    Example: hicache-dbg dashboards check --prometheus http://127.0.0.1:9090
+    """
+    from hicache_dbg.tracer.dashboards.vocabulary import VocabularyError, vocabulary
+
+    place = folder or shipped()
+    boards = _boards(place)
+    try:
+        known = vocabulary()
+    except VocabularyError as error:
+        raise CommandError(str(error)) from error
+    problems = check_dashboards(boards, known) + list(_rules(place, known))
+    answers: list[Answer] = []
+    if prometheus:
+        answers = _ask(boards, prometheus, span)
+        problems += [
+            Problem(a.file, a.where, f"{a.error or 'returns no series'}: {a.query}")
+            for a in answers
+            if not a.series
+        ]
+    said = _summary(boards, answers, problems)
+    if as_json:
+        typer.echo(_json({"summary": said, "problems": problems, "answers": answers}))
+    else:
+        for problem in problems:
+            typer.echo(str(problem))
+        typer.echo(said)
+    raise typer.Exit(CORRUPT if problems else OK)
+
+
+@app.command("preview")
+def preview_command(
+    prometheus: Annotated[str, _URL],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path(
+        "dashboards.html"
+    ),
+    folder: Annotated[Path | None, _FOLDER] = None,
+    span: Annotated[int, typer.Option(help="Seconds to show, up to now.")] = 900,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write one HTML page with what every panel shows now; it needs no Grafana and no network.
+
+    Example: hicache-dbg dashboards preview --prometheus http://127.0.0.1:9090 -o now.html
+    """
+    from hicache_dbg.tracer.dashboards.preview import page
+
+    boards = _boards(folder or shipped())
+    try:
+        output.write_text(page(boards, Prometheus(prometheus), span))
+    except PrometheusError as error:
+        raise CommandError(str(error), MISSING) from error
+    except OSError as error:
+        raise CommandError(f"cannot write {output}: {error.strerror or error}") from error
+    panels = sum(len(board.panels) for board in boards)
+    typer.echo(_json({"file": str(output), "panels": panels}) if as_json else str(output))
+
+
+def _boards(folder: Path) -> list[Dashboard]:
+    paths = sorted((folder / "grafana").glob("*.json"))
+    if not paths:
+        raise CommandError(f"{folder / 'grafana'} holds no dashboard (*.json)")
+    try:
+        boards = [load(path) for path in paths]
+    except DocumentError as error:
+        raise CommandError(str(error)) from error
+    return sorted(boards, key=lambda board: _ORDER.get(board.uid, len(_ORDER)))
+
+
+def _rules(folder: Path, known: Any) -> Iterator[Problem]:
+    """Names in the rules that no exporter has, and what promtool says of them."""
+    for path in sorted((folder / "prometheus").glob("*.yml")):
+        for name in sorted(set(names_in(path.read_text())) - set(known)):
+            yield Problem(path.name, "rules", f"{name} is no metric of ours")
+    promtool = shutil.which("promtool")
+    rules = folder / "prometheus" / "rules.yml"
+    if promtool and rules.exists():
+        command = [promtool, "check", "rules", str(rules)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own file
+        if done.returncode:
+            yield Problem(rules.name, "promtool", " ".join((done.stdout + done.stderr).split()))
+
+
+def _ask(boards: list[Dashboard], url: str, span: int) -> list[Answer]:
+    try:
+        return list(ask_all(boards, Prometheus(url), f"{span}s"))
+    except PrometheusError as error:
+        raise CommandError(str(error), MISSING) from error
+
+
+def _summary(boards: list[Dashboard], answers: list[Answer], problems: list[Problem]) -> str:
+    panels = sum(len(board.panels) for board in boards)
+    queries = sum(len(panel.targets) for board in boards for panel in board.panels)
+    parts = [f"{len(boards)} dashboards, {panels} panels, {queries} expressions"]
+    parts.append(
+        f"{sum(1 for a in answers if a.series)} of {len(answers)} queries return series"
+        if answers
+        else "no Prometheus asked"
+    )
+    if not can_parse():
+        parts.append("expressions not parsed: pip install promql-parser")
+    if shutil.which("promtool") is None:
+        parts.append("rules not parsed: promtool is not installed")
+    return "; ".join([*parts, f"{len(problems)} problems"])
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,49 @@
+"""``hicache-dbg doctor``: what works on this machine."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hicache_dbg.tracer.cli.doctor_checks import Part, State, examine
+from hicache_dbg.tracer.cli.exits import MISSING, OK
+
+__all__ = ["command"]
+
+_STYLE = {State.OK: "green", State.ABSENT: "dim", State.MISSING: "bold red"}
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what works here: versions, GPU, NVML, pinned memory, journald, ports, folders, extras.
+
+    What the HICACHE_DBG and OTEL variables ask for and does not work is missing; what is not there
+    and nothing asks for is absent. Exits 3 if anything is missing.
+
+    Example: HICACHE_DBG_SINKS=journald,otel hicache-dbg doctor
+    """
+    parts = examine()
+    missing = [part.name for part in parts if part.state is State.MISSING]
+    if as_json:
+        told = msgspec.json.encode({"missing": missing, "parts": parts})
+        typer.echo(msgspec.json.format(told, indent=2).decode())
+    else:
+        Console().print(_table(parts))
+    raise typer.Exit(MISSING if missing else OK)
+
+
+def _table(parts: list[Part]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("part", "state", "what was seen"):
+        table.add_column(heading, overflow="fold")
+    for part in parts:
+        seen = Text(part.detail)
+        if part.advice and part.state is not State.OK:
+            seen.append(f"\ndo: {part.advice}", style="cyan")
+        table.add_row(part.name, Text(part.state, style=_STYLE[part.state]), seen)
+    return table

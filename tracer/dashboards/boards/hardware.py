@@ -1,0 +1,194 @@
+"""What do the GPUs say of themselves, for bytes that changed with nobody writing?"""
+
+from hicache_dbg.tracer.dashboards.spec import (
+    Board,
+    Kind,
+    Look,
+    Panel,
+    Query,
+    Row,
+    Step,
+    metric,
+    rate,
+    seen,
+)
+
+__all__ = ["HARDWARE"]
+
+BAD_IF_ANY = (Step(None, "green"), Step(1, "red"))
+ECC = metric("gpu_ecc_errors_total")
+UNCORRECTED = metric("gpu_ecc_errors_total", 'type="uncorrected"')
+ROTTEN = metric("findings_total", 'class="bit_flip"')
+
+
+HARDWARE = Board(
+    uid="hicache-dbg-hardware",
+    title="hicache-dbg / Hardware",
+    description="GPU memory, bus and error counters from NVML, beside the findings they may explain.",
+    rows=(
+        Row(
+            "Can the hardware be blamed",
+            (
+                Panel(
+                    Kind.STAT,
+                    "Flipped bits, and the counters beside them",
+                    "Bytes that changed at rest with nobody writing, and uncorrected ECC and Xid errors since "
+                    "the driver was loaded or the watch began. Metrics: hicache_dbg_findings_total, "
+                    "hicache_dbg_gpu_ecc_errors_total, hicache_dbg_gpu_xid_errors_total.",
+                    (
+                        Query(f"sum({seen(ROTTEN)})", "bit_flip findings"),
+                        Query(f"sum({seen(UNCORRECTED)})", "uncorrected ECC errors"),
+                        Query(f"sum({seen(metric('gpu_xid_errors_total'))})", "Xid errors"),
+                    ),
+                    width=12,
+                    height=5,
+                    no_value="no reading",
+                    look=Look(decimals=0, steps=BAD_IF_ANY),
+                ),
+                Panel(
+                    Kind.TABLE,
+                    "How NVML answers",
+                    "One line for the state of NVML in each process: 'absent' is a machine without a driver, "
+                    "and then this board is empty for a reason. Metric: hicache_dbg_nvml_state.",
+                    (
+                        Query(
+                            'sum by (job, instance, state) (hicache_dbg_nvml_state{job=~"$job",instance=~"$instance"})',
+                            "processes",
+                        ),
+                    ),
+                    width=12,
+                    height=5,
+                    columns=("job", "instance", "state"),
+                    look=Look(decimals=0),
+                ),
+                Panel(
+                    Kind.TABLE,
+                    "How each reading went",
+                    "'not_supported' and 'not_permitted' are states of their own, so "
+                    "that an empty panel is not taken for no errors. Metric: hicache_dbg_gpu_reading_state.",
+                    (
+                        Query(
+                            f"sum by (gpu, reading, state) ({metric('gpu_reading_state')})",
+                            "1 if so",
+                        ),
+                    ),
+                    columns=("gpu", "reading", "state"),
+                    look=Look(decimals=0),
+                ),
+                Panel(
+                    Kind.TABLE,
+                    "GPUs",
+                    "Which GPUs there are, and the rank that runs on each. Metric: hicache_dbg_gpu_info.",
+                    (Query(metric("gpu_info"), "GPUs"),),
+                    columns=("gpu", "rank", "model", "uuid", "bus"),
+                    look=Look(decimals=0),
+                ),
+            ),
+        ),
+        Row(
+            "Memory",
+            (
+                Panel(
+                    Kind.LINES,
+                    "GPU memory",
+                    "By state. Metric: hicache_dbg_gpu_memory_bytes.",
+                    (
+                        Query(
+                            f"sum by (gpu, state) ({metric('gpu_memory_bytes')})",
+                            "GPU {{gpu}} {{state}}",
+                        ),
+                    ),
+                    look=Look(unit="bytes", least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "ECC errors",
+                    "New errors a second, corrected and not. Metric: hicache_dbg_gpu_ecc_errors_total.",
+                    (Query(f"sum by (gpu, type) ({rate(ECC)})", "GPU {{gpu}} {{type}}"),),
+                    look=Look(unit="ops", least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Rows remapped and pages retired",
+                    "Memory that was taken out of use, by cause; 'pending' waits for a reset. "
+                    "Metrics: hicache_dbg_gpu_remapped_rows, hicache_dbg_gpu_retired_pages.",
+                    (
+                        Query(
+                            f"sum by (gpu, cause) ({metric('gpu_remapped_rows')})",
+                            "GPU {{gpu}} rows {{cause}}",
+                        ),
+                        Query(
+                            f"sum by (gpu, cause) ({metric('gpu_retired_pages')})",
+                            "GPU {{gpu}} pages {{cause}}",
+                        ),
+                    ),
+                    look=Look(decimals=0, least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Xid, the latest",
+                    "The number of the driver's latest error of each GPU, 0 if there was none. "
+                    "Metric: hicache_dbg_gpu_last_xid.",
+                    (Query(f"max by (gpu) ({metric('gpu_last_xid')})", "GPU {{gpu}}"),),
+                    look=Look(decimals=0, least=0),
+                ),
+            ),
+        ),
+        Row(
+            "Bus and clocks",
+            (
+                Panel(
+                    Kind.LINES,
+                    "PCIe throughput",
+                    "Over the 20 ms in which a scrape looks. "
+                    "Metric: hicache_dbg_gpu_pcie_bytes_per_second.",
+                    (
+                        Query(
+                            f"sum by (gpu, direction) ({metric('gpu_pcie_bytes_per_second')})",
+                            "GPU {{gpu}} {{direction}}",
+                        ),
+                    ),
+                    look=Look(unit="binBps", least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "PCIe transfers that were repeated",
+                    "A second; a bus that repeats is a bus with errors. "
+                    "Metric: hicache_dbg_gpu_pcie_replays_total.",
+                    (
+                        Query(
+                            f"sum by (gpu) ({rate(metric('gpu_pcie_replays_total'))})",
+                            "GPU {{gpu}}",
+                        ),
+                    ),
+                    look=Look(unit="ops", least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "PCIe link",
+                    "Generation and lanes in use and at most; a link below its most is slow. "
+                    "Metric: hicache_dbg_gpu_pcie_link.",
+                    (
+                        Query(
+                            f"max by (gpu, attribute) ({metric('gpu_pcie_link')})",
+                            "GPU {{gpu}} {{attribute}}",
+                        ),
+                    ),
+                    look=Look(decimals=0, least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Clocks held down",
+                    "1 while clocks are held down for the reason. Metric: hicache_dbg_gpu_slow_clocks.",
+                    (
+                        Query(
+                            f"max by (gpu, reason) ({metric('gpu_slow_clocks')})",
+                            "GPU {{gpu}} {{reason}}",
+                        ),
+                    ),
+                    look=Look(decimals=0, least=0, most=1),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,250 @@
+"""Does the cache keep every byte, and how much of it was looked at?"""
+
+from hicache_dbg.tracer.dashboards.spec import (
+    RETURNING,
+    Board,
+    Kind,
+    Look,
+    Panel,
+    Query,
+    Reading,
+    Row,
+    Step,
+    metric,
+    pool_metric,
+    rate,
+    seen,
+)
+
+__all__ = ["INTEGRITY"]
+
+BAD = pool_metric("tiles_total", 'result="mismatched"')
+SKIPPED = pool_metric("tiles_total", 'result="skipped"')
+BACK = pool_metric("tiles_total", RETURNING)
+BACK_COMPARED = pool_metric("tiles_total", RETURNING, 'result=~"verified|mismatched"')
+FINDINGS = pool_metric("findings_total")
+GOOD_OR_BAD = (Step(None, "green"), Step(1, "red"))
+OUTCOME_COLORS = (
+    ("verified", "green"),
+    ("witnessed", "blue"),
+    ("mismatched", "red"),
+    ("skipped", "yellow"),
+)
+SHARE = Look(
+    unit="percentunit",
+    decimals=1,
+    steps=(Step(None, "red"), Step(0.5, "yellow"), Step(0.99, "green")),
+    readings=(
+        Reading("0", "not checked", "red"),
+        Reading("-1", "nothing came back", "blue"),
+    ),
+    least=0,
+    most=1,
+)
+
+
+def _share_seen() -> str:
+    """The share of the tiles that came back and were compared; -1 where none came back.
+
+    Not NaN, which a panel may show as no data.
+    """
+    compared, moved = (f"sum({seen(selector)})" for selector in (BACK_COMPARED, BACK))
+    return f"{compared} / ({moved} > 0) or {moved} * 0 - 1"
+
+
+def _state_of_pools() -> str:
+    """0 nothing came back, 1 nothing was checked, 2 a part was, 3 all of it was, 4 a mismatch."""
+    moved = f"sum by (pool) ({rate(BACK)})"
+    checked = f"sum by (pool) ({rate(BACK_COMPARED)})"
+    grade = f"({moved} > bool 0) * (1 + ({checked} > bool 0) + ({checked} >= bool 0.999 * {moved}))"
+    return f"(sum by (pool) ({rate(BAD)}) > 0) * 0 + 4 or {grade}"
+
+
+def _tiles(result: str) -> str:
+    """Tiles of one outcome, by pool and op."""
+    selector = pool_metric("tiles_total", f'result="{result}"')
+    return f"sum by (pool, op) ({seen(selector)})"
+
+
+INTEGRITY = Board(
+    uid="hicache-dbg-integrity",
+    title="hicache-dbg / Integrity",
+    description="Tiles by what is known of them, the share that was checked, and findings by class.",
+    rows=(
+        Row(
+            "Is what came back right",
+            (
+                Panel(
+                    Kind.STAT,
+                    "Mismatched, and of what share that was looked for",
+                    "Tiles whose bytes came back different, beside the share of the returning tiles "
+                    "that was compared at all: no mismatch among unchecked tiles says nothing. Counts since "
+                    "each process started. 'nothing came back': no load, fetch or recv yet; 'not checked': "
+                    "they ran and nothing was compared; 'no data': nothing is scraped. "
+                    "Metric: hicache_dbg_tiles_total.",
+                    (
+                        Query(
+                            f"sum({seen(BAD)})",
+                            "mismatched tiles",
+                            look=Look(decimals=0, steps=GOOD_OR_BAD),
+                        ),
+                        Query(_share_seen(), "share checked", look=SHARE),
+                        Query(
+                            f"sum({seen(BACK)})",
+                            "tiles that came back",
+                            look=Look(decimals=0, steps=(Step(None, "blue"),)),
+                        ),
+                    ),
+                    width=12,
+                    height=5,
+                ),
+                Panel(
+                    Kind.STAT,
+                    "Findings",
+                    "Everything that a check found wrong, of any class, since each process started. "
+                    "Metric: hicache_dbg_findings_total.",
+                    (Query(f"sum({seen(FINDINGS)})", "findings"),),
+                    width=4,
+                    height=5,
+                    look=Look(decimals=0, steps=GOOD_OR_BAD),
+                ),
+                Panel(
+                    Kind.STAT,
+                    "Ranks that report",
+                    "Ranks whose tracer is scraped now. 'no data' here means that every other panel's "
+                    "emptiness says nothing. Metric: hicache_dbg_events_total.",
+                    (Query(f"count({metric('events_total')})", "ranks"),),
+                    width=4,
+                    height=5,
+                    look=Look(decimals=0, steps=(Step(None, "blue"),)),
+                ),
+                Panel(
+                    Kind.STAT,
+                    "Tiles skipped",
+                    "Tiles that moved and were neither compared nor witnessed, since each process started; "
+                    "the reasons are below. Metric: hicache_dbg_tiles_total.",
+                    (
+                        Query(
+                            f"sum({seen(SKIPPED)})",
+                            "skipped",
+                        ),
+                    ),
+                    width=4,
+                    height=5,
+                    look=Look(decimals=0, steps=(Step(None, "green"), Step(1, "yellow"))),
+                ),
+                Panel(
+                    Kind.STATES,
+                    "Checked or not, by pool",
+                    "What was known of each pool over time. A gap is no data: the process was not scraped. "
+                    "'not checked' means that copies ran and nothing was compared, which is not the same as "
+                    "'all checked'. Metric: hicache_dbg_tiles_total.",
+                    (Query(_state_of_pools(), "{{pool}}"),),
+                    width=24,
+                    height=7,
+                    look=Look(
+                        readings=(
+                            Reading("0", "nothing came back", "blue"),
+                            Reading("1", "not checked", "orange"),
+                            Reading("2", "partly checked", "yellow"),
+                            Reading("3", "all checked", "green"),
+                            Reading("4", "mismatch", "red"),
+                        )
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "Tiles",
+            (
+                Panel(
+                    Kind.LINES,
+                    "Tiles by outcome",
+                    "Tiles moved a second, by what is known of them; the four add up to all that moved. "
+                    "Metric: hicache_dbg_tiles_total.",
+                    (Query(f"sum by (result) ({rate(pool_metric('tiles_total'))})", "{{result}}"),),
+                    look=Look(unit="ops", stacked=True, colors=OUTCOME_COLORS, least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Share checked, by pool and op",
+                    "Of the tiles that came back, the share that was compared. No line where nothing came "
+                    "back. Metric: hicache_dbg_tiles_total.",
+                    (
+                        Query(
+                            f"sum by (pool, op) ({rate(BACK_COMPARED)}) / sum by (pool, op) ({rate(BACK)})",
+                            "{{pool}} {{op}}",
+                        ),
+                    ),
+                    look=Look(unit="percentunit", least=0, most=1),
+                ),
+                Panel(
+                    Kind.TABLE,
+                    "Tiles by pool and op",
+                    "Counts since each process started. A backup has nothing to be compared with yet: its "
+                    "tiles are witnessed, and verified or mismatched when they come back. "
+                    "Metric: hicache_dbg_tiles_total.",
+                    tuple(Query(_tiles(result), result) for result, _ in OUTCOME_COLORS),
+                    columns=("pool", "op"),
+                    sort="mismatched",
+                    look=Look(decimals=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Tiles skipped, by reason",
+                    "Why tiles were neither compared nor witnessed, a second. 'off' and 'sampled_out' are "
+                    "settings; 'reused' and 'unwitnessed' are the engine's doing; 'internal_error' is ours. "
+                    "Metric: hicache_dbg_tiles_skipped_total.",
+                    (
+                        Query(
+                            f"sum by (reason) ({rate(pool_metric('tiles_skipped_total'))})",
+                            "{{reason}}",
+                        ),
+                    ),
+                    look=Look(unit="ops", stacked=True, least=0),
+                ),
+            ),
+        ),
+        Row(
+            "Findings",
+            (
+                Panel(
+                    Kind.LINES,
+                    "Findings by class",
+                    "New findings a second. What was found before the first scrape does not show here but in "
+                    "the table. Metric: hicache_dbg_findings_total.",
+                    (Query(f"sum by (class) ({rate(FINDINGS)})", "{{class}}"),),
+                    look=Look(unit="ops", bars=True, stacked=True, least=0),
+                ),
+                Panel(
+                    Kind.TABLE,
+                    "Findings by class, pool and rank",
+                    "The 25 largest counts since each process started; a pool that is empty stands for "
+                    "findings that belong to none. Metric: hicache_dbg_findings_total.",
+                    (
+                        Query(
+                            f"topk(25, sum by (class, pool, rank) ({seen(FINDINGS)}))",
+                            "findings",
+                        ),
+                    ),
+                    columns=("class", "pool", "rank"),
+                    sort="findings",
+                    look=Look(decimals=0, steps=GOOD_OR_BAD),
+                ),
+                Panel(
+                    Kind.TEXT,
+                    "The first bad page",
+                    "Pages are never labels, so they are not here: where to find them.",
+                    width=24,
+                    height=5,
+                    content=(
+                        "Metrics tell how many and where, never which page. For the pages, layers and the two "
+                        "values that disagree:\n\n"
+                        "    hicache-dbg logs --finding any --since '1 hour ago'\n"
+                        "    hicache-dbg diagnose RECORDINGS\n"
+                    ),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,140 @@
+"""How full are the pools, and do the two ends of each mirror have one geometry?"""
+
+from hicache_dbg.tracer.dashboards.spec import (
+    Board,
+    Kind,
+    Look,
+    Panel,
+    Query,
+    Reading,
+    Row,
+    Step,
+    pool_metric,
+)
+
+__all__ = ["POOLS"]
+
+PAGES = pool_metric("pool_pages")
+USED = pool_metric("pool_pages", 'state="used"')
+GEOMETRY = pool_metric("pool_geometry_info")
+FULL = Look(
+    unit="percentunit",
+    decimals=1,
+    steps=(Step(None, "green"), Step(0.9, "yellow"), Step(0.98, "red")),
+    least=0,
+    most=1,
+)
+
+
+ONE = "instance, pool, component, rank"
+
+
+def _values(label: str) -> str:
+    """How many values the ends of one component have for ``label``: 1 where they agree."""
+    return f"count by ({ONE}) (count by ({ONE}, {label}) ({GEOMETRY}))"
+
+
+def _agreement() -> str:
+    """0 where a component has one end only, 1 where its ends agree in every size, else more."""
+    labels = ("slot_bytes", "page_bytes", "slots_per_page", "dtype", "layers")
+    return " * ".join([f"({_values('tier')} >= bool 2)", *map(_values, labels)])
+
+
+POOLS = Board(
+    uid="hicache-dbg-pools",
+    title="hicache-dbg / Pools",
+    description="Pages by tier and state, and the geometry of both ends of every mirror.",
+    rows=(
+        Row(
+            "Pages",
+            (
+                Panel(
+                    Kind.STAT,
+                    "Pages in use",
+                    "The share of each tier's pages that are in use now. "
+                    "Metric: hicache_dbg_pool_pages, read off the allocators at each scrape.",
+                    (Query(f"sum by (tier) ({USED}) / sum by (tier) ({PAGES})", "{{tier}}"),),
+                    width=12,
+                    height=6,
+                    look=FULL,
+                ),
+                Panel(
+                    Kind.STAT,
+                    "Pages in all",
+                    "Pages of each tier, in use or not, over all pools. Metric: hicache_dbg_pool_pages.",
+                    (Query(f"sum by (tier) ({PAGES})", "{{tier}}"),),
+                    width=12,
+                    height=6,
+                    look=Look(decimals=0, steps=(Step(None, "blue"),)),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Pages by tier and state",
+                    "Pages of the chosen pools. A host tier that only ever fills is written and never "
+                    "evicted from. Metric: hicache_dbg_pool_pages.",
+                    (Query(f"sum by (tier, state) ({PAGES})", "{{tier}} {{state}}"),),
+                    look=Look(stacked=True, least=0),
+                ),
+                Panel(
+                    Kind.LINES,
+                    "Share in use, by pool and tier",
+                    "Pools of one group fill together; one that does not is a sidecar that is not carried. "
+                    "Metric: hicache_dbg_pool_pages.",
+                    (
+                        Query(
+                            f"sum by (pool, tier) ({USED}) / sum by (pool, tier) ({PAGES})",
+                            "{{pool}} {{tier}}",
+                        ),
+                    ),
+                    look=Look(unit="percentunit", least=0, most=1),
+                ),
+            ),
+        ),
+        Row(
+            "Geometry",
+            (
+                Panel(
+                    Kind.STAT,
+                    "Do the two ends agree",
+                    "For each component of each pool: whether both ends have one slot size, page size, slots "
+                    "a page, dtype and number of layers; 'one end only' where a component has no mirror. "
+                    "Metric: hicache_dbg_pool_geometry_info, read off the tensors.",
+                    (Query(_agreement(), "{{pool}}.{{component}} rank {{rank}}"),),
+                    width=24,
+                    height=6,
+                    look=Look(
+                        decimals=0,
+                        steps=(Step(None, "red"),),
+                        readings=(
+                            Reading("0", "one end only", "red"),
+                            Reading("1", "agree", "green"),
+                        ),
+                    ),
+                ),
+                Panel(
+                    Kind.TABLE,
+                    "Geometry of both ends",
+                    "One line an end of a mirror. The lines of one component must agree in everything but "
+                    "class, layout, device and pages; bytes a slot and a page are the tensor's own. "
+                    "Metric: hicache_dbg_pool_geometry_info.",
+                    (Query(GEOMETRY, "ends"),),
+                    width=24,
+                    height=10,
+                    columns=(
+                        *(
+                            "pool",
+                            "component",
+                            "tier",
+                            "slot_bytes",
+                            "page_bytes",
+                            "slots_per_page",
+                        ),
+                        *("dtype", "layers", "pages", "layout", "class", "device", "rank"),
+                    ),
+                    sort="",
+                    look=Look(decimals=0),
+                ),
+            ),
+        ),
+    ),
+)

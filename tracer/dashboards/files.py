@@ -1,0 +1,37 @@
+"""The files that operators install: where they lie in the package, and copies of them."""
+
+from importlib.resources import files
+from pathlib import Path
+
+__all__ = ["FOLDERS", "export", "shipped"]
+
+#: What is handed out, each a folder of files.
+FOLDERS = ("grafana", "prometheus", "provisioning", "compose", "systemd")
+
+
+def shipped() -> Path:
+    """The folder that holds them in this installation."""
+    return Path(str(files("hicache_dbg.dashboards")))
+
+
+def export(target: Path, *, replace: bool = False) -> list[Path]:
+    """Copy every file below ``target``, and return the copies.
+
+    Raises:
+        FileExistsError: a file is there with other contents and ``replace`` is not set; then
+            nothing was copied.
+    """
+    source = shipped()
+    wanted = {
+        target / path.relative_to(source): path.read_bytes()
+        for folder in FOLDERS
+        for path in sorted((source / folder).rglob("*"))
+        if path.is_file()
+    }
+    changed = [path for path, data in wanted.items() if path.exists() and path.read_bytes() != data]
+    if changed and not replace:
+        raise FileExistsError(", ".join(map(str, changed)))
+    for path, data in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return list(wanted)

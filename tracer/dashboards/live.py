@@ -1,0 +1,177 @@
+"""Asking a Prometheus what a Grafana would: every panel's expression, every variable's values."""
+
+import json
+import math
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hicache_dbg.tracer.dashboards.document import Dashboard, QueryVariable
+from hicache_dbg.tracer.dashboards.expressions import EVERYTHING, ExpressionError, interpolate
+from hicache_dbg.tracer.dashboards.static import split_query
+
+__all__ = ["Answer", "Prometheus", "PrometheusError", "Series", "ask_all", "choices"]
+
+WAIT_S = 10.0
+DEFAULT_SCRAPE_S = 15.0
+#: Grafana's rule for $__rate_interval: four scrapes, so that one that fails leaves no gap.
+SCRAPES_A_WINDOW = 4
+
+_DURATION = re.compile(r"([0-9.]+)(ms|[smhd])")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class PrometheusError(Exception):
+    """A Prometheus did not answer, or refused a query; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of an answer: its labels, and (time, value) in order."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+
+    @property
+    def last(self) -> float:
+        """The latest value."""
+        return self.points[-1][1] if self.points else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one query of a dashboard came to: how many series, or why it failed."""
+
+    file: str
+    where: str
+    query: str
+    series: int
+    error: str = ""
+
+
+class Prometheus:
+    """A Prometheus server by its URL, such as ``http://127.0.0.1:9090``."""
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise PrometheusError(
+                f"{url!r} is no address of a Prometheus: expected http://HOST:PORT"
+            )
+        self._url = url.rstrip("/")
+
+    def query(self, expression: str) -> list[Series]:
+        """The value now of each series of an expression."""
+        found = self._get("query", query=expression)
+        if found["resultType"] == "scalar":
+            return [Series({}, [_point(found["result"])])]
+        return [Series(item["metric"], [_point(item["value"])]) for item in found["result"]]
+
+    def query_range(self, expression: str, span_s: float, points: int = 240) -> list[Series]:
+        """Each series of an expression over the last ``span_s`` seconds, at most ``points`` long."""
+        now, step = time.time(), max(1.0, span_s / points)
+        found = self._get(
+            "query_range",
+            query=expression,
+            start=f"{now - span_s:.3f}",
+            end=f"{now:.3f}",
+            step=f"{step:.3f}",
+        )
+        return [
+            Series(item["metric"], [_point(pair) for pair in item["values"]])
+            for item in found["result"]
+        ]
+
+    def label_values(self, selector: str, label: str) -> list[str]:
+        """The values of ``label`` among the series of ``selector``."""
+        found = self._get(f"label/{label}/values", **{"match[]": selector})
+        return [str(value) for value in found]
+
+    def rate_interval(self) -> str:
+        """The window of a rate: four times the longest interval at which a target is scraped."""
+        targets = self._get("targets", state="active")["activeTargets"]
+        intervals = [_seconds(target.get("scrapeInterval", "")) for target in targets]
+        longest = max(intervals, default=DEFAULT_SCRAPE_S)
+        return f"{math.ceil(SCRAPES_A_WINDOW * longest)}s"
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=WAIT_S) as response:  # noqa: S310 - http, checked above
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise PrometheusError(f"{self._url} refused: {_reason(error)}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise PrometheusError(f"{self._url} does not answer: {reason}") from error
+        return answer["data"]
+
+
+def choices(prometheus: Prometheus, span: str) -> dict[str, str]:
+    """What every variable stands for: all jobs, instances, ranks and pools, over ``span``."""
+    windows = {"__rate_interval": prometheus.rate_interval(), "__range": span, "__interval": "15s"}
+    return {**EVERYTHING, **windows}
+
+
+def ask_all(
+    boards: Sequence[Dashboard], prometheus: Prometheus, span: str = "1h"
+) -> Iterator[Answer]:
+    """Ask every query of every board, one answer each; a refused query is an answer too.
+
+    Raises:
+        PrometheusError: the server does not answer at all.
+    """
+    values = choices(prometheus, span)
+    for board in boards:
+        for where, text, ask in _questions(board, prometheus, values):
+            try:
+                count, error = ask(), ""
+            except (PrometheusError, ExpressionError) as failure:
+                count, error = 0, str(failure)
+            yield Answer(board.path.name, where, text, count, error)
+
+
+def _questions(
+    board: Dashboard, prometheus: Prometheus, values: Mapping[str, str]
+) -> Iterator[tuple[str, str, Callable[[], int]]]:
+    """Where each query stands, the query, and how to count what it returns."""
+    for variable in board.variables:
+        ask = partial(_count_values, prometheus, variable, values)
+        yield f"variable {variable.name}", variable.query, ask
+    for panel in board.panels:
+        for target in panel.targets:
+            where = f"panel {panel.title!r} {target.ref}"
+            yield where, target.expr, partial(_count_series, prometheus, target.expr, values)
+
+
+def _count_series(prometheus: Prometheus, expr: str, values: Mapping[str, str]) -> int:
+    return len(prometheus.query(interpolate(expr, values)))
+
+
+def _count_values(
+    prometheus: Prometheus, variable: QueryVariable, values: Mapping[str, str]
+) -> int:
+    selector, label = split_query(variable)
+    return len(prometheus.label_values(interpolate(selector, values), label))
+
+
+def _point(pair: Sequence[Any]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])
+
+
+def _seconds(text: str) -> float:
+    """A duration as Prometheus writes it (``1m30s``), in seconds."""
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """What Prometheus said of a query that it refused."""
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}"

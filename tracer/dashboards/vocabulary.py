@@ -1,0 +1,112 @@
+"""Which metrics exist and which labels each has: asked of the exporters themselves.
+
+A sink of its own counts one event of each kind into a registry of its own; what a scrape of that
+registry would hold is the vocabulary. So a name that was renamed in the exporter is unknown here.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from prometheus_client import CollectorRegistry
+
+from hicache_dbg.exporters.nvml import OK, READINGS, Gpu, Nvml
+from hicache_dbg.exporters.prometheus import PrometheusSink
+from hicache_dbg.exporters.prometheus_gpu import GpuCollector
+from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess
+from hicache_dbg.tracer.events import (
+    ComponentInfo,
+    EndInfo,
+    Health,
+    MirrorInfo,
+    Started,
+    Tier,
+)
+from hicache_dbg.tracer.sink import PoolPages
+
+__all__ = ["TARGET_LABELS", "OneGpu", "VocabularyError", "vocabulary"]
+
+#: What Prometheus itself adds to every series of a target.
+TARGET_LABELS = frozenset({"job", "instance"})
+#: Prometheus's own series about a target.
+TARGET_METRICS: tuple[str, ...] = ("up",)
+
+
+#: The labels under which a GPU that knows everything has values; the others have one without.
+_GPU_LABELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "memory_bytes": ("used", "free", "total"),
+        "pcie_bytes_per_second": ("sent", "received"),
+        "pcie_link": ("generation", "generation_most", "width", "width_most"),
+        "ecc_errors": ("corrected", "uncorrected"),
+        "remapped_rows": ("corrected", "uncorrected", "pending", "failed"),
+        "retired_pages": ("single_bit", "double_bit"),
+        "slow_clocks": ("hw_slowdown", "hw_thermal", "sw_power_cap"),
+    }
+)
+
+
+class VocabularyError(Exception):
+    """The exporters can't be asked in this process."""
+
+
+class OneGpu(Nvml):
+    """A GPU that knows every reading, for a machine that has none: all of them are 0."""
+
+    def __init__(self) -> None:
+        super().__init__(frozenset())
+        self.state = OK
+
+    def read(self) -> list[Gpu]:
+        """One GPU, each reading at 0 under each of its labels."""
+        return [
+            Gpu(
+                index=0,
+                uuid="GPU-0",
+                name="none",
+                bus_id="0",
+                values={
+                    reading.name: dict.fromkeys(_GPU_LABELS.get(reading.name, ("",)), 0.0)
+                    for reading in READINGS
+                },
+                states={reading.name: OK for reading in READINGS},
+            )
+        ]
+
+
+def vocabulary() -> Mapping[str, frozenset[str]]:
+    """The labels of each metric by the metric's name, as a scrape shows it.
+
+    Raises:
+        VocabularyError: ``PROMETHEUS_MULTIPROC_DIR`` is set, so that what is counted here would
+            land in the files of serving processes.
+    """
+    if is_multiprocess():
+        raise VocabularyError(
+            "PROMETHEUS_MULTIPROC_DIR is set, and asking the exporters would count into its files: unset it"
+        )
+    registry = CollectorRegistry()
+    pages = PoolPages(pool="p", tier="host", state="used", pages=1)
+    sink = PrometheusSink(registry, pool_state=lambda: [pages])
+    sink.emit([_started(), Health(time_ns=0, errors={"probe": 1})])
+    gpus = GpuCollector(OneGpu())
+    registry.register(gpus)
+    names: dict[str, frozenset[str]] = dict.fromkeys(TARGET_METRICS, TARGET_LABELS)
+    for family in registry.collect():
+        for sample in family.samples:
+            names[sample.name] = TARGET_LABELS.union(sample.labels)
+    gpus.close()
+    sink.close()
+    return names
+
+
+def _started() -> Started:
+    """A rank with one mirror: the sink makes every series of its pool at once."""
+    part = ComponentInfo(name="c", dtype="uint8", slot_bytes=1, page_bytes=1, pages=1, layers=1)
+    device, host = (
+        EndInfo(tier=tier, cls="C", layout="l", device="d", slots_per_page=1, components=(part,))
+        for tier in (Tier.DEVICE, Tier.HOST)
+    )
+    mirror = MirrorInfo(
+        pool="p", index_unit="page", slot_page=1, tokens_per_page=1, device=device, host=host
+    )
+    return Started(time_ns=0, system="s", version="0", checksum="off", mirrors=(mirror,))
