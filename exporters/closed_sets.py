@@ -10,7 +10,7 @@ __all__ = ["DURATION_BUCKETS_S", "LOSS_REASONS"]
 
 #: Why each sink of this package loses events. The first two are the bus's doing.
 LOSS_REASONS: Mapping[str, tuple[str, ...]] = {
-    "bus": ("queue_full",),
+    "bus": ("queue_full", "closed"),
     "journald": ("queue_full", "closed", "absent", "blocked"),
     "otel": ("queue_full", "closed", "export"),
     "prometheus": ("queue_full", "closed"),

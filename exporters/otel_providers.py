@@ -80,7 +80,11 @@ class Telemetry:
         thread that does not keep the process alive.
         """
         stopper = threading.Thread(target=self._shut_down, name="hicache-dbg-otel", daemon=True)
-        stopper.start()
+        try:
+            stopper.start()
+        except RuntimeError:  # Python 3.12 starts no thread once the interpreter is going
+            self._shut_down()
+            return True
         stopper.join(limit_s)
         return not stopper.is_alive()
 

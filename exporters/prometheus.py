@@ -36,6 +36,8 @@ from hicache_dbg.tracer.sink import PoolStateReader
 __all__ = ["PrometheusSink"]
 
 CLOSE_WAIT_S = 2.0
+#: The library refuses more than 128 characters of names and values together.
+LONGEST_EXEMPLAR = 128 - len("trace_id")
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +130,12 @@ class PrometheusSink:
             self._say(f"metrics are not served on {address}:{port}: {error.strerror or error}")
             return lambda: None
 
+        here = os.getpid()
+
         def stop() -> None:
+            if os.getpid() != here:  # a forked child has the socket and not the thread
+                server.socket.close()
+                return
             server.shutdown()
             server.server_close()
             thread.join(CLOSE_WAIT_S)
@@ -181,7 +188,8 @@ class PrometheusSink:
         )
         path.copies.inc()
         path.copied_bytes.inc(event.bytes)
-        exemplar = {"trace_id": event.trace_id} if event.trace_id else None
+        fits = 0 < len(event.trace_id) <= LONGEST_EXEMPLAR
+        exemplar = {"trace_id": event.trace_id} if fits else None
         path.duration.observe(event.duration_us / 1e6, exemplar)
         verified, witnessed, mismatched, skipped = self._tiles(event.pool, event.op.value, rank)
         verified.inc(event.verified)

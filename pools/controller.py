@@ -89,6 +89,7 @@ class HiCacheController:
         self._failures = Failures()
         self._backups = Backups(self._state, self._failures, policy)
         self._loads = Loads(self._state, self._failures)
+        self._closed = False
 
     # -- a reader's turn ----------------------------------------------------------------------
 
@@ -96,6 +97,7 @@ class HiCacheController:
         """Find and lock the longest cached prefix of ``tokens``, in whole pages."""
         state = self._state
         with state.changed:
+            self._require_open()
             found = state.tree.match(tokens)
             state.tree.lock(found.node)
             state.stats.device_hit_pages += found.device_pages.size
@@ -112,6 +114,7 @@ class HiCacheController:
         may go on with the pages that are on the device.
         """
         with self._state.changed:
+            self._require_open()
             self._require_locked(match)
             if match.ticket is None:
                 match.ticket = self._loads.ticket(match.node, owner)
@@ -151,6 +154,7 @@ class HiCacheController:
         state = self._state
         pages = np.asarray(device_pages, dtype=np.int64)
         with state.changed:
+            self._require_open()
             loading = self._loads.loading(pages)
             if loading.size:
                 raise ValueError(
@@ -209,6 +213,7 @@ class HiCacheController:
 
     def close(self) -> None:
         """Finish all copies and end the workers; raises for failures nobody was told of."""
+        self._closed = True
         self._backups.close()
         self._loads.close()
         self._failures.report(untold_only=True)
@@ -252,6 +257,10 @@ class HiCacheController:
             if error is None:
                 raise
             error.add_note(f"while closing: {failed}")  # the first error is the one to see
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("the controller was closed: its workers are gone; open a new one")
 
     @staticmethod
     def _require_locked(match: Match) -> None:

@@ -1,11 +1,16 @@
 """Errors of workers, kept until somebody has been told."""
 
+from collections import Counter
 from dataclasses import dataclass
 from threading import Lock
 
 from hicache_dbg.pools.transfer import CopyOp, TransferError
 
 __all__ = ["Failures"]
+
+
+#: Failures kept whole: an error holds on to what its frames held, and nobody may ever ask.
+MOST = 64
 
 
 @dataclass(slots=True)
@@ -16,15 +21,19 @@ class _Failure:
 
 
 class Failures:
-    """Failed operations; safe from any thread."""
+    """Failed operations, the first and the latest ones whole and all counted; safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._failures: list[_Failure] = []
+        self._gone: Counter[bool] = Counter()  # by whether somebody was told
 
     def add(self, op: CopyOp, error: Exception) -> None:
         """Keep the error of ``op``."""
         with self._lock:
+            if len(self._failures) == MOST:
+                told = (at for at, item in enumerate(self._failures) if item.told)
+                self._gone[self._failures.pop(next(told, 1)).told] += 1
             self._failures.append(_Failure(op, error))
 
     def told(self, op_id: int) -> None:
@@ -38,10 +47,12 @@ class Failures:
         """Raise :class:`TransferError` for what is kept, and forget it."""
         with self._lock:
             failures = [item for item in self._failures if not (untold_only and item.told)]
+            count = len(failures) + self._gone[False] + (0 if untold_only else self._gone[True])
             self._failures = []
+            self._gone.clear()
         if failures:
             first = failures[0]
             raise TransferError(
-                f"{len(failures)} copies failed, first {first.op.kind} {first.op.op_id} of "
+                f"{count} copies failed, first {first.op.kind} {first.op.op_id} of "
                 f"{first.op.host_generations.size} pages: {first.error}"
             ) from first.error

@@ -12,15 +12,25 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Queue ``task``."""
+        """Queue ``task``.
+
+        Raises:
+            RuntimeError: the worker was closed; nobody would ever carry the task out.
+        """
+        if self._closed:
+            raise RuntimeError(
+                f"worker {self._thread.name} was closed and takes no task; open a new controller"
+            )
         self._tasks.put(task)
 
     def close(self) -> None:
         """Finish what is queued and end the thread."""
+        self._closed = True
         self._tasks.put(None)
         self._thread.join()
 

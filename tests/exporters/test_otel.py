@@ -3,6 +3,7 @@
 import http.client
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -350,3 +351,20 @@ def test_the_hosts_http_instrumentation_is_told_to_look_away(
     sink.emit([copied(), finding()])
     assert suppressed == [True, True]
     assert not context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY)
+
+
+def test_a_process_that_starts_no_more_threads_still_flushes(
+    sink: OtelSink, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At exit some versions of Python refuse new threads; the metrics are sent all the same."""
+    sink.emit([copied()])
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "hicache-dbg-otel":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    sink.close()
+    assert "hicache.tile.count" in receiver.metrics

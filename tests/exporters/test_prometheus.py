@@ -1,6 +1,8 @@
 """Prometheus metrics, by a real scrape."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import urllib.request
@@ -304,3 +306,24 @@ def test_promtool_finds_nothing_to_say(serve: Callable[..., PrometheusSink], por
     command = ["promtool", "check", "metrics"]
     done = subprocess.run(command, input=scrape(port), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_closes_without_the_servers_thread(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """The thread that serves is the parent's: a child that waits for its end would wait for ever."""
+    sink = serve()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - runs in the child
+        signal.alarm(5)
+        sink.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").status == 200
+
+
+def test_a_trace_id_that_fits_no_exemplar_costs_nothing_else(registry: CollectorRegistry) -> None:
+    """The library refuses long exemplars: the copy counts without."""
+    PrometheusSink(registry).emit([copied(trace_id="x" * 200)])
+    assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 1

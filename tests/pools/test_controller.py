@@ -184,3 +184,16 @@ def test_an_io_backend_that_cannot_serve_the_layout_is_reported() -> None:
     with pytest.raises(TransferError, match="direct cannot serve layout page_first"):
         controller.flush()
     controller.close()
+
+
+def test_a_closed_controller_refuses_instead_of_waiting_for_nobody() -> None:
+    """After close the workers are gone: match, insert and load_back say so at once."""
+    group = PoolGroup.build([mla(1, 4)], device_pages=4, host_pages=4, layout=Layout.LAYER_FIRST)
+    controller = HiCacheController(group)
+    pages = controller.alloc_device(1)
+    controller.close()
+    with pytest.raises(ValueError, match="closed"):
+        controller.insert(np.arange(4, dtype=np.int32), pages)
+    with pytest.raises(ValueError, match="closed"):
+        controller.match(np.arange(4, dtype=np.int32))
+    assert controller.stats.backups == 0
