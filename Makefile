@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 OLDEST := .venvs/oldest
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: repro test test-oldest lint format dashboards bench setup clean help
+.PHONY: repro test test-oldest lint format sglang dashboards bench setup clean help
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,8 +34,12 @@ setup: $(VENV)/.ready ## make the virtual environment
 repro: setup ## 30 agent sessions through the tiered cache, every copied page checked
 	$(BIN)/hicache-dbg repro
 
-test: setup test-oldest ## all tests, with the newest and the oldest libraries we support
+test: setup sglang test-oldest ## all tests, with the newest and the oldest libraries we support
 	$(BIN)/pytest
+
+# Released wheels of SGLang, unpacked beside an environment that holds what their pools import.
+sglang: setup ## set up SGLang as released, for its tests
+	$(BIN)/python tests/sglang/prepare.py
 
 test-oldest: $(OLDEST)/.ready ## the tests of what touches third-party libraries, with the oldest of them
 	$(OLDEST)/bin/pytest tests/exporters tests/tracer tests/cli

@@ -1,21 +1,14 @@
 """Where a turn's pages come from: the tiers, or, for the ground truth, a device that holds all."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from hicache_dbg.repro.kvio import KvStore
+from hicache_dbg.repro.model import LayerGate, open_gate
 from hicache_dbg.repro.workload import Turn
 
-__all__ = ["Cache", "LayerGate", "Lease", "ResidentCache"]
-
-LayerGate = Callable[[int], None]
-
-
-def _open(_layer: int) -> None:
-    """Wait for nothing."""
+__all__ = ["Cache", "Lease", "ResidentCache"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,13 +22,11 @@ class Lease:
     turn: Turn
     cached: int
     table: torch.Tensor
-    gate: LayerGate = _open
+    gate: LayerGate = open_gate
 
 
 class Cache(Protocol):
     """What a scheduler needs of a cache."""
-
-    store: KvStore
 
     def begin(self, turn: Turn) -> Lease | None:
         """Lease the turn's pages; None if there is no room for them now."""
@@ -60,15 +51,15 @@ class Cache(Protocol):
 class ResidentCache:
     """Every session keeps its own pages on the device until it ends; nothing is shared or moved."""
 
-    def __init__(self, store: KvStore, pages: int) -> None:
-        self.store = store
+    def __init__(self, pages: int, page_size: int) -> None:
+        self._page_size = page_size
         self._free = list(range(pages))
         self._kept: dict[int, tuple[int, list[int]]] = {}
 
     def begin(self, turn: Turn) -> Lease | None:
         """Extend the session's own pages to the turn's capacity."""
         cached, pages = self._kept.get(turn.session, (0, []))
-        missing = -(-turn.capacity // self.store.page_size) - len(pages)
+        missing = -(-turn.capacity // self._page_size) - len(pages)
         if missing > len(self._free):
             return None
         self._kept.pop(turn.session, None)

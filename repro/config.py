@@ -1,25 +1,19 @@
 """What a run is asked to do, checked before anything is built."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
 from hicache_dbg.pools.geometry import IoBackend, Layout
 from hicache_dbg.pools.kinds import IndexDtype
+from hicache_dbg.pools.validate import LAYOUTS_OF
+from hicache_dbg.repro.poolset import PoolSet
+from hicache_dbg.repro.sets import POOL_SETS
 
-__all__ = ["PAGE_SIZE", "POOL_SETS", "ConfigError", "RunConfig"]
+__all__ = ["DEVICES", "ConfigError", "RunConfig"]
 
-PAGE_SIZE = 64
-"""Tokens a page, in every pool of a run."""
-
-POOL_SETS = ("mla_index_k",)
-"""The pool sets that the model can keep its cache in."""
-
-#: io backend of each layout, where none is asked for.
-_NATURAL_BACKEND = {
-    Layout.LAYER_FIRST: IoBackend.KERNEL,
-    Layout.PAGE_FIRST: IoBackend.KERNEL,
-    Layout.PAGE_FIRST_DIRECT: IoBackend.DIRECT,
-}
+DEVICES = ("cpu", "cuda")
+"""Where the model and its pools can live."""
 
 _COUNTS = (
     "sessions",
@@ -43,25 +37,27 @@ class RunConfig:
     Attributes:
         sessions: agent sessions that run side by side.
         rounds: replies a session gets at most.
-        ctx: tokens of a session's first prompt, the shared system prompt among them.
+        ctx: tokens of a session's first prompt, the shared system prompt among them; None: what
+            suits the pool set.
         max_tokens: tokens of a reply at most.
         timeout: seconds a turn may take from being ready to its last token.
         tag: a name for the run, carried into its result.
         seed: of the prompts (the model's weights have their own).
         layout: of the host pools.
         index_dtype: what the device stores index-K in, ``bf16`` or ``fp8``.
-        device_pages: pages of ``PAGE_SIZE`` tokens in each device pool; None: what the workload
-            has for a default, enough for any one session but not for many.
+        device_pages: pages in each device pool; None: what suits the pool set and the workload,
+            enough for any one session but not for many.
         host_pages: pages in each host pool.
         pools: the pool set, one of ``POOL_SETS``.
         io_backend: ``kernel`` or ``direct``; empty: what the layout is made for.
+        device: where model and pools live, one of ``DEVICES``.
         max_running: turns that are decoded together at most.
         scale: tokens a block of a trace stands for in a replay.
     """
 
     sessions: int = 30
     rounds: int = 4
-    ctx: int = 300
+    ctx: int | None = None
     max_tokens: int = 64
     timeout: float = 150.0
     tag: str = ""
@@ -72,6 +68,7 @@ class RunConfig:
     host_pages: int = 2560
     pools: str = "mla_index_k"
     io_backend: str = ""
+    device: str = "cpu"
     max_running: int = 8
     scale: int = 16
 
@@ -79,19 +76,40 @@ class RunConfig:
         for name in _COUNTS:
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
-        _require(self.ctx >= 4, "ctx", self.ctx, "at least 4")
+        _require(self.ctx is None or self.ctx >= 4, "ctx", self.ctx, "at least 4")
         _require(self.seed >= 0, "seed", self.seed, "at least 0")
         _require(self.timeout > 0, "timeout", self.timeout, "above 0 seconds")
-        _one_of("layout", self.layout, [layout.value for layout in _NATURAL_BACKEND])
         _one_of("index_dtype", self.index_dtype, get_args(IndexDtype))
         _one_of("pools", self.pools, POOL_SETS)
+        _one_of("device", self.device, DEVICES)
+        _one_of("layout", self.layout, self.pool_set.layouts, f" for pools {self.pools}")
         if self.io_backend:
-            _one_of("io_backend", self.io_backend, [backend.value for backend in IoBackend])
+            _one_of("io_backend", self.io_backend, self._backends, f" for layout {self.layout}")
+
+    @property
+    def pool_set(self) -> PoolSet:
+        """The pool set called ``pools``."""
+        return POOL_SETS[self.pools]
+
+    @property
+    def first_prompt(self) -> int:
+        """Tokens of a session's first prompt."""
+        return self.pool_set.ctx if self.ctx is None else self.ctx
 
     @property
     def backend(self) -> IoBackend:
         """The io backend in force."""
-        return IoBackend(self.io_backend or _NATURAL_BACKEND[Layout(self.layout)])
+        return IoBackend(self.io_backend) if self.io_backend else self._backends[0]
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that a sequence of ``tokens`` tokens takes."""
+        return -(-tokens // self.pool_set.page_size)
+
+    @property
+    def _backends(self) -> tuple[IoBackend, ...]:
+        """What can serve the layout; the one that it is made for comes first."""
+        layout = Layout(self.layout)
+        return tuple(backend for backend, layouts in LAYOUTS_OF.items() if layout in layouts)
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
@@ -99,5 +117,7 @@ def _require(holds: bool, name: str, value: object, allowed: str) -> None:
         raise ConfigError(f"{name} is {value}, expected {allowed}")
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...] | list[str]) -> None:
-    _require(value in allowed, name, repr(value), f"one of {', '.join(allowed)}")
+def _one_of(name: str, value: str, allowed: Iterable[str], where: str = "") -> None:
+    names = list(allowed)
+    choice = ", ".join(names) if len(names) == 1 else f"one of {', '.join(names)}"
+    _require(value in names, name, repr(value), choice + where)

@@ -1,40 +1,48 @@
 """How a run's engine is built: a plan that faults may change, and the building of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+import torch
 
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import IoBackend, Layout, PoolGeometry
-from hicache_dbg.pools.host import (
-    HostPool,
-    IndexKHostPool,
-    LatentHostPool,
-    Mirror,
-    PagedHostPool,
-    host_geometry_like,
-)
-from hicache_dbg.pools.kinds import index_k, mla
-from hicache_dbg.repro.config import PAGE_SIZE, RunConfig
-from hicache_dbg.repro.kvio import KvStore, LatentStore, index_store
-from hicache_dbg.repro.weights import ModelSpec
+from hicache_dbg.pools.host import HostPool, Mirror, host_geometry_like
+from hicache_dbg.repro.config import RunConfig
 
-__all__ = ["EnginePlan", "HostFormula", "device_pools", "kv_store", "mirrors", "plan_of"]
+__all__ = [
+    "DeviceMissing",
+    "EnginePlan",
+    "HostFormula",
+    "device_pools",
+    "mirrors",
+    "plan_of",
+    "torch_device",
+]
 
 HostFormula = Callable[[DevicePool], PoolGeometry]
 """How a host pool class sizes itself as the mirror of a device pool."""
+
+
+class DeviceMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
+    """The device that a run asks for is not here."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     """The decisions that an engine's builder takes, as tables.
 
-    ``host_class`` maps a pool's name to the class of its mirror, ``host_formula`` a host pool class
-    to how it sizes itself. A class may have a formula and yet mirror no pool.
+    ``pools`` are the device pools' geometries, the anchor first. ``host_class`` maps a pool's
+    name to the class of its mirror, ``host_formula`` a host pool class to how it sizes itself
+    (default: by the device's tensors). A class may have a formula and yet mirror no pool. ``pin``
+    says whether host memory is to be page-locked.
     """
 
+    pools: tuple[PoolGeometry, ...]
     layout: Layout
     io_backend: IoBackend
     host_pages: int
+    pin: bool
     host_class: Mapping[str, type[HostPool]]
     host_formula: Mapping[type[HostPool], HostFormula]
 
@@ -42,36 +50,45 @@ class EnginePlan:
 def plan_of(config: RunConfig) -> EnginePlan:
     """The plan without a fault: each host pool takes its geometry from the device's tensors."""
     return EnginePlan(
+        pools=config.pool_set.geometries(config.index_dtype),
         layout=Layout(config.layout),
         io_backend=config.backend,
         host_pages=config.host_pages,
-        host_class={"mla": LatentHostPool, "dsa_index_k": IndexKHostPool},
-        host_formula={
-            LatentHostPool: host_geometry_like,
-            IndexKHostPool: host_geometry_like,
-            PagedHostPool: host_geometry_like,
-        },
+        pin=config.device == "cuda",
+        host_class=config.pool_set.host_class,
+        host_formula={},
     )
 
 
-def device_pools(config: RunConfig, spec: ModelSpec, pages: int) -> tuple[DevicePool, DevicePool]:
-    """The model's latent and index-K pools of ``pages`` pages each."""
-    latent = mla(spec.layers, PAGE_SIZE, kv_lora_rank=spec.kv_lora_rank, rope_dim=spec.rope_dim)
-    keys = index_k(spec.layers, PAGE_SIZE, config.index_dtype, spec.index_dim)
-    return DevicePool(latent, pages), DevicePool(keys, pages)
+def torch_device(name: str) -> torch.device:
+    """The device called ``name`` (``cpu``, ``cuda``: the current one).
+
+    Raises:
+        DeviceMissing: there is none, with what torch says of it.
+    """
+    if name != "cuda":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise DeviceMissing(
+            f"device is 'cuda', but torch {torch.__version__} finds no CUDA device here; "
+            "use --device cpu, or a machine with a GPU and a CUDA build of torch"
+        )
+    return torch.device(name, torch.cuda.current_device())
 
 
-def kv_store(pools: tuple[DevicePool, DevicePool], spec: ModelSpec) -> KvStore:
-    """What the model reads and writes those pools through."""
-    latent, keys = pools
-    return KvStore(LatentStore(latent), index_store(keys, spec.index_dim))
+def device_pools(
+    geometries: Iterable[PoolGeometry], pages: int, device: torch.device
+) -> dict[str, DevicePool]:
+    """Device pools of ``pages`` pages each, by name."""
+    return {geometry.name: DevicePool(geometry, pages, device) for geometry in geometries}
 
 
-def mirrors(plan: EnginePlan, pools: tuple[DevicePool, ...]) -> tuple[Mirror, ...]:
+def mirrors(plan: EnginePlan, pools: Mapping[str, DevicePool]) -> tuple[Mirror, ...]:
     """Build the host pool of each device pool as the plan says."""
-    return tuple(Mirror(pool, _host_pool(plan, pool)) for pool in pools)
+    return tuple(Mirror(pool, _host_pool(plan, pool)) for pool in pools.values())
 
 
 def _host_pool(plan: EnginePlan, device: DevicePool) -> HostPool:
     cls = plan.host_class[device.geometry.name]
-    return cls(plan.host_formula[cls](device), plan.host_pages, plan.layout)
+    formula = plan.host_formula.get(cls, host_geometry_like)
+    return cls(formula(device), plan.host_pages, plan.layout, plan.pin)

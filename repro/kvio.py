@@ -12,14 +12,21 @@ import torch
 
 from hicache_dbg.pools.device import DevicePool
 
-__all__ = ["FP8_MAX", "IndexStore", "KvStore", "LatentStore", "Slots", "index_store"]
+__all__ = ["FP8_MAX", "IndexStore", "RowStore", "Slots", "fp8_values", "index_store"]
 
 FP8_MAX = 448.0
 """The largest finite value of float8_e4m3fn."""
 
 _SCALE_BYTES = 4
-#: Every fp8 value as float64: a table is much faster on a CPU than the element-wise conversion.
-_FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+
+
+def fp8_values(device: torch.device) -> torch.Tensor:
+    """Every float8_e4m3fn value as float64, by its code.
+
+    A table is much faster on a CPU than the element-wise conversion.
+    """
+    codes = torch.arange(256, dtype=torch.uint8)
+    return codes.view(torch.float8_e4m3fn).double().to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +65,10 @@ class IndexStore(Protocol):
 class Bf16IndexStore:
     """Index-K as bf16: a page is ``page_size`` rows of ``dim`` values."""
 
-    def __init__(self, pool: DevicePool, dim: int) -> None:
+    def __init__(self, pool: DevicePool) -> None:
+        slots = pool.geometry.slots_per_page
         self._pages = tuple(
-            pool.layer("index_k", layer).view(pool.pages, -1, dim)
+            pool.layer("index_k", layer).view(pool.pages, slots, -1)
             for layer in range(pool.geometry.layers)
         )
 
@@ -76,10 +84,11 @@ class Bf16IndexStore:
 class Fp8IndexStore:
     """Index-K as fp8: a page is its keys (e4m3, a byte each) and then a float32 scale per token."""
 
-    def __init__(self, pool: DevicePool, dim: int) -> None:
+    def __init__(self, pool: DevicePool) -> None:
         slots = pool.geometry.slots_per_page
+        dim = pool.geometry.component("index_k").slot_bytes - _SCALE_BYTES
         keys, end = slots * dim, slots * (dim + _SCALE_BYTES)
-        self._dim = dim
+        self._values = fp8_values(pool.device)
         raw = tuple(pool.layer("index_k", layer) for layer in range(pool.geometry.layers))
         self._keys = tuple(page[:, :keys].view(-1, slots, dim) for page in raw)
         self._scales = tuple(page[:, keys:end].view(torch.float32) for page in raw)
@@ -97,52 +106,43 @@ class Fp8IndexStore:
     def read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
         """Dequantise whole pages."""
         codes = self._keys[layer][pages]
-        values = _FP8_VALUES.index_select(0, codes.flatten().int()).view(codes.shape)
+        values = self._values.index_select(0, codes.flatten().int()).view(codes.shape)
         return values.mul_(self._scales[layer][pages].unsqueeze(-1))
 
 
-class LatentStore:
-    """The latent KV of every layer: bf16 rows."""
+class RowStore:
+    """One component of a row-indexed pool: a bf16 row a token, (width,) or (heads, width)."""
 
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: DevicePool, component: str) -> None:
         self.page_size = pool.geometry.slots_per_page
         self._rows = tuple(
-            pool.layer("latent", layer).view(pool.pages * self.page_size, -1)
-            for layer in range(pool.geometry.layers)
+            pool.layer(component, layer).flatten(0, 1) for layer in range(pool.geometry.layers)
         )
 
     def _row_ids(self, slots: Slots) -> torch.Tensor:
         return slots.pages * self.page_size + slots.offsets
 
     def write(self, layer: int, slots: Slots, values: torch.Tensor) -> None:
-        """Round float64 ``values`` (R, width) to bf16 and store them at ``slots`` (R,)."""
+        """Round float64 ``values``, a row for each of ``slots`` (R,), to bf16 and store them."""
         self._rows[layer][self._row_ids(slots)] = values.to(torch.bfloat16)
 
     def read(self, layer: int, slots: Slots) -> torch.Tensor:
-        """Return the rows at ``slots`` (any shape) as float64 with a last axis of the row's width."""
+        """Return the rows at ``slots`` (any shape) as float64, with the row's own axes last."""
         return self._rows[layer][self._row_ids(slots)].double()
 
-
-@dataclass(frozen=True, slots=True)
-class KvStore:
-    """Both pools of one device as the model sees them."""
-
-    latent: LatentStore
-    index: IndexStore
-
-    @property
-    def page_size(self) -> int:
-        """Tokens a page."""
-        return self.latent.page_size
+    def read_by_head(self, layer: int, slots: Slots) -> torch.Tensor:
+        """The same with heads before tokens: (..., heads, C, width) of ``slots`` (..., C)."""
+        rows = self._rows[layer][self._row_ids(slots)]
+        return rows.transpose(-3, -2).contiguous().double()  # turned round while it is small
 
 
-def index_store(pool: DevicePool, dim: int) -> IndexStore:
+def index_store(pool: DevicePool) -> IndexStore:
     """Choose the codec by what the pool really stores: bf16 values, or packed fp8 as uint8."""
     stored = pool.layer("index_k", 0).dtype
     if stored == torch.bfloat16:
-        return Bf16IndexStore(pool, dim)
+        return Bf16IndexStore(pool)
     if stored == torch.uint8:
-        return Fp8IndexStore(pool, dim)
+        return Fp8IndexStore(pool)
     raise TypeError(
         f"pool {pool.geometry.name} stores index-K as {stored}; expected bfloat16, or uint8 for fp8"
     )

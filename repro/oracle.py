@@ -8,27 +8,20 @@ on chunks, so any token that differs was made from bytes that differ.
 from collections.abc import Callable, Mapping
 
 from hicache_dbg.repro.cache import ResidentCache
-from hicache_dbg.repro.config import PAGE_SIZE, RunConfig
-from hicache_dbg.repro.engine import device_pools, kv_store
-from hicache_dbg.repro.model import Model
+from hicache_dbg.repro.config import RunConfig
+from hicache_dbg.repro.engine import device_pools, torch_device
 from hicache_dbg.repro.result import Divergence, SessionReport, Status
 from hicache_dbg.repro.scheduler import Scheduler
 from hicache_dbg.repro.workload import End, Transcript, Truth, Workload
 
-__all__ = ["TRUTH_BATCH", "first_divergence", "ground_truth", "judge", "pages_of"]
+__all__ = ["TRUTH_BATCH", "first_divergence", "ground_truth", "judge"]
 
 TRUTH_BATCH = 16
 """Turns that are decoded together where nothing limits them: more is no faster a token."""
 
 
-def pages_of(tokens: int) -> int:
-    """Pages that a sequence of ``tokens`` tokens takes."""
-    return -(-tokens // PAGE_SIZE)
-
-
 def ground_truth(
     config: RunConfig,
-    model: Model,
     workload: Workload,
     live_sessions: int,
     on_answer: Callable[[], None],
@@ -36,8 +29,7 @@ def ground_truth(
     """Answer ``workload`` with everything on the device.
 
     Args:
-        config: of the run, for what the device stores.
-        model: answers.
+        config: of the run, for the pools, what they store and where they live.
         workload: asks; its transcripts are the truth.
         live_sessions: how many sessions may hold pages at once, which sizes the device.
         on_answer: called after each answered turn.
@@ -45,11 +37,12 @@ def ground_truth(
     Raises:
         RuntimeError: a session failed, which has nothing to do with the tiers.
     """
-    pages = live_sessions * pages_of(workload.longest())
-    pools = device_pools(config, model.spec, pages)
+    pool_set = config.pool_set
+    pages = live_sessions * config.pages_of(workload.longest())
+    geometries = pool_set.geometries(config.index_dtype)
     Scheduler(
-        model,
-        ResidentCache(kv_store(pools, model.spec), pages),
+        pool_set.model(device_pools(geometries, pages, torch_device(config.device))),
+        ResidentCache(pages, pool_set.page_size),
         workload,
         max_running=TRUTH_BATCH,
         timeout=float("inf"),

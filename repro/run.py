@@ -11,15 +11,14 @@ from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.transfer import TransferError
 from hicache_dbg.repro.config import ConfigError, RunConfig
-from hicache_dbg.repro.engine import EnginePlan, device_pools, kv_store, mirrors, plan_of
+from hicache_dbg.repro.engine import device_pools, mirrors, plan_of, torch_device
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.model import Model
-from hicache_dbg.repro.oracle import TRUTH_BATCH, ground_truth, judge, pages_of
+from hicache_dbg.repro.oracle import TRUTH_BATCH, ground_truth, judge
 from hicache_dbg.repro.result import EngineStats, RunResult
 from hicache_dbg.repro.scheduler import Scheduler
-from hicache_dbg.repro.sessions import SESSION_DEVICE_PAGES, SessionWorkload
+from hicache_dbg.repro.sessions import SessionWorkload
 from hicache_dbg.repro.tiered import TieredCache
-from hicache_dbg.repro.trace import TRACE_DEVICE_PAGES, Trace, TraceWorkload
+from hicache_dbg.repro.trace import Trace, TraceWorkload
 from hicache_dbg.repro.workload import Transcript, Truth, Workload
 
 __all__ = ["OnEngine", "OnProgress", "run"]
@@ -46,16 +45,19 @@ def run(
     what had ended by then, with ``interrupted`` set.
 
     Args:
-        config: of the run; ``device_pages`` of None becomes the default of the workload.
+        config: of the run; what is None in it becomes the default of pool set and workload.
         fault: changes how the engine is built.
         trace: takes the place of the agent sessions.
         on_progress: see :data:`OnProgress`.
         on_engine: see :data:`OnEngine`.
-        truth: ``RunResult.truth`` of a run with the same workload and ``index_dtype``, to save
+        truth: ``RunResult.truth`` of a run with the same workload, pools and ``index_dtype``, to
+            save
             computing it again.
 
     Raises:
-        ConfigError: the pools do not hold one session, or the trace is empty.
+        ConfigError: the pools do not hold one session, the trace is empty, or the fault does not
+            touch the pool set.
+        DeviceMissing: the device asked for is not here.
     """
     job = _Run(_sized(config, trace), fault, trace, on_progress or _silent, truth)
     with _one_thread():
@@ -82,7 +84,8 @@ class _Run:
         self._config = config
         self._fault = fault
         self._trace = trace
-        self._model = Model()
+        self._device = torch_device(config.device)
+        self._plan = fault.apply(plan_of(config)) if fault else plan_of(config)
         self._on_progress = on_progress
         self._phases = 1 if truth is not None else 2
         self._truth = truth
@@ -100,25 +103,23 @@ class _Run:
         # Sessions keep their pages between turns; a request of a trace has one turn only.
         live = len(workload.transcripts) if self._trace is None else TRUTH_BATCH
         report = self._reporter(workload, "ground truth", phase=0)
-        self._truth = ground_truth(self._config, self._model, workload, live, report)
+        self._truth = ground_truth(self._config, workload, live, report)
         self._truth_seconds = time.perf_counter() - self._started
 
     def go_through_tiers(self, on_engine: OnEngine) -> None:
         """Build the engine, run the workload through it, and close it whatever happens."""
-        config, spec = self._config, self._model.spec
+        config = self._config
         workload = _workload(config, self._trace)
         self._transcripts = workload.transcripts
-        plan = self._plan()
-        pages = config.device_pages or 0
-        pools = device_pools(config, spec, pages)
-        store = kv_store(pools, spec)
+        plan = self._plan
+        pools = device_pools(plan.pools, config.device_pages or 0, self._device)
         with closing(PoolGroup(mirrors(plan, pools))) as group:
             controller = HiCacheController(group, io_backend=plan.io_backend)
-            cache = TieredCache(store, controller, pages)
+            cache = TieredCache(controller)
             try:
                 on_engine(controller)
                 Scheduler(
-                    self._model,
+                    config.pool_set.model(pools),
                     cache,
                     workload,
                     max_running=config.max_running,
@@ -144,10 +145,6 @@ class _Run:
             truth=truth,
         )
 
-    def _plan(self) -> EnginePlan:
-        plan = plan_of(self._config)
-        return self._fault.apply(plan) if self._fault else plan
-
     def _close(self, controller: HiCacheController) -> None:
         try:
             controller.close()
@@ -167,15 +164,17 @@ def _workload(config: RunConfig, trace: Trace | None) -> Workload:
 
 
 def _sized(config: RunConfig, trace: Trace | None) -> RunConfig:
-    """Fill the device size in and refuse pools that do not hold one session."""
-    if config.device_pages is None:
-        natural = SESSION_DEVICE_PAGES if trace is None else TRACE_DEVICE_PAGES
-        config = replace(config, device_pages=natural)
+    """Fill the sizes in and refuse pools that do not hold one session."""
+    pool_set = config.pool_set
+    natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
+    pages = natural if config.device_pages is None else config.device_pages
+    config = replace(config, ctx=config.first_prompt, device_pages=pages)
     tokens = _workload(config, trace).longest()
-    for name, given in (("device_pages", config.device_pages), ("host_pages", config.host_pages)):
-        if given is not None and given < pages_of(tokens):
+    needed = config.pages_of(tokens)
+    for name, given in (("device_pages", pages), ("host_pages", config.host_pages)):
+        if given < needed:
             raise ConfigError(
-                f"{name} is {given}, but one session needs {pages_of(tokens)} pages "
+                f"{name} is {given}, but one session needs {needed} pages "
                 f"({tokens} tokens at most); raise {name} or ask for less"
             )
     return config

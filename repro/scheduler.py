@@ -118,7 +118,7 @@ class Scheduler:
         lease, cached = running.lease, running.lease.cached
         tokens = torch.from_numpy(running.turn.tokens[cached:])
         try:
-            token = self._model.prefill(self._cache.store, tokens, cached, lease.table, lease.gate)
+            token = self._model.prefill(tokens, cached, lease.table, lease.gate)
         except _TURN_ERRORS as error:
             self._drop(running, _failed(error))
             return
@@ -131,7 +131,7 @@ class Scheduler:
         tokens = torch.tensor([running.reply[-1] for running in batch])
         positions = torch.tensor([running.position for running in batch])
         try:
-            following = self._model.decode(self._cache.store, tokens, positions, self._tables)
+            following = self._model.decode(tokens, positions, self._tables)
         except _TURN_ERRORS as error:
             for running in batch:
                 self._drop(running, _failed(error))

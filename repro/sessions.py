@@ -18,12 +18,9 @@ from hicache_dbg.repro.workload import (
     content_tokens,
 )
 
-__all__ = ["SESSION_DEVICE_PAGES", "SessionWorkload"]
+__all__ = ["SessionWorkload"]
 
-SESSION_DEVICE_PAGES = 32
-"""Device pages by default: any one session of the default size fits (12), thirty do not (280)."""
-
-_SYSTEM_SHARE = 0.43  # of the first prompt: two whole pages of the default 300 tokens
+_SYSTEM_SHARE = 0.43  # of the first prompt: two whole pages of 64 in 300 tokens, one of 256 in 780
 _TOOL_RESULT_TOKENS = (24, 48)
 _TOOL_STEPS = (4, 24)
 
@@ -47,7 +44,7 @@ class SessionWorkload:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self.transcripts = {session: Transcript() for session in range(config.sessions)}
-        system = max(1, int(config.ctx * _SYSTEM_SHARE))
+        system = max(1, int(config.first_prompt * _SYSTEM_SHARE))
         prefix = _piece(Special.SYSTEM, content_tokens(system - 1, config.seed, _Stream.SYSTEM))
         self._due: list[tuple[int, int, Turn]] = [
             (0, session, self._turn(session, 0, np.concatenate((prefix, self._task(session)))))
@@ -83,7 +80,9 @@ class SessionWorkload:
         """The length of a session whose replies and tool results are all as long as can be."""
         config = self._config
         result = _TOOL_RESULT_TOKENS[1] + 2
-        return config.ctx + config.rounds * config.max_tokens + (config.rounds - 1) * result
+        return (
+            config.first_prompt + config.rounds * config.max_tokens + (config.rounds - 1) * result
+        )
 
     def progress(self) -> tuple[int, int]:
         """Rounds that are over or will not be needed, and rounds in all."""
@@ -93,9 +92,9 @@ class SessionWorkload:
         return Turn(session, number, tokens, self._config.max_tokens)
 
     def _task(self, session: int) -> Tokens:
-        system = max(1, int(self._config.ctx * _SYSTEM_SHARE))
+        system = max(1, int(self._config.first_prompt * _SYSTEM_SHARE))
         words = content_tokens(
-            self._config.ctx - system - 2, self._config.seed, _Stream.TASK, session
+            self._config.first_prompt - system - 2, self._config.seed, _Stream.TASK, session
         )
         return np.append(_piece(Special.USER, words), Special.ASSISTANT)
 

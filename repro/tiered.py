@@ -10,7 +10,6 @@ from hicache_dbg.pools.allocator import OutOfPages
 from hicache_dbg.pools.controller import HiCacheController, Match
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.repro.cache import Lease
-from hicache_dbg.repro.kvio import KvStore
 from hicache_dbg.repro.workload import Turn
 
 __all__ = ["TieredCache"]
@@ -31,17 +30,17 @@ class TieredCache:
     that turns share are counted for each of them, so an admitted turn finds its pages.
     """
 
-    def __init__(self, store: KvStore, controller: HiCacheController, device_pages: int) -> None:
-        self.store = store
+    def __init__(self, controller: HiCacheController) -> None:
         self.host_hit_pages = 0
         self.device_hit_pages = 0
         self._controller = controller
-        self._room = device_pages
+        self._page_size = controller.group.page_tokens
+        self._room = controller.group.device_pages
         self._held: dict[Lease, _Held] = {}
 
     def begin(self, turn: Turn) -> Lease | None:
         """Match the turn's prompt, begin to load what is on the host only, and add new pages."""
-        needed = -(-turn.capacity // self.store.page_size)
+        needed = -(-turn.capacity // self._page_size)
         if needed > self._room:
             return None
         controller = self._controller
@@ -61,7 +60,7 @@ class TieredCache:
         self.host_hit_pages += match.host_pages.size
         self.device_hit_pages += match.device_pages.size
         table = torch.from_numpy(np.concatenate((ticket.device_pages, own)))
-        cached = match.pages * self.store.page_size
+        cached = match.pages * self._page_size
         lease = Lease(turn, cached, table, partial(controller.wait_layer, ticket=ticket))
         self._held[lease] = _Held(match, own)
         return lease
@@ -69,11 +68,11 @@ class TieredCache:
     def finish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
         """Put the computed whole pages into the cache, whoever may use them; free the rest."""
         sequence = np.concatenate((lease.turn.tokens, np.array(tokens[:-1], np.int64)))
-        pages = len(sequence) // self.store.page_size
+        pages = len(sequence) // self._page_size
         table = lease.table.numpy()
         held = self._held.pop(lease)
         try:
-            self._controller.insert(sequence[: pages * self.store.page_size], table[:pages])
+            self._controller.insert(sequence[: pages * self._page_size], table[:pages])
             self._controller.free_device(table[pages:])
         finally:
             self._release(lease, held)

@@ -20,7 +20,6 @@ from hicache_dbg.repro.workload import End, Reply, Stop, Tokens, Transcript, Tur
 
 __all__ = [
     "TRACE_BLOCK",
-    "TRACE_DEVICE_PAGES",
     "Trace",
     "TraceError",
     "TraceRequest",
@@ -30,9 +29,6 @@ __all__ = [
 
 TRACE_BLOCK = 512
 """Input tokens that one hash id of a trace stands for."""
-
-TRACE_DEVICE_PAGES = 128
-"""Device pages by default: the longest request of Mooncake's public traces takes 94, at scale 16."""
 
 _BLOCK_STREAM = 4
 

@@ -1,36 +1,31 @@
-"""Seeded weights of the repro model: no file to fetch, the same numbers on every machine."""
+"""Seeded weights of the repro models: no file to fetch, the same numbers on every machine."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 
 from hicache_dbg.repro.tokens import FIRST_CONTENT, VOCABULARY, Special
 
-__all__ = ["LayerWeights", "ModelSpec", "Weights", "seeded_weights"]
+__all__ = ["Frame", "Matrix", "ModelSpec", "seeded_weights"]
+
+_Layer = TypeVar("_Layer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of the model, and the few scales that make its output worth comparing.
+    """The shape that all models share, and the few scales that make their output worth comparing.
 
-    ``kv_lora_rank + rope_dim`` values of latent KV and ``index_dim`` values of index-K are cached
-    per token and layer. ``top_k`` tokens are attended to. ``sharpness`` is the standard deviation
-    of attention logits: well above 1 a reply hangs on single tokens and so on which the indexer
-    keeps. ``end_bias`` and ``tool_bias`` are added to the logits of the two control tokens and set
-    how often a reply ends by itself or calls a tool. ``empty_penalty`` is taken off the end
-    token's logit right after the token that opens a reply: an empty one is rare.
+    ``sharpness`` is the standard deviation of attention logits: well above 1 a reply hangs on
+    single tokens. ``end_bias`` and ``tool_bias`` are added to the logits of the two control
+    tokens and set how often a reply ends by itself or calls a tool. ``empty_penalty`` is taken
+    off the end token's logit right after the token that opens a reply: an empty one is rare.
     """
 
     layers: int = 3
     width: int = 128
-    heads: int = 2
-    head_dim: int = 16
-    kv_lora_rank: int = 512
-    rope_dim: int = 64
-    index_heads: int = 2
-    index_dim: int = 128
-    top_k: int = 48
     ffn: int = 128
     sharpness: float = 4.0
     end_bias: float = 0.5
@@ -39,50 +34,51 @@ class ModelSpec:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer's matrices, float64, each of shape (in, out)."""
+class Matrix(Protocol):
+    """Draws the next matrix of a model."""
 
-    query: torch.Tensor
-    latent: torch.Tensor
-    up_key: torch.Tensor
-    up_value: torch.Tensor
-    out: torch.Tensor
-    index_query: torch.Tensor
-    index_key: torch.Tensor
-    index_gate: torch.Tensor
-    ffn_in: torch.Tensor
-    ffn_out: torch.Tensor
+    def __call__(self, rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
+        """Float64 of shape (in, out); ``gain`` is the standard deviation of x @ matrix."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """All of the model: embedding (vocabulary, width), layers, output (width, vocabulary), bias."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """All of a model but its attention, float64.
+
+    ``embedding`` is (vocabulary, width), ``feed_forward`` a pair (in, out) a layer, ``output``
+    (width, vocabulary), ``bias`` (vocabulary,).
+    """
 
     embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
+    feed_forward: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     output: torch.Tensor
     bias: torch.Tensor
+    empty_penalty: float
 
 
-def _layer(spec: ModelSpec, generator: torch.Generator) -> LayerWeights:
+def seeded_weights(
+    spec: ModelSpec, device: torch.device, layer: Callable[[Matrix], _Layer]
+) -> tuple[Frame, tuple[_Layer, ...]]:
+    """Draw a model from its seed; ``layer`` draws the attention of one layer."""
+    generator = torch.Generator().manual_seed(spec.seed)
+
+    def normal(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, dtype=torch.float64, generator=generator).to(device)
+
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        scale = gain / math.sqrt(rows)
-        return torch.randn(rows, columns, dtype=torch.float64, generator=generator) * scale
+        return normal(rows, columns) * (gain / math.sqrt(rows))
 
-    heads = spec.heads * spec.head_dim
-    return LayerWeights(
-        query=matrix(spec.width, spec.heads * (spec.head_dim + spec.rope_dim)),
-        latent=matrix(spec.width, spec.kv_lora_rank + spec.rope_dim),
-        up_key=matrix(spec.kv_lora_rank, heads),
-        up_value=matrix(spec.kv_lora_rank, heads),
-        out=matrix(heads, spec.width, gain=2.0),
-        index_query=matrix(spec.width, spec.index_heads * spec.index_dim),
-        index_key=matrix(spec.width, spec.index_dim),
-        index_gate=matrix(spec.width, spec.index_heads),
-        ffn_in=matrix(spec.width, spec.ffn),
-        ffn_out=matrix(spec.ffn, spec.width),
-    )
+    embedding = normal(VOCABULARY, spec.width)
+    output = normal(spec.width, VOCABULARY) / math.sqrt(spec.width)
+    layers = []
+    feed_forward = []
+    for _ in range(spec.layers):
+        layers.append(layer(matrix))
+        feed_forward.append((matrix(spec.width, spec.ffn), matrix(spec.ffn, spec.width)))
+    bias = _output_bias(spec).to(device)
+    frame = Frame(embedding, tuple(feed_forward), output, bias, spec.empty_penalty)
+    return frame, tuple(layers)
 
 
 def _output_bias(spec: ModelSpec) -> torch.Tensor:
@@ -92,16 +88,3 @@ def _output_bias(spec: ModelSpec) -> torch.Tensor:
     bias[Special.END] = spec.end_bias
     bias[Special.TOOL_CALL] = spec.tool_bias
     return bias
-
-
-def seeded_weights(spec: ModelSpec) -> Weights:
-    """Draw the weights of ``spec`` from its seed."""
-    generator = torch.Generator().manual_seed(spec.seed)
-    embedding = torch.randn(VOCABULARY, spec.width, dtype=torch.float64, generator=generator)
-    output = torch.randn(spec.width, VOCABULARY, dtype=torch.float64, generator=generator)
-    return Weights(
-        embedding=embedding,
-        layers=tuple(_layer(spec, generator) for _ in range(spec.layers)),
-        output=output / math.sqrt(spec.width),
-        bias=_output_bias(spec),
-    )

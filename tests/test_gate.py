@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 SCRIPT = """
@@ -89,3 +90,39 @@ def test_a_recording_is_left_behind(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (recording,) = (tmp_path / "deep" / "folder").glob("*.jsonl")
     assert '"copied"' in recording.read_text()
+
+
+def test_a_tracer_that_cannot_start_is_one_line_and_the_host_runs() -> None:
+    """Whatever keeps it from starting, the host's own import goes on."""
+    planted = """
+import hicache_dbg.tracer.runtime as runtime
+def start(*_):
+    raise RuntimeError("planted")
+runtime.Runtime.start = start
+"""
+    done = run(planted + SCRIPT, HICACHE_DBG="1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines
+    assert {line for line in lines if "cannot start: RuntimeError: planted" not in line} == set()
+
+
+def test_a_forked_worker_has_its_last_word(tmp_path: Path) -> None:
+    """A child of multiprocessing ends without atexit: its copies and its end are recorded."""
+    forked = f"""
+import multiprocessing
+import hicache_dbg.pools.controller
+def work():
+    exec({SCRIPT!r})
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+raise SystemExit(child.exitcode)
+"""
+    done = run(
+        forked, HICACHE_DBG="1", HICACHE_DBG_SINKS="recording", HICACHE_DBG_DIR=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    (recording,) = tmp_path.glob("*.jsonl")
+    kinds = [msgspec.json.decode(line).get("event") for line in recording.read_text().splitlines()]
+    assert kinds == [None, "started", "copied", "health", "health"]

@@ -6,6 +6,7 @@ the host itself imports a module that holds pools.
 
 import atexit
 import sys
+from multiprocessing import util
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,22 @@ def _attach(_module: ModuleType) -> None:
     if runtime is not None:
         runtime.attachment.attach()  # one more of the modules is there now
         return
-    from hicache_dbg.tracer.runtime import Runtime
-    from hicache_dbg.tracer.settings import Settings
+    try:
+        from hicache_dbg.tracer.runtime import Runtime
+        from hicache_dbg.tracer.settings import Settings
 
-    runtime = Runtime.start(Settings.from_environ())
+        runtime = Runtime.start(Settings.from_environ())
+    except Exception as error:  # noqa: BLE001 - the host's import must not fail for our sake
+        print(  # noqa: T201 - as above
+            f"hicache-dbg: cannot start: {type(error).__name__}: {error}; tracing stays off",
+            file=sys.stderr,
+        )
+        return
     _state["runtime"] = runtime
     atexit.register(runtime.stop)
+    # A process that multiprocessing forks ends without atexit.
+    util.register_after_fork(runtime, _stop_with_the_child)
+
+
+def _stop_with_the_child(runtime: "Runtime") -> None:
+    util.Finalize(None, runtime.stop, exitpriority=0)

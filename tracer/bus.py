@@ -23,6 +23,10 @@ from hicache_dbg.tracer.sink import Sink
 __all__ = ["Bus", "Record"]
 
 IDLE_WAIT_S = 0.02
+#: Records of one turn: between two turns the bus looks at its clock and whether it is to stop.
+TURN = 1024
+#: Room beyond the capacity for what is published: rare, and worth more than one copy more.
+RESERVE = 1024
 HEARTBEAT_S = 60.0
 
 
@@ -99,6 +103,7 @@ class Bus:
     def _begin(self) -> None:
         self._ring: deque[Record] = deque()
         self._dropped = 0
+        self._late = 0
         self._taken = 0
         self._totals = _Totals()
         self._collapser = FindingCollapser()
@@ -110,16 +115,22 @@ class Bus:
         self._thread.start()
 
     def push(self, record: Record) -> bool:
-        """Append a record; False (and one more drop counted) if the ring is full."""
-        if len(self._ring) >= self._capacity:
-            self._dropped += 1
-            return False
-        self._ring.append(record)
-        return True
+        """Append a record; False (and one more drop counted) if the ring is full or closed."""
+        return self._append(record, self._capacity)
 
     def publish(self, event: Event) -> bool:
-        """Append an event that is complete already."""
-        return self.push(_Ready(event))
+        """Append an event that is complete already: copies do not crowd it out of a full ring."""
+        return self._append(_Ready(event), self._capacity + RESERVE)
+
+    def _append(self, record: Record, room: int) -> bool:
+        if self._stop:
+            self._late += 1
+        elif len(self._ring) >= room:
+            self._dropped += 1
+        else:
+            self._ring.append(record)
+            return True
+        return False
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was pushed so far has been offered to every sink.
@@ -148,10 +159,10 @@ class Bus:
     def health(self, *, closing: bool = False) -> Health:
         """The tracer about itself, now."""
         totals = self._totals
-        dropped = {"bus/queue_full": self._dropped} if self._dropped else {}
+        lost = {"bus/queue_full": self._dropped, "bus/closed": self._late}
         errors = self._errors.counts()
         for outbox in self._outboxes:
-            dropped.update({f"{outbox.name}/{why}": n for why, n in outbox.lost.items() if n})
+            lost |= {f"{outbox.name}/{why}": n for why, n in outbox.losses().items()}
             if outbox.failures:
                 errors[f"sink/{outbox.name}"] = outbox.failures
         return Health(
@@ -165,7 +176,7 @@ class Bus:
             skipped=dict(totals.skipped),
             findings=totals.findings,
             queue_depth=len(self._ring),
-            dropped=dropped,
+            dropped={where: n for where, n in lost.items() if n},
             errors=errors,
             overhead_s=self._overhead(),
             closing=closing,
@@ -180,7 +191,10 @@ class Bus:
             if time.monotonic() >= beat:
                 beat = time.monotonic() + self._heartbeat_s
                 self._beat(closing=False)
-        self._turn()
+        while self._turn():
+            pass
+        self._late += len(self._ring)  # their digests did not come in time
+        self._ring.clear()
         self._beat(closing=True)
 
     def _beat(self, *, closing: bool) -> None:
@@ -188,16 +202,13 @@ class Bus:
         self._deliver([self.health(closing=closing)])
 
     def _turn(self) -> bool:
-        """Take every readable record; False if there was none."""
+        """Take the readable records, a turn's worth at most; False if there was none."""
         events: list[Event] = []
-        while self._ring and self._ring[0].ready():
-            self._taken = 1
+        while self._taken < TURN and self._ring and self._is_ready(self._ring[0]):
+            self._taken += 1
             with self._errors.at("bus"):
                 events.extend(self._collapser.pass_on(self._ring[0].events()))
             self._ring.popleft()
-            if len(events) >= 1024:
-                self._deliver(events)
-                events = []
         if events:
             self._deliver(events)
         worked = bool(self._taken)
@@ -205,6 +216,14 @@ class Bus:
         with self._idle:
             self._idle.notify_all()
         return worked
+
+    def _is_ready(self, record: Record) -> bool:
+        """Whether ``record`` is readable; one that cannot even say so is taken, and fails there."""
+        try:
+            return record.ready()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the thread and what follows go on
+            self._errors.record("bus/ready", error)
+            return True
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:

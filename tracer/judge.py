@@ -79,13 +79,14 @@ class Judge:
     def _book(self, copy: Copy, component: str) -> Book:
         device = copy.mirror.device[component]
         host = copy.mirror.host.get(component, device)
-        return self.ledger.book(copy.mirror.pool, component, device.layers, host.pages)
+        return self.ledger.book(copy.mirror, component, device.layers, host.pages)
 
     def _backup(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
         copy, layers = record.copy, len(record.copy.layers)
         book.leave_out(copy.host_pages[~record.digested], copy.generations[~record.digested])
         tally.skip(SkipReason.SAMPLED_OUT, layers * int((~record.digested).sum()))
         source = record.digests[Point.SOURCE_BEFORE, component]
+        host = self._host_end(record, component)
         for span, group in _groups(copy, record.digested):
             if span[1] <= span[0]:  # scattered slots of one page: no range to digest
                 book.forget(copy.host_pages[record.digested][group])
@@ -93,17 +94,24 @@ class Judge:
                 continue
             pages, generations = _pages(record, group)
             book.witness(pages, generations, copy.layers, source[:, group], span)
-            self._compare_backup(record, component, group, source[:, group], tally)
+            writes = record.writes[record.digested][group]
+            at_copy = (Point.DESTINATION, component) in record.digests
+            # Read without a lock: it counts only if the pages are the same afterwards.
+            if host is None or not (at_copy or copy.mirror.still(pages, generations, writes)):
+                tally.witnessed += layers * len(pages)
+                continue
+            self._compare_backup(record, component, group, source[:, group], host[:, group], tally)
 
-    def _compare_backup(
-        self, record: CopyRecord, component: str, group: Flags, source: Digests, tally: _Tally
+    def _compare_backup(  # noqa: PLR0917
+        self,
+        record: CopyRecord,
+        component: str,
+        group: Flags,
+        source: Digests,
+        host: Digests,
+        tally: _Tally,
     ) -> None:
         after = record.digests.get((Point.SOURCE_AFTER, component))
-        host = record.digests.get((Point.DESTINATION, component))
-        host = host[:, group] if host is not None else self._host_end(record, component, group)
-        if host is None:
-            tally.witnessed += source.size
-            return
         self._count(
             record,
             component,
@@ -112,23 +120,26 @@ class Judge:
                 got=host,
                 source_after=None if after is None else after[:, group],
                 group=group,
+                compared=source.size,
             ),
             tally,
         )
 
-    def _host_end(self, record: CopyRecord, component: str, group: Flags) -> Digests | None:
-        """Digests of the host end of a backup, taken now; None unless asked for and still valid."""
+    def _host_end(self, record: CopyRecord, component: str) -> Digests | None:
+        """Digests of the host end of a backup, of the copy or taken now; None unless asked for."""
         copy = record.copy
+        taken = record.digests.get((Point.DESTINATION, component))
         host = copy.mirror.host.get(component)
-        if self._settings.checksum is not Checksum.ENDS or host is None:
-            return None
-        if host.tile_bytes() != copy.mirror.device[component].tile_bytes():
-            return np.zeros((len(copy.layers), int(group.sum())), np.uint64)
-        digests = digest_tiles(self._digester, copy, component, Point.DESTINATION, record.digested)
-        pages, generations = _pages(record, group)
-        # Read without a lock: it counts only if the pages are the same afterwards.
-        writes = record.writes[record.digested][group]
-        return digests[:, group] if copy.mirror.still(pages, generations, writes) else None
+        if taken is not None or host is None or self._settings.checksum is not Checksum.ENDS:
+            return taken
+        digests = np.zeros((len(copy.layers), int(record.digested.sum())), np.uint64)
+        if host.tile_bytes() == copy.mirror.device[component].tile_bytes():
+            parts = digest_tiles(
+                self._digester, copy, component, Point.DESTINATION, record.digested
+            )
+            for columns, part in parts:
+                digests[:, columns] = part
+        return digests
 
     def _load(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
         copy, layers = record.copy, len(record.copy.layers)
@@ -139,28 +150,23 @@ class Judge:
         for span, group in _groups(copy, record.digested):
             pages, generations = _pages(record, group)
             expected = book.expect(pages, generations, copy.layers, span)
-            unknown = ~(expected.known | expected.sampled_out)
+            known, got = expected.known, destination[:, group]
             tally.skip(SkipReason.SAMPLED_OUT, layers * int(expected.sampled_out.sum()))
-            tally.skip(SkipReason.UNWITNESSED, layers * int(unknown.sum()))
-            known = group.copy()
-            known[group] = expected.known
-            if known.any():
-                self._count(
-                    record,
-                    component,
-                    Mismatch(
-                        expected=expected.digests[:, expected.known],
-                        got=destination[:, known],
-                        source_after=None if after is None else after[:, known],
-                        group=known,
-                    ),
-                    tally,
-                )
+            tally.skip(SkipReason.UNWITNESSED, int((~(known | expected.sampled_out)).sum()))
+            seen = Mismatch(
+                # What is not known is taken as it came: it differs from nothing.
+                expected=np.where(known, expected.digests, got),
+                got=got,
+                source_after=None if after is None else after[:, group],
+                group=group,
+                compared=int(known.sum()),
+            )
+            self._count(record, component, seen, tally)
 
     def _count(self, record: CopyRecord, component: str, seen: Mismatch, tally: _Tally) -> None:
         bad = int((seen.expected != seen.got).sum())
         tally.mismatched += bad
-        tally.verified += seen.got.size - bad
+        tally.verified += seen.compared - bad
         if bad:
             tally.findings.append(
                 explain(record, component, seen, self._digester, rank=self._settings.rank)

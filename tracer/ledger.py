@@ -1,12 +1,13 @@
 """What each host page should hold: the digests taken when it was written.
 
-Keyed by (pool, component, host page, allocation generation). Filled when a backup's record is
-taken off the ring, asked when a load's is; both on the bus's thread, so nothing here locks.
-Memory: 8 B a tile, 17 B a page and component.
+Keyed by (mirror, component, layer, host page, allocation generation): two caches may have pools
+of one name. Filled when a backup's record is taken off the ring, asked when a load's is; both on
+the bus's thread, so nothing here locks. Memory: 9 B a tile, 17 B a page and component.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,8 @@ class PageState(IntEnum):
 class Expected:
     """What the ledger knows of some pages, column by column.
 
-    ``known`` marks pages whose digests stand in ``digests`` (uint64 [layers, pages]);
-    ``sampled_out`` those that were left out on purpose; the rest was never witnessed, or under
+    ``known`` marks tiles whose digests stand in ``digests`` (both [layers, pages]);
+    ``sampled_out`` pages that were left out on purpose; the rest was never witnessed, or under
     another generation or slot range.
     """
 
@@ -45,6 +46,7 @@ class Book:
 
     def __init__(self, layers: int, pages: int) -> None:
         self._digests = np.zeros((layers, pages), np.uint64)
+        self._seen = np.zeros((layers, pages), np.bool_)  # a backup may bring some layers only
         self._generations = np.full(pages, -1, np.int64)
         self._spans = np.zeros((pages, 2), np.int32)
         self._state = np.zeros(pages, np.uint8)
@@ -52,9 +54,8 @@ class Book:
     @property
     def nbytes(self) -> int:
         """Host memory the book takes, in bytes."""
-        return sum(
-            array.nbytes for array in (self._digests, self._generations, self._spans, self._state)
-        )
+        tiles, pages = (self._digests, self._seen), (self._generations, self._spans, self._state)
+        return sum(array.nbytes for array in (*tiles, *pages))
 
     def witness(
         self,
@@ -65,7 +66,10 @@ class Book:
         span: tuple[int, int],
     ) -> None:
         """Keep ``digests`` (uint64 [layers, pages]) of slots ``span[0] .. span[1] - 1``."""
-        self._digests[np.array(layers)[:, None], pages] = digests
+        self._seen[:, pages[~self._witnessed(pages, generations, span)]] = False
+        tiles = np.array(layers)[:, None], pages
+        self._digests[tiles] = digests
+        self._seen[tiles] = True
         self._set(pages, generations, PageState.WITNESSED, span)
 
     def leave_out(self, pages: Pages, generations: Pages) -> None:
@@ -73,21 +77,27 @@ class Book:
         self._set(pages, generations, PageState.SAMPLED_OUT, (0, 0))
 
     def forget(self, pages: Pages) -> None:
-        """These pages were written in a way the ledger could not follow."""
-        self._state[pages] = PageState.UNKNOWN
+        """These pages were written in a way the ledger could not follow; there may be no such page."""
+        self._state[pages[(pages >= 0) & (pages < len(self._state))]] = PageState.UNKNOWN
 
     def expect(
         self, pages: Pages, generations: Pages, layers: tuple[int, ...], span: tuple[int, int]
     ) -> Expected:
         """What these pages should hold under ``generations``."""
         same = self._generations[pages] == generations
-        state = self._state[pages]
-        covers = (self._spans[pages] == span).all(axis=1)
+        tiles = np.array(layers)[:, None], pages
         return Expected(
-            known=same & covers & (state == PageState.WITNESSED),
-            sampled_out=same & (state == PageState.SAMPLED_OUT),
-            digests=self._digests[np.array(layers)[:, None], pages],
+            known=self._seen[tiles] & self._witnessed(pages, generations, span),
+            sampled_out=same & (self._state[pages] == PageState.SAMPLED_OUT),
+            digests=self._digests[tiles],
         )
+
+    def _witnessed(self, pages: Pages, generations: Pages, span: tuple[int, int]) -> Flags:
+        """Pages of which some layers were witnessed under this generation and slot range."""
+        same = self._generations[pages] == generations
+        covers = (self._spans[pages] == span).all(axis=1)
+        witnessed: Flags = same & covers & (self._state[pages] == PageState.WITNESSED)
+        return witnessed
 
     def _set(
         self, pages: Pages, generations: Pages, state: PageState, span: tuple[int, int]
@@ -98,20 +108,20 @@ class Book:
 
 
 class Ledger:
-    """The books of every (pool, component), opened at first use."""
+    """The books of every mirror's components, opened at first use and gone with the mirror."""
 
     def __init__(self) -> None:
-        self._books: dict[tuple[str, str], Book] = {}
+        self._books: WeakKeyDictionary[object, dict[str, Book]] = WeakKeyDictionary()
 
-    def book(self, pool: str, component: str, layers: int, pages: int) -> Book:
-        """The book of a component; its extent is fixed when it is first opened."""
-        key = (pool, component)
-        book = self._books.get(key)
+    def book(self, mirror: object, component: str, layers: int, pages: int) -> Book:
+        """The book of a component of ``mirror``; its extent is fixed when it is first opened."""
+        books = self._books.setdefault(mirror, {})
+        book = books.get(component)
         if book is None:
-            book = self._books[key] = Book(layers, pages)
+            book = books[component] = Book(layers, pages)
         return book
 
     @property
     def nbytes(self) -> int:
         """Host memory of all books, in bytes."""
-        return sum(book.nbytes for book in self._books.values())
+        return sum(book.nbytes for books in self._books.values() for book in books.values())

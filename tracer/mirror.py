@@ -12,9 +12,11 @@ from hicache_dbg.tracer.view import View
 __all__ = ["Copy", "MirrorViews"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MirrorViews:
     """A pool and its copy in the next tier: one view a component and end.
+
+    Each is itself only: two caches may have pools of one name.
 
     Args:
         pool: the pool's name.
@@ -145,6 +147,13 @@ class Copy:
     def tiles(self) -> int:
         """How many tiles the operation moves."""
         return len(self.mirror.device) * len(self.layers) * len(self.host_pages)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every page id lies inside its end's tensors."""
+        device = min(view.pages for view in self.mirror.device.values())
+        ends = (self.host_pages, len(self.mirror.writes)), (self.device_pages, device)
+        return all(not ids.size or 0 <= ids.min() <= ids.max() < pages for ids, pages in ends)
 
     @property
     def moved_bytes(self) -> int:

@@ -39,6 +39,7 @@ class Outbox:
         self._pending = 0
         self._changed = threading.Condition()
         self._closing_at: float | None = None
+        self._closed = False
         self._thread = threading.Thread(
             target=self._run, name=f"hicache-dbg-{sink.name}", daemon=True
         )
@@ -49,9 +50,17 @@ class Outbox:
         """Events waiting."""
         return len(self._copies) + len(self._others)
 
+    def losses(self) -> dict[str, int]:
+        """What was lost so far, by reason."""
+        with self._changed:
+            return dict(self.lost)
+
     def put(self, events: list[Event]) -> None:
         """Queue ``events``; what finds no room is counted as ``queue_full``, findings last."""
         with self._changed:
+            if self._closed:
+                self.lost["closed"] += len(events)
+                return
             for event in events:
                 queue = self._copies if isinstance(event, Copied) else self._others
                 if len(queue) >= self._capacity:
@@ -73,10 +82,13 @@ class Outbox:
             self._changed.notify_all()
         self._thread.join(timeout + 0.5)
         with self._changed:
-            if self.depth:
-                self.lost["closed"] += self.depth
-                self._copies.clear()
-                self._others.clear()
+            self._closed = True
+            # A batch that the sink still holds counts too: nobody will wait for it any more.
+            if left := self.depth + self._pending:
+                self.lost["closed"] += left
+            self._pending = 0
+            self._copies.clear()
+            self._others.clear()
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
@@ -84,12 +96,12 @@ class Outbox:
             try:
                 self.sink.emit(batch)
             except SinkError as error:
-                self._failed(error.reason, error.lost, len(batch))
+                self._failed(error.reason, error.lost)
             except Exception as error:  # noqa: BLE001 - a sink's own bug must not end its thread
-                self._failed(type(error).__name__, len(batch), len(batch))
+                self._failed(type(error).__name__, len(batch))
             else:
                 pause = FIRST_PAUSE_S
-                self._settle(len(batch))
+                self._settle()
                 continue
             self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -113,17 +125,18 @@ class Outbox:
             self._pending = len(batch)
             return batch
 
-    def _failed(self, reason: str, lost: int, tried: int) -> None:
+    def _failed(self, reason: str, lost: int) -> None:
         with self._changed:
+            lost = min(lost, self._pending)  # nothing, where closing has counted the batch already
             self.failures += 1
             self.lost[reason] += lost
-            self.delivered += tried - lost
-            self._pending = 0
-            self._changed.notify_all()
+            self._pending -= lost
+        self._settle()
 
-    def _settle(self, tried: int) -> None:
+    def _settle(self) -> None:
+        """What is still pending of the batch was delivered."""
         with self._changed:
-            self.delivered += tried
+            self.delivered += self._pending
             self._pending = 0
             self._changed.notify_all()
 

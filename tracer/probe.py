@@ -5,7 +5,7 @@ bus's thread (:mod:`hicache_dbg.tracer.judge`).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -40,12 +40,24 @@ class Digester(Protocol):
         first: int = 0,
         last: int | None = None,
     ) -> Digests:
-        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages]."""
+        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages].
+
+        Of tiles on a CPU they are there on return, of others after :meth:`join`.
+        """
         ...
 
     def join(self) -> None:
         """Wait until what this thread asked for can be read."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Digests that are readable after the digester's join, and where they belong."""
+
+    into: Digests
+    at: tuple[slice, "slice | np.ndarray"]
+    digests: Digests
 
 
 class Point(StrEnum):
@@ -80,6 +92,7 @@ class CopyRecord:
     ``digests`` maps (point, component) to uint64 [layers, digested pages]; ``digested`` marks the
     pages (of the copy's order) that were digested, ``writes`` counts how often each host page had
     begun to be written when this copy was. ``skip`` says why no tile can be judged, if none can.
+    ``pending`` are digests that a device may still be writing.
     """
 
     copy: Copy
@@ -91,6 +104,13 @@ class CopyRecord:
     status: str = "ok"
     digests: dict[tuple[Point, str], Digests] = field(default_factory=dict)
     skip: SkipReason | None = None
+    pending: list[_Pending] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Take over what was pending; its digester was joined."""
+        for part in self.pending:
+            part.into[part.at] = part.digests
+        self.pending.clear()
 
     def room(self, point: Point, component: str) -> Digests:
         """The array for the digests of one component at one point, made at first use."""
@@ -98,7 +118,7 @@ class CopyRecord:
         return self.digests.setdefault((point, component), np.zeros(shape, np.uint64))
 
     def ready(self) -> bool:
-        """Digests taken on the CPU are readable at once."""
+        """The digests were joined before the record was appended."""
         return True
 
     def events(self) -> list[Event]:
@@ -152,7 +172,10 @@ class Probe:
             call()
             return 0.0
 
-        self._run(copies, plain, lambda records: self._take(records, Point.DESTINATION))
+        def arrived(records: list[CopyRecord]) -> None:
+            self._take(records, Point.DESTINATION)
+
+        self._run(copies, plain, arrived)
 
     def observe_layers(
         self, copies: Copies, call: Callable[[LayerDone], None], on_layer_done: LayerDone
@@ -166,9 +189,11 @@ class Probe:
             call(on_layer_done)
             return
 
+        waiting: set[int] = set()
+
         def tapped(records: list[CopyRecord]) -> float:
             ours = 0.0
-            waiting = {layer for record in records for layer in record.copy.model_layers}
+            waiting.update(layer for record in records for layer in record.copy.model_layers)
 
             def layer_done(layer: int) -> None:
                 nonlocal ours
@@ -178,7 +203,7 @@ class Probe:
                 began = time.perf_counter()
                 self._take(records, Point.DESTINATION, layer)
                 if not waiting:
-                    self._join()
+                    self._join(records)
                 ours += time.perf_counter() - began
                 if not waiting:
                     on_layer_done(layer)
@@ -186,7 +211,11 @@ class Probe:
             call(layer_done)
             return ours
 
-        self._run(copies, tapped, lambda _: None)
+        def unannounced(records: list[CopyRecord]) -> None:
+            for layer in waiting:
+                self._take(records, Point.DESTINATION, layer)
+
+        self._run(copies, tapped, unannounced)
 
     def _run(
         self,
@@ -213,13 +242,14 @@ class Probe:
                 if status == "ok":
                     after(records)
                     self._take(records, Point.SOURCE_AFTER)
-                self._join()
+                self._join(records)
                 self._append(records, (ended - started - ours) * 1e6, status)
-            self.overhead_s += time.perf_counter() - ended + ours + started - begun
+            spent = time.perf_counter() - ended + ours + started - begun
+            self.overhead_s += spent  # nothing is called in between: another thread adds as well
 
     def _traced(self, copy: Copy) -> bool:
         settings = self._settings
-        return any(fnmatchcase(copy.mirror.pool, glob) for glob in settings.pools) and any(
+        return settings.traces(copy.mirror.pool) and any(
             fnmatchcase(copy.op, glob) for glob in settings.ops
         )
 
@@ -227,38 +257,57 @@ class Probe:
         digested = np.full(len(copy.host_pages), copy.op in self._points)
         if self._settings.checksum is Checksum.SAMPLE and copy.op in self._points:
             digested = chosen(copy.host_pages, copy.generations, self._settings.sample)
+        if not copy.fits:  # whoever refuses it or not: such pages have no tiles to look at
+            none = np.zeros(len(copy.host_pages), np.int64)
+            return CopyRecord(copy, self._judge, digested, none, skip=SkipReason.UNWITNESSED)
         writes = copy.mirror.writes
         if copy.tiers[1] is Tier.HOST:
             writes[copy.host_pages] += 1
-        return CopyRecord(
-            copy=copy, judge=self._judge, digested=digested, writes=writes[copy.host_pages]
-        )
+        return CopyRecord(copy, self._judge, digested, writes[copy.host_pages])
 
     def _take(self, records: list[CopyRecord], point: Point, layer: int | None = None) -> None:
         """Digest at ``point`` what the level asks for: all layers, or the model's ``layer``."""
         for record in records:
             copy = record.copy
-            if point not in self._points.get(copy.op, ()):
+            if point not in self._points.get(copy.op, ()) or record.skip is not None:
                 continue
-            if layer is not None and layer not in copy.model_layers:
-                continue
-            rows = slice(None) if layer is None else [copy.model_layers.index(layer)]
+            rows = slice(None)
+            if layer is not None:
+                if layer not in copy.model_layers:
+                    continue
+                row = copy.model_layers.index(layer)
+                rows = slice(row, row + 1)
             try:
                 for component in copy.mirror.device:
-                    into = record.room(point, component)
-                    into[rows] = digest_tiles(
-                        self._digester, copy, component, point, record.digested, rows
-                    )
+                    self._digest(record, point, component, rows)
             except DigestRefusedError as refused:
                 record.skip = SkipReason(refused.reason)
             except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
                 record.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record(f"digest/{point}", error)
 
-    def _join(self) -> None:
+    def _digest(self, record: CopyRecord, point: Point, component: str, rows: slice) -> None:
+        view = _view(record.copy, component, point)
+        if view is None:  # a component that this end does not have
+            return
+        into = record.room(point, component)
+        parts = digest_tiles(self._digester, record.copy, component, point, record.digested, rows)
+        for columns, digests in parts:
+            if view.device == "cpu":
+                into[rows, columns] = digests
+            else:
+                record.pending.append(_Pending(into, (rows, columns), digests))
+
+    def _join(self, records: Sequence[CopyRecord] = ()) -> None:
         """With the engine's next step the pages may be written: every digest must be taken."""
-        with self._errors.at("digest/join"):
+        try:
             self._digester.join()
+            for record in records:
+                record.settle()
+        except Exception as error:  # noqa: BLE001 - as above: what is not there vouches for nothing
+            for record in records:
+                record.skip = SkipReason.INTERNAL_ERROR
+            self._errors.record("digest/join", error)
 
     def _append(self, records: list[CopyRecord], duration_us: float, status: str) -> None:
         now = time.time_ns()
@@ -269,30 +318,39 @@ class Probe:
             self._bus.push(record)
 
 
+def _view(copy: Copy, component: str, point: Point) -> View | None:
+    mirror = copy.mirror
+    return (mirror.host if _tier(copy, point) is Tier.HOST else mirror.device).get(component)
+
+
+def _tier(copy: Copy, point: Point) -> Tier:
+    source, destination = copy.tiers
+    return destination if point is Point.DESTINATION else source
+
+
 def digest_tiles(  # noqa: PLR0917
     digester: Digester,
     copy: Copy,
     component: str,
     point: Point,
     digested: np.ndarray,
-    rows: slice | list[int] = slice(None),
-) -> Digests:
-    """Digests of the chosen tiles of one component at one point: uint64 [layers, chosen pages].
+    rows: slice = slice(None),
+) -> Iterator[tuple[slice | np.ndarray, Digests]]:
+    """Digests of the chosen tiles of one component at one point, in parts.
 
-    Each end is read through its own view. ``rows`` chooses among the copy's layers. Pages of a
-    token-granular copy are digested in groups of equal slot range.
+    Yields which of the chosen pages, and their digests, uint64 [layers, pages]. Each end is read
+    through its own view. ``rows`` chooses among the copy's layers. Pages of a token-granular copy
+    are digested in groups of equal slot range.
     """
-    source, destination = copy.tiers
-    tier = destination if point is Point.DESTINATION else source
-    view = (copy.mirror.host if tier is Tier.HOST else copy.mirror.device)[component]
-    pages = (copy.host_pages if tier is Tier.HOST else copy.device_pages)[digested]
-    layers = copy.layers if isinstance(rows, slice) else tuple(copy.layers[row] for row in rows)
+    at_host = _tier(copy, point) is Tier.HOST
+    view = (copy.mirror.host if at_host else copy.mirror.device)[component]
+    pages = (copy.host_pages if at_host else copy.device_pages)[digested]
+    layers = copy.layers[rows]
     if copy.spans is None:
-        return digester.digest(view, layers, pages)
-    digests = np.zeros((len(layers), len(pages)), np.uint64)
-    ends = copy.spans[digested][:, 0:2] if tier is Tier.HOST else copy.spans[digested][:, 2:4]
+        yield slice(None), digester.digest(view, layers, pages)
+        return
+    ends = copy.spans[digested][:, 0:2] if at_host else copy.spans[digested][:, 2:4]
     for first, last in np.unique(ends, axis=0):
         group = (ends == (first, last)).all(axis=1)
         if last > first:
-            digests[:, group] = digester.digest(view, layers, pages[group], int(first), int(last))
-    return digests
+            yield group, digester.digest(view, layers, pages[group], int(first), int(last))

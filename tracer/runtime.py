@@ -1,10 +1,9 @@
 """The one place that puts gate, attachments, bus and sinks together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
@@ -12,7 +11,27 @@ from hicache_dbg.tracer.settings import Gate, Settings
 from hicache_dbg.tracer.sink import PoolPages, Sink
 from hicache_dbg.tracer.sinks import build_sinks
 
-__all__ = ["Runtime"]
+__all__ = ["Attachment", "Runtime"]
+
+
+class Attachment(Protocol):
+    """What an attached system's wrappers do, seen from here."""
+
+    def attach(self) -> None:
+        """Wrap what is not wrapped yet; calling it again is harmless."""
+        ...
+
+    def detach(self) -> None:
+        """Put the system's own functions back; a second call changes nothing."""
+        ...
+
+    def pool_state(self) -> Iterable[PoolPages]:
+        """Pages by pool, tier and state; read when asked."""
+        ...
+
+
+#: Makes the session and the attachment of one system.
+Build = Callable[[Settings, Sequence[Sink], InternalErrors], tuple[Session, Attachment]]
 
 
 class Runtime:
@@ -21,7 +40,7 @@ class Runtime:
     Also a context manager. ``stop`` restores the very function objects that ``start`` wrapped.
     """
 
-    def __init__(self, session: Session, attachment: HiCacheAttachment) -> None:
+    def __init__(self, session: Session, attachment: Attachment) -> None:
         self.session = session
         self.attachment = attachment
 
@@ -32,34 +51,33 @@ class Runtime:
         *,
         sinks: Sequence[Sink] | None = None,
         errors: InternalErrors | None = None,
+        build: Build | None = None,
     ) -> "Runtime":
-        """Build the sinks, start the bus, and attach to the engine.
+        """Build the sinks, start the bus, and attach.
 
         Args:
             settings: the gate; ``armed`` attaches without tracing until :meth:`switch` says so.
             sinks: instead of those that ``settings`` ask for.
             errors: where failures of the tracer itself are counted.
+            build: makes session and attachment of the system to attach to; ours if left out.
         """
         errors = errors if errors is not None else InternalErrors()
-        holder: list[HiCacheAttachment] = []
+        holder: list[Attachment] = []
 
         def pool_state() -> Iterable[PoolPages]:
             return holder[0].pool_state() if holder else ()
 
         chosen = build_sinks(settings, pool_state).sinks if sinks is None else sinks
-        session = Session(
-            settings,
-            chosen,
-            TileDigester(),
-            system=HiCacheAttachment.system,
-            version=HiCacheAttachment.version,
-            errors=errors,
-        )
+        session, attachment = (build or _engine)(settings, chosen, errors)
         session.probe.enabled = settings.gate is not Gate.ARMED
-        attachment = HiCacheAttachment(session)
         holder.append(attachment)
-        attachment.attach()
-        return cls(session, attachment)
+        runtime = cls(session, attachment)
+        try:
+            attachment.attach()
+        except BaseException:
+            runtime.stop()  # no half of it stays behind
+            raise
+        return runtime
 
     def switch(self, *, on: bool) -> None:
         """Start or stop tracing without detaching."""
@@ -84,3 +102,20 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _engine(
+    settings: Settings, sinks: Sequence[Sink], errors: InternalErrors
+) -> tuple[Session, Attachment]:
+    """Our own engine, imported only where it is attached to."""
+    from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+
+    session = Session(
+        settings,
+        sinks,
+        TileDigester(),
+        system=HiCacheAttachment.system,
+        version=HiCacheAttachment.version,
+        errors=errors,
+    )
+    return session, HiCacheAttachment(session)

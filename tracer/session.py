@@ -2,11 +2,13 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.checks.layout import check_layout
 from hicache_dbg.tracer.checks.registration import check_mirror
-from hicache_dbg.tracer.events import Finding, Started
+from hicache_dbg.tracer.events import Finding, MirrorInfo, Started
 from hicache_dbg.tracer.judge import Judge
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.probe import Digester, Probe
@@ -41,7 +43,8 @@ class Session:
         self.errors = errors if errors is not None else InternalErrors()
         self._system = system
         self._version = version
-        self._mirrors: list[MirrorViews] = []
+        self._mirrors: dict[str, MirrorInfo] = {}  # facts only: views keep a pool's memory alive
+        self._built: set[str] = set()
         self._first: Finding | None = None
         self._lock = threading.Lock()
         self.judge = Judge(settings, digester, on_finding=self._found)
@@ -64,13 +67,16 @@ class Session:
     def register(self, mirrors: Sequence[MirrorViews], *, host_classes: Sequence[str]) -> None:
         """Announce mirrors: say what is attached to what, then what both ends' geometry says.
 
-        ``host_classes`` are all host pool classes the system has, built or not.
+        ``host_classes`` are all host pool classes the system has, built or not. Of pools that
+        ``HICACHE_DBG_POOLS`` leaves out only the class is told: a pool whose copies are not traced
+        would look like one that never moves.
         """
         now = time.time_ns()
+        traced = [mirror for mirror in mirrors if self.settings.traces(mirror.pool)]
         with self._lock:
-            self._mirrors.extend(mirrors)
-            built = {mirror.host_cls for mirror in self._mirrors}
-            infos = tuple(mirror.info() for mirror in self._mirrors)
+            self._mirrors |= {mirror.pool: mirror.info() for mirror in traced}
+            self._built |= {mirror.host_cls for mirror in mirrors}
+            infos, built = tuple(self._mirrors.values()), set(self._built)
         self.bus.publish(
             Started(
                 time_ns=now,
@@ -83,10 +89,16 @@ class Session:
                 classes_unbuilt=tuple(sorted(set(host_classes) - built)),
             )
         )
-        for mirror in mirrors:
-            for finding in check_mirror(mirror, time_ns=now, rank=self.settings.rank):
+        for mirror in traced:
+            findings = check_mirror(mirror, time_ns=now, rank=self.settings.rank)
+            findings += check_layout(mirror, time_ns=now, rank=self.settings.rank)
+            for finding in findings:
                 self._found(finding)
                 self.bus.publish(finding)
+
+    def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
+        """Run ``detect`` on the bus's thread, in its turn; False if the ring had no room for it."""
+        return self.bus.push(_Check(detect, self._found))
 
     def enforce(self) -> None:
         """Under ``HICACHE_DBG_ACTION=raise``, stop the host at the first finding.
@@ -108,3 +120,20 @@ class Session:
     def _found(self, finding: Finding) -> None:
         if self._first is None:
             self._first = finding
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A detector's turn, in the order in which the host did what it looks at."""
+
+    detect: Callable[[], Sequence[Finding]]
+    on_finding: Callable[[Finding], None]
+
+    def ready(self) -> bool:
+        return True
+
+    def events(self) -> Sequence[Finding]:
+        findings = self.detect()
+        for finding in findings:
+            self.on_finding(finding)
+        return findings

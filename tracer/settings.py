@@ -5,9 +5,11 @@ Code below this module never looks at the environment. A value that is not allow
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,11 +127,14 @@ def _sinks(text: str) -> tuple[str, ...]:
     names = _words(text)
     if not names or any(name not in SINK_NAMES for name in names):
         raise _Rejected("any of " + ",".join(SINK_NAMES))
-    return names
+    return tuple(dict.fromkeys(names))  # a sink that is named twice would count everything twice
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise _Rejected("a path; there is no such user's home") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +186,12 @@ VARIABLES: tuple[Variable, ...] = (
 
 def default_directory(environ: Mapping[str, str]) -> Path:
     """Where recordings go by default: a folder under the user's state directory."""
-    state = environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "hicache-dbg"
+    if state := environ.get("XDG_STATE_HOME"):
+        return Path(state) / "hicache-dbg"
+    try:
+        return Path.home() / ".local" / "state" / "hicache-dbg"
+    except RuntimeError:  # a container's user may have no home
+        return Path(tempfile.gettempdir()) / f"hicache-dbg-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +217,10 @@ class Settings:
     journald_socket: Path = JOURNALD_SOCKET
     rank: int = 0
     ranks: int = 1
+
+    def traces(self, pool: str) -> bool:
+        """Whether ``HICACHE_DBG_POOLS`` names ``pool``."""
+        return any(fnmatchcase(pool, glob) for glob in self.pools)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Settings":
@@ -244,4 +257,4 @@ RESERVED = frozenset({"HICACHE_DBG_TEST_REQUIRE_SERVICES"})
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:
     """A number that torchrun and its kin set; ``default`` outside a distributed run."""
     text = environ.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if text.isdecimal() else default

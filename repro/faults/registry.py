@@ -4,15 +4,53 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hicache_dbg.repro.config import ConfigError
-from hicache_dbg.repro.faults import fix_on_dead_class, host_sized_for_fp8
+from hicache_dbg.repro.faults import (
+    bit_flip,
+    control_table,
+    double_free,
+    failed_load,
+    fix_on_dead_class,
+    host_sized_for_fp8,
+    index_space,
+    key_identity,
+    layout_order,
+    read_before_load,
+    sidecar_missing,
+    slot_reuse,
+    stale_index,
+    store_before_write,
+)
 from hicache_dbg.repro.faults.base import Fault
 
-__all__ = ["FAULTS", "fault_named"]
+__all__ = ["ALL_FAULTS", "FAULTS", "fault_named"]
+
+ALL_FAULTS: Mapping[str, Fault] = MappingProxyType(
+    {
+        fault.name: fault
+        for fault in (
+            host_sized_for_fp8.FAULT,
+            fix_on_dead_class.FAULT,
+            *layout_order.FAULTS,
+            *index_space.FAULTS,
+            *sidecar_missing.FAULTS,
+            *slot_reuse.FAULTS,
+            *store_before_write.FAULTS,
+            *read_before_load.FAULTS,
+            *failed_load.FAULTS,
+            *key_identity.FAULTS,
+            *stale_index.FAULTS,
+            *control_table.FAULTS,
+            *double_free.FAULTS,
+            *bit_flip.FAULTS,
+        )
+    }
+)
+"""Every fault that ``selftest`` rehearses, in the order of their classes."""
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
     {fault.name: fault for fault in (host_sized_for_fp8.FAULT, fix_on_dead_class.FAULT)}
 )
-"""Every fault that can be injected."""
+"""Those of the story, which change how an engine is built: ``repro`` injects them into sessions."""
 
 
 def fault_named(name: str) -> Fault:

@@ -153,3 +153,9 @@ def test_the_table_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for part in told["parts"]:
         assert part["name"] in text
+
+
+def test_without_sglang_its_table_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 3 and where to run it instead; never a traceback."""
+    assert main(["doctor", "--sglang"]) == 3
+    assert "sglang is not installed here" in capsys.readouterr().err

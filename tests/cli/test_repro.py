@@ -181,7 +181,7 @@ def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
 
 def test_ctrl_c_leaves_a_readable_recording(tmp_path: Path) -> None:
     """Interrupted in the middle: exit 130, and diagnose reads what was recorded."""
-    command = [sys.executable, "-m", "hicache_dbg", "repro", "--sessions", "200"]
+    command = [sys.executable, "-m", "hicache_dbg", "repro"]
     process = subprocess.Popen(
         [*command, "--record", str(tmp_path)],
         stdout=subprocess.PIPE,

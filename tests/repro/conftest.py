@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.repro.samples import SMALL
+from tests.repro.samples import SMALL, SMALLS
 
-from hicache_dbg.repro.model import Model
 from hicache_dbg.repro.run import run
 from hicache_dbg.repro.workload import Truth
 
@@ -21,14 +20,19 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def model() -> Model:
-    """The model with its default weights."""
-    return Model()
-
-
-@pytest.fixture(scope="session")
 def small_truth() -> Truth:
     """The ground truth of the small run."""
     truth = run(SMALL).truth
     assert truth is not None
     return truth
+
+
+@pytest.fixture(scope="session")
+def truths(small_truth: Truth) -> dict[str, Truth]:
+    """The ground truth of the small run of each pool set."""
+    found = {"mla_index_k": small_truth}
+    for name in SMALLS.keys() - found.keys():
+        truth = run(SMALLS[name]).truth
+        assert truth is not None
+        found[name] = truth
+    return found

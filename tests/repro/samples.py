@@ -1,12 +1,15 @@
 """Small things that several tests of the repro package use."""
 
+from dataclasses import replace
+
 import torch
 
+from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.kinds import IndexDtype
 from hicache_dbg.repro.config import RunConfig
-from hicache_dbg.repro.engine import device_pools, kv_store
-from hicache_dbg.repro.kvio import KvStore
-from hicache_dbg.repro.weights import ModelSpec
+from hicache_dbg.repro.engine import device_pools
+from hicache_dbg.repro.model import Model
+from hicache_dbg.repro.sets import POOL_SETS
 from hicache_dbg.repro.workload import content_tokens
 
 DTYPES: tuple[IndexDtype, ...] = ("bf16", "fp8")
@@ -14,11 +17,23 @@ DTYPES: tuple[IndexDtype, ...] = ("bf16", "fp8")
 #: Six sessions of four pages at most, of which the device holds two: every second turn loads.
 SMALL = RunConfig(sessions=6, rounds=2, ctx=140, max_tokens=10, device_pages=8, host_pages=64)
 
+#: The same for each pool set; a page of deepseek_v4 holds four times the tokens.
+SMALLS = {
+    "mla_index_k": SMALL,
+    "mha": replace(SMALL, pools="mha"),
+    "deepseek_v4": replace(SMALL, pools="deepseek_v4", sessions=4, ctx=530, device_pages=4),
+}
 
-def make_store(pages: int, index_dtype: IndexDtype = "bf16") -> KvStore:
-    """Real pools of ``pages`` pages, as the model sees them."""
-    spec = ModelSpec()
-    return kv_store(device_pools(RunConfig(index_dtype=index_dtype), spec, pages), spec)
+Pools = dict[str, DevicePool]
+
+
+def make_model(
+    pages: int, pools: str = "mla_index_k", index_dtype: IndexDtype = "bf16"
+) -> tuple[Model, Pools]:
+    """The model of a pool set over real pools of ``pages`` pages."""
+    pool_set = POOL_SETS[pools]
+    made = device_pools(pool_set.geometries(index_dtype), pages, torch.device("cpu"))
+    return pool_set.model(made), made
 
 
 def words(count: int, seed: int = 0) -> torch.Tensor:

@@ -1,9 +1,11 @@
 """Settings that cannot be."""
 
 import pytest
+import torch
 
 from hicache_dbg.pools.geometry import IoBackend
 from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.engine import DeviceMissing, plan_of, torch_device
 from hicache_dbg.repro.faults.registry import fault_named
 
 
@@ -16,12 +18,30 @@ from hicache_dbg.repro.faults.registry import fault_named
         ({"timeout": 0.0}, "timeout is 0.0, expected above 0 seconds"),
         ({"seed": -1}, "seed is -1, expected at least 0"),
         ({"index_dtype": "fp4"}, "index_dtype is 'fp4', expected one of bf16, fp8"),
-        ({"pools": "mha"}, "pools is 'mha', expected one of mla_index_k"),
+        ({"pools": "gqa"}, "pools is 'gqa', expected one of mla_index_k, mha, deepseek_v4"),
+        ({"device": "tpu"}, "device is 'tpu', expected one of cpu, cuda"),
         (
             {"layout": "page_head"},
-            "layout is 'page_head', expected one of layer_first, page_first, page_first_direct",
+            (
+                "layout is 'page_head', expected one of layer_first, page_first, page_first_direct "
+                "for pools mla_index_k"
+            ),
         ),
-        ({"io_backend": "rdma"}, "io_backend is 'rdma', expected one of kernel, direct"),
+        (
+            {"layout": "diagonal", "pools": "mha"},
+            (
+                "layout is 'diagonal', expected one of layer_first, page_first, page_first_direct, "
+                "page_head for pools mha"
+            ),
+        ),
+        (
+            {"io_backend": "rdma", "layout": "layer_first"},
+            "io_backend is 'rdma', expected one of kernel, direct for layout layer_first",
+        ),
+        (
+            {"io_backend": "direct"},
+            "io_backend is 'direct', expected kernel for layout page_first",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_named(settings: dict[str, object], message: str) -> None:
@@ -35,6 +55,7 @@ def test_a_layout_has_its_backend() -> None:
     """page_first_direct is made for the direct backend, the others for the kernel; asked wins."""
     assert RunConfig(layout="page_first_direct").backend is IoBackend.DIRECT
     assert RunConfig(layout="page_first").backend is IoBackend.KERNEL
+    assert RunConfig(layout="page_head", pools="mha").backend is IoBackend.KERNEL
     assert RunConfig(layout="layer_first", io_backend="direct").backend is IoBackend.DIRECT
 
 
@@ -42,3 +63,24 @@ def test_an_unknown_fault_is_named() -> None:
     """The message lists the faults there are."""
     with pytest.raises(ConfigError, match="fault is 'x', expected one of host_sized_for_fp8, "):
         fault_named("x")
+
+
+def test_the_first_prompt_suits_the_pool_set() -> None:
+    """A page of deepseek_v4 holds 256 tokens: its prompts are longer, unless asked otherwise."""
+    assert RunConfig().first_prompt == 300
+    assert RunConfig(pools="deepseek_v4").first_prompt == 780
+    assert RunConfig(pools="deepseek_v4", ctx=40).first_prompt == 40
+
+
+def test_a_fault_without_its_pool_is_refused() -> None:
+    """A fault in the mirror of index-K says so where no pool holds any."""
+    with pytest.raises(ConfigError, match=r"host_sized_for_fp8 .* none .* mha; use pools mla_inde"):
+        fault_named("host_sized_for_fp8").apply(plan_of(RunConfig(pools="mha")))
+
+
+def test_a_device_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch finds no CUDA device the message says so, and what else to do."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceMissing, match=r"'cuda', but torch .* finds no CUDA device here; use"):
+        torch_device("cuda")
+    assert torch_device("cpu") == torch.device("cpu")

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from tests.repro.samples import make_store
+from tests.repro.samples import make_model
 
 from hicache_dbg.repro.cache import Lease, ResidentCache
 from hicache_dbg.repro.config import RunConfig
-from hicache_dbg.repro.model import Model
 from hicache_dbg.repro.scheduler import Scheduler
 from hicache_dbg.repro.sessions import SessionWorkload
 from hicache_dbg.repro.workload import End, Stop, Turn
@@ -20,7 +19,7 @@ class _Failing(ResidentCache):
     """A cache whose gates, or whose beginning, fail for one session."""
 
     def __init__(self, begin: bool) -> None:
-        super().__init__(make_store(PAGES), PAGES)
+        super().__init__(PAGES, 64)
         self._fails_at_begin = begin
 
     def begin(self, turn: Turn) -> Lease | None:
@@ -37,7 +36,6 @@ def _closed(layer: int) -> None:
 
 
 def _run(
-    model: Model,
     cache: ResidentCache,
     *,
     max_running: int = 8,
@@ -46,7 +44,7 @@ def _run(
 ) -> SessionWorkload:
     workload = SessionWorkload(CONFIG)
     Scheduler(
-        model,
+        make_model(PAGES)[0],
         cache,
         workload,
         max_running=max_running,
@@ -61,10 +59,10 @@ def _replies(workload: SessionWorkload) -> list[list[tuple[int, ...]]]:
     return [[r.tokens for r in t.replies] for t in workload.transcripts.values()]
 
 
-def test_replies_do_not_depend_on_the_company(model: Model) -> None:
+def test_replies_do_not_depend_on_the_company() -> None:
     """One at a time, all at once, or with room for two: the same words."""
-    alone = _run(model, ResidentCache(make_store(PAGES), PAGES), max_running=1)
-    together = _run(model, ResidentCache(make_store(PAGES), PAGES))
+    alone = _run(ResidentCache(PAGES, 64), max_running=1)
+    together = _run(ResidentCache(PAGES, 64))
     assert _replies(alone) == _replies(together)
     assert all(len(reply) <= 6 for replies in _replies(alone) for reply in replies)
 
@@ -73,28 +71,27 @@ def test_replies_do_not_depend_on_the_company(model: Model) -> None:
     ("begin", "error"),
     [(False, "OSError: layer 0 never came"), (True, "ValueError: pages are broken")],
 )
-def test_a_turn_that_fails_takes_no_other_with_it(model: Model, begin: bool, error: str) -> None:
+def test_a_turn_that_fails_takes_no_other_with_it(begin: bool, error: str) -> None:
     """Its session ends with the error; the others say what they would have said."""
-    whole = _run(model, ResidentCache(make_store(PAGES), PAGES))
-    workload = _run(model, _Failing(begin))
+    whole = _run(ResidentCache(PAGES, 64))
+    workload = _run(_Failing(begin))
     failed = workload.transcripts[1]
     assert (failed.end, failed.replies[0].error) == (End.ERROR, error)
     assert [_replies(workload)[n] for n in (0, 2)] == [_replies(whole)[n] for n in (0, 2)]
 
 
-def test_a_turn_that_can_never_fit_is_an_error(model: Model) -> None:
+def test_a_turn_that_can_never_fit_is_an_error() -> None:
     """With nothing running and still no room, waiting would be for ever."""
-    workload = _run(model, ResidentCache(make_store(1), 0))
+    workload = _run(ResidentCache(0, 64))
     assert {t.end for t in workload.transcripts.values()} == {End.ERROR}
     assert workload.transcripts[0].replies[0].error == "no room though nothing runs"
 
 
-def test_time_runs_out_for_running_and_waiting(model: Model) -> None:
+def test_time_runs_out_for_running_and_waiting() -> None:
     """A turn that is not answered within the timeout ends its session, admitted or not."""
     ticks = iter(range(10_000))
     workload = _run(
-        model,
-        ResidentCache(make_store(PAGES), PAGES),
+        ResidentCache(PAGES, 64),
         max_running=1,
         timeout=2.5,
         clock=lambda: float(next(ticks)),

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hicache_dbg.repro.config import ConfigError
+from hicache_dbg.repro.sets import POOL_SETS
 from hicache_dbg.repro.trace import (
-    TRACE_DEVICE_PAGES,
     Trace,
     TraceRequest,
     TraceWorkload,
@@ -96,7 +96,9 @@ def test_the_public_trace_is_well_formed() -> None:
         pytest.skip(f"the public trace is not at {path}")
     trace = read_trace(path)
     assert (len(trace.requests), trace.error) == (12031, None)
-    assert TraceWorkload(trace, 16).longest() <= TRACE_DEVICE_PAGES * 64
+    longest = TraceWorkload(trace, 16).longest()
+    for pool_set in POOL_SETS.values():
+        assert longest <= pool_set.trace_device_pages * pool_set.page_size
 
 
 def _turns(*requests: TraceRequest, scale: int = 16) -> list[Turn]:

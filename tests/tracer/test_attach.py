@@ -1,6 +1,8 @@
 """Attaching to our own engine: symmetric, early, and read off the real tensors."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -223,3 +225,79 @@ def test_the_engine_knows_its_host_classes() -> None:
     from hicache_dbg.tracer.attach.hicache import host_classes
 
     assert {cls.__name__ for cls in HostPool.__subclasses__()} <= set(host_classes())
+
+
+def test_pools_that_are_not_traced_are_not_announced(traced: Traced) -> None:
+    """A pool that the globs leave out would look like one that never moves."""
+    runtime, sink = traced(pools=("mla",))
+    with HiCacheController((mirror_of(KINDS["mla"]), fp8_sized_beside_mla())):
+        pass
+    assert runtime.flush()
+    (start,) = sink.of(Started)
+    assert [mirror.pool for mirror in start.mirrors] == ["mla"]
+    assert start.classes_built == ("IndexKHostPool", "LatentHostPool")
+    assert sink.of(Finding) == []
+
+
+def fp8_sized_beside_mla() -> Mirror:
+    """The story's mirror with pages of as many tokens as the MLA pool here."""
+    return mirror_of(index_k(2, 4, "bf16"), host=index_k(2, 4, "fp8"))
+
+
+def test_a_pool_that_is_gone_leaves_no_memory_behind(traced: Traced) -> None:
+    """Views keep tensors alive, so nobody may keep views of a pool that the host let go."""
+    runtime, _ = traced(checksum=Checksum.THREE)
+    mirror = mirror_of(KINDS["mla"])
+    tensors = [weakref.ref(mirror.host.buffers["latent"].tensors[0])]
+    with HiCacheController((mirror,)) as cache:
+        cache.insert(np.arange(4, dtype=np.int32), cache.alloc_device(1))
+        cache.flush()
+    assert runtime.flush()
+    assert runtime.session.judge.ledger.nbytes
+    del mirror, cache
+    gc.collect()
+    assert [tensor() for tensor in tensors] == [None]
+    assert not runtime.session.judge.ledger.nbytes
+
+
+def test_an_attachment_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an attachment is undone, its threads end, and the error is the caller's."""
+    monkeypatch.delattr(TransferEngine, "load")
+    before, threads = vars(TransferEngine)["backup"], set(threading.enumerate())
+    with pytest.raises(AttributeError, match="defines no load"):
+        Runtime.start(Settings(gate=Gate.ON), sinks=[MemorySink()])
+    assert vars(TransferEngine)["backup"] is before
+    assert set(threading.enumerate()) == threads
+
+
+def test_the_first_of_two_tracers_leaves_the_second_in_place(traced: Traced) -> None:
+    """Who detaches takes away only what is his own; after both the very same function is back."""
+    before = vars(TransferEngine)["backup"]
+    first, _ = traced()
+    second, sink = traced()
+    first.stop()
+    engine, mirror = TransferEngine(), mirror_of(KINDS["mla"])
+    engine.backup(operation(mirror, "backup", [5], [1], IoBackend.KERNEL))
+    assert second.flush()
+    assert len(sink.of(Copied)) == 1
+    second.stop()
+    assert vars(TransferEngine)["backup"] is before
+
+
+def test_pages_of_pools_of_one_name_are_added_up(traced: Traced) -> None:
+    """Two caches with a pool of one name make one number a state, as a metric needs."""
+    runtime, _ = traced()
+    with (
+        HiCacheController((mirror_of(KINDS["mla"]),)) as cache,
+        HiCacheController((mirror_of(KINDS["mla"]),)),
+    ):
+        cache.alloc_device(2)
+        told = [(p.tier, p.state, p.pages) for p in runtime.attachment.pool_state()]
+    expected = {
+        ("device", "free", 10),
+        ("device", "used", 2),
+        ("host", "free", 16),
+        ("host", "used", 0),
+    }
+    assert len(told) == len(expected)
+    assert set(told) == expected

@@ -47,6 +47,18 @@ def finding(number: int = 0, *, pool: str = "mla") -> Finding:
     return Finding(time_ns=number, cls=FaultClass.ROW_WIDTH, pool=pool, message=f"number {number}")
 
 
+class Unready:
+    """A record whose digests never come."""
+
+    def ready(self) -> bool:
+        """Never."""
+        return False
+
+    def events(self) -> Sequence[Event]:
+        """Nothing."""
+        return ()
+
+
 class Blocked(MemorySink):
     """A sink that takes nothing until it is let go."""
 
@@ -123,6 +135,77 @@ def test_a_full_ring_drops_and_counts(make_bus: MakeBus) -> None:
     gate.set()
     assert bus.flush(5)
     assert len(sink.of(Copied)) == 10
+
+
+def test_what_is_published_finds_room_beside_a_full_ring(make_bus: MakeBus) -> None:
+    """A finding of registration is not lost because copies wait."""
+    bus = make_bus(MemorySink(), capacity=2)
+    assert [bus.push(Unready()) for _ in range(3)] == [True, True, False]
+    assert bus.publish(finding())
+
+
+def test_records_that_come_too_late_are_counted(make_bus: MakeBus) -> None:
+    """What is still waiting for its digests at close, and what comes after, is lost as closed."""
+    sink = MemorySink()
+    bus = make_bus(sink)
+    bus.push(Unready())
+    bus.close(0.1)
+    assert sink.of(Health)[-1].dropped == {"bus/closed": 1}
+    assert not bus.publish(copied())
+    assert bus.health().dropped == {"bus/closed": 2}
+
+
+def test_a_record_that_cannot_say_whether_it_is_ready_stops_nothing(
+    make_bus: MakeBus, internal_errors: list[str]
+) -> None:
+    """The bus's thread survives it and takes what comes after."""
+
+    class Broken:
+        """A record whose device is gone."""
+
+        def ready(self) -> bool:
+            """Never says."""
+            raise RuntimeError("planted")
+
+        def events(self) -> Sequence[Event]:
+            """Nothing to read."""
+            return ()
+
+    sink = MemorySink()
+    bus = make_bus(sink)
+    bus.push(Broken())
+    bus.publish(copied(5))
+    assert bus.flush(5)
+    assert [event.op_id for event in sink.of(Copied)] == [5]
+    assert internal_errors == ["bus/ready: RuntimeError: planted"]
+    internal_errors.clear()
+
+
+def test_the_heart_beats_under_load() -> None:
+    """A ring that never empties keeps neither health events nor the end away."""
+
+    class Endless:
+        """A record that brings the next one."""
+
+        def ready(self) -> bool:
+            """At once."""
+            return True
+
+        def events(self) -> Sequence[Event]:
+            """None, but one more record."""
+            bus.push(self)
+            return ()
+
+    sink = MemorySink()
+    bus = Bus([sink], capacity=10, errors=InternalErrors(), heartbeat_s=0.001)
+    bus.push(Endless())
+    deadline = time.monotonic() + 10
+    while not sink.events and time.monotonic() < deadline:
+        time.sleep(0.001)
+    bus.close(0.1)
+    beats = sink.of(Health)
+    assert not beats[0].closing
+    assert beats[-1].closing
 
 
 def test_a_dead_sink_harms_nobody_else_and_its_loss_is_exact(make_bus: MakeBus) -> None:
@@ -234,3 +317,19 @@ def test_a_forked_child_has_a_bus_of_its_own(make_bus: MakeBus) -> None:
     os.close(writer)
     assert os.read(reader, 100) == b"2"
     os.close(reader)
+
+
+def test_a_batch_that_a_hanging_sink_holds_is_counted_once() -> None:
+    """At close it counts as lost, and not again when the sink returns after all."""
+    sink = Blocked()
+    box = Outbox(sink, capacity=10)
+    box.put([copied(0)])
+    while box.depth:  # the thread has taken it and waits in emit
+        time.sleep(0.001)
+    box.put([copied(1)])
+    box.close(0.01)
+    box.put([copied(2)])
+    assert box.losses() == {"closed": 3}
+    sink.go.set()
+    box._thread.join(10)
+    assert (box.losses(), box.delivered) == ({"closed": 3}, 0)

@@ -86,9 +86,9 @@ def round_trip(
     with Runtime.start(Settings(gate=Gate.ON, checksum=level), sinks=[sink]) as runtime:
         engine.backup(operation(mirror, "backup", SOURCE, backend))
         if flip:
-            buffer = next(iter(mirror.host.buffers.values()))
-            page = buffer.tensors[0].select(buffer.dims.index("page"), 7)
-            page.view(torch.uint8).flatten()[9] ^= 1
+            # layer 0, page 7 of a layer_first pool; indexing, unlike flatten, makes no copy
+            page = next(iter(mirror.host.buffers.values())).tensors[0][0, 7]
+            page.view(torch.uint8).view(-1)[9] ^= 1
         engine.load(operation(mirror, "load", TARGET, backend), lambda _: None)
         assert runtime.flush()
     mirror.host.close()

@@ -183,3 +183,54 @@ def test_findings_of_a_kind_are_one_with_their_count() -> None:
     later = msgspec.structs.replace(ROW_WIDTH, message="later", count=61)
     (kind,) = Evidence.of((ROW_WIDTH, later)).kinds_of_finding()
     assert (kind.message, kind.count) == ("132 against 256", 62)
+
+
+def test_copies_are_not_innocent_of_what_was_lost_on_the_way() -> None:
+    """An operation that the bus dropped, failed on or a sink lost is none that was proven good."""
+    for health in (
+        Health(time_ns=0, dropped={"bus/queue_full": 1}),
+        Health(time_ns=0, errors={"bus": 1}),
+        Health(time_ns=0, errors={"probe/before": 1}),
+        Health(time_ns=0, copies=len(CLEAN)),
+    ):
+        told = answers(*CLEAN, health)
+        assert told["copies_are_innocent"].verdict is Verdict.UNDECIDED
+        assert "1 operations were lost" in told["copies_are_innocent"].evidence
+        assert told["tracer_was_blind"].verdict is Verdict.CONFIRMED
+
+
+def test_what_another_sink_lost_is_no_blindness() -> None:
+    """A journald that is absent takes nothing away from a whole recording."""
+    health = Health(
+        time_ns=0,
+        copies=len(CLEAN) - 1,
+        dropped={"journald/absent": 9},
+        errors={"sink/journald": 3},
+    )
+    told = answers(*CLEAN, health)
+    assert told["copies_are_innocent"].verdict is Verdict.CONFIRMED
+    assert told["tracer_was_blind"].verdict is Verdict.FALSIFIED
+
+
+def test_every_run_has_its_say_about_what_was_lost() -> None:
+    """Of one run the last health event counts, of several runs and ranks all of them."""
+    words = (
+        Health(time_ns=0, events=5, dropped={"bus/queue_full": 1}),
+        Health(time_ns=1, events=9, dropped={"bus/queue_full": 3}, closing=True),
+        Health(time_ns=2, events=2, dropped={"bus/queue_full": 2}),
+        Health(time_ns=3, events=4, rank=1, errors={"bus": 1}),
+    )
+    health = Evidence.of(words).health
+    assert health is not None
+    assert (health.dropped, health.errors) == ({"bus/queue_full": 5}, {"bus": 1})
+
+
+def test_pages_that_differ_in_padding_only_are_sized_right() -> None:
+    """What a host page leaves out of a device page's padding is no dtype's doing."""
+    pool = mirror("c4", "PagedHostPool", 132, 132)
+    (part,) = pool.device.components
+    padded = msgspec.structs.replace(part, page_bytes=part.page_bytes + 192)
+    device = msgspec.structs.replace(pool.device, components=(padded,))
+    told = answers(started(msgspec.structs.replace(pool, device=device), unbuilt=("Other",)))
+    assert told["host_sized_for_another_dtype"].verdict is Verdict.FALSIFIED
+    assert told["mended_class_not_in_use"].verdict is Verdict.FALSIFIED

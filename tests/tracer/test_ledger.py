@@ -1,5 +1,7 @@
 """The ledger never vouches for a page under another generation, slot range or state."""
 
+import gc
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,9 @@ from hicache_dbg.tracer.ledger import Book, Ledger
 
 PAGES, LAYERS = 6, (0, 1, 2)
 page_sets = st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=PAGES, unique=True)
-spans = st.sampled_from([(0, 64), (0, 10), (5, 7)])
+layer_sets = st.lists(st.sampled_from(LAYERS), min_size=1, unique=True)
+SPANS = ((0, 64), (0, 10), (5, 7))
+spans = st.sampled_from(SPANS)
 
 
 class BookMachine(RuleBasedStateMachine):
@@ -18,57 +22,88 @@ class BookMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.book = Book(len(LAYERS), PAGES)
-        self.model: dict[int, tuple[int, tuple[int, int] | None, int]] = {}
+        self.pages: dict[int, tuple[int, tuple[int, int] | None]] = {}
+        self.tiles: dict[tuple[int, int], int] = {}
         self.next_digest = 1
 
-    @rule(pages=page_sets, generation=st.integers(0, 3), span=spans)
-    def witness(self, pages: list[int], generation: int, span: tuple[int, int]) -> None:
-        """Keep digests that are distinct in every layer and page."""
-        digests = np.arange(len(LAYERS) * len(pages), dtype=np.uint64).reshape(len(LAYERS), -1)
+    @rule(pages=page_sets, generation=st.integers(0, 3), span=spans, layers=layer_sets)
+    def witness(
+        self, pages: list[int], generation: int, span: tuple[int, int], layers: list[int]
+    ) -> None:
+        """Keep digests of some layers that are distinct in every layer and page."""
+        digests = np.arange(len(layers) * len(pages), dtype=np.uint64).reshape(len(layers), -1)
         digests += np.uint64(self.next_digest)
-        ids = np.array(pages, np.int64)
-        self.book.witness(ids, np.full(len(ids), generation, np.int64), LAYERS, digests, span)
-        for at, page in enumerate(pages):
-            self.model[page] = (generation, span, self.next_digest + at)
         self.next_digest += digests.size
+        ids = np.array(pages, np.int64)
+        generations = np.full(len(ids), generation, np.int64)
+        self.book.witness(ids, generations, tuple(layers), digests, span)
+        for column, page in enumerate(pages):
+            if self.pages.get(page) != (generation, span):
+                self.drop(page)
+            self.pages[page] = generation, span
+            for row, layer in enumerate(layers):
+                self.tiles[layer, page] = int(digests[row, column])
+
+    def drop(self, page: int) -> None:
+        """Nothing is known of the page's tiles."""
+        self.pages.pop(page, None)
+        for layer in LAYERS:
+            self.tiles.pop((layer, page), None)
 
     @rule(pages=page_sets, generation=st.integers(0, 3))
     def leave_out(self, pages: list[int], generation: int) -> None:
         """Remember pages that were not digested on purpose."""
         ids = np.array(pages, np.int64)
         self.book.leave_out(ids, np.full(len(ids), generation, np.int64))
-        self.model |= dict.fromkeys(pages, (generation, None, 0))
+        for page in pages:
+            self.drop(page)
+            self.pages[page] = generation, None
 
     @rule(pages=page_sets)
     def forget(self, pages: list[int]) -> None:
-        """Pages written in a way nobody followed."""
-        self.book.forget(np.array(pages, np.int64))
+        """Pages written in a way nobody followed, and some that do not exist."""
+        self.book.forget(np.array([*pages, -1, PAGES], np.int64))
         for page in pages:
-            self.model.pop(page, None)
+            self.drop(page)
 
     @invariant()
     def agrees(self) -> None:
-        """Every page, generation and span gets the answer the dictionary gives."""
+        """Every tile, generation and span gets the answer the dictionary gives."""
         ids = np.arange(PAGES)
         for generation in range(4):
-            for span in ((0, 64), (0, 10), (5, 7)):
+            for span in SPANS:
                 told = self.book.expect(ids, np.full(PAGES, generation), LAYERS, span)
                 for page in range(PAGES):
-                    kept = self.model.get(page)
-                    same = kept is not None and kept[0] == generation
-                    assert told.known[page] == (same and kept is not None and kept[1] == span)
-                    assert told.sampled_out[page] == (same and kept is not None and kept[1] is None)
-                    if told.known[page]:
-                        assert kept is not None
-                        assert int(told.digests[0, page]) == kept[2]
+                    kept = self.pages.get(page)
+                    assert told.sampled_out[page] == (kept == (generation, None))
+                    for layer in LAYERS:
+                        known = kept == (generation, span) and (layer, page) in self.tiles
+                        assert told.known[layer, page] == known
+                        if known:
+                            assert told.digests[layer, page] == self.tiles[layer, page]
 
 
 BookMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
 TestBook = BookMachine.TestCase
 
 
-def test_a_book_costs_eight_bytes_a_tile_and_seventeen_a_page() -> None:
+def test_a_book_costs_nine_bytes_a_tile_and_seventeen_a_page() -> None:
     """Memory grows with tiles as the design says, so that a 64 GiB host pool stays affordable."""
-    ledger = Ledger()
-    ledger.book("p", "c", 61, 10_000)
-    assert ledger.nbytes == 61 * 10_000 * 8 + 10_000 * 17
+    ledger, mirror = Ledger(), Mirror()
+    ledger.book(mirror, "c", 61, 10_000)
+    assert ledger.nbytes == 61 * 10_000 * 9 + 10_000 * 17
+
+
+class Mirror:
+    """What owns books."""
+
+
+def test_mirrors_share_no_book_and_take_theirs_along() -> None:
+    """Each mirror has its own books whatever its pool is called, and they end with it."""
+    ledger, one, other = Ledger(), Mirror(), Mirror()
+    assert ledger.book(one, "c", 2, 4) is ledger.book(one, "c", 2, 4)
+    assert ledger.book(one, "c", 2, 4) is not ledger.book(other, "c", 2, 4)
+    before = ledger.nbytes
+    del other
+    gc.collect()
+    assert ledger.nbytes == before // 2

@@ -89,6 +89,15 @@ def test_a_longer_host_page_says_by_how_much() -> None:
     assert "7936 B longer" in finding.message
 
 
+def test_padding_that_the_host_leaves_out_is_no_fault() -> None:
+    """A shorter host page that holds every slot whole keeps every byte."""
+    host = end("host", FP8, "uint8", 1)
+    device = replace(end("device", FP8, "uint8", 1), page_span=8640, page_stride=8640)
+    assert check_mirror(mirror(device, host), time_ns=1) == []
+    (finding,) = check_mirror(mirror(host, replace(device, tier="host")), time_ns=1)
+    assert "192 B longer" in finding.message
+
+
 def test_equal_bytes_in_another_dtype_are_a_finding() -> None:
     """Bytes that agree by accident while elements are counted differently are named."""
     device = end("device", BF16, "bfloat16", 2)

@@ -107,3 +107,30 @@ def test_rank_and_world_size_come_from_the_launcher() -> None:
     assert (many.rank, many.ranks) == (3, 8)
     alone = Settings.from_environ({})
     assert (alone.rank, alone.ranks) == (0, 1)
+
+
+def test_a_sink_that_is_named_twice_is_one_sink() -> None:
+    """Two of a kind would count and record everything twice."""
+    environ = {"HICACHE_DBG_SINKS": "recording,stderr,recording"}
+    assert Settings.from_environ(environ).sinks == ("recording", "stderr")
+
+
+def test_a_user_without_a_home_has_a_folder_for_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user may have neither HOME nor an entry: that must not end the host."""
+
+    def nobody(_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(nobody))
+    assert Settings.from_environ({}).directory.is_absolute()
+
+
+def test_the_home_of_nobody_is_a_clear_error() -> None:
+    """A path under a user that does not exist is refused like any other bad value."""
+    with pytest.raises(SettingsError, match="HICACHE_DBG_DIR='~nobody-here/x' is not allowed"):
+        Settings.from_environ({"HICACHE_DBG_DIR": "~nobody-here/x"})
+
+
+def test_a_rank_that_is_no_number_is_left_alone() -> None:
+    """RANK belongs to others: what it holds ends nothing."""
+    assert Settings.from_environ({"RANK": "\u00b2", "WORLD_SIZE": "x"}).rank == 0

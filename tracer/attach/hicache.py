@@ -2,7 +2,9 @@
 
 import importlib
 import sys
+import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,11 @@ from hicache_dbg import __version__
 from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.tracer.attach.hicache_lifetimes import LifetimeAttachment
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.attach.spans import slot_spans
+from hicache_dbg.tracer.checks.layout import check_readings
 from hicache_dbg.tracer.events import Op, Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy, MirrorViews
@@ -44,6 +48,7 @@ class HiCacheAttachment:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._patches = Patches()
+        self.lifetimes = LifetimeAttachment(session)
         self._views: dict[int, MirrorViews] = {}
         self._controllers: weakref.WeakSet[HiCacheController] = weakref.WeakSet()
 
@@ -58,20 +63,26 @@ class HiCacheAttachment:
         controller = getattr(sys.modules[CONTROLLER], "HiCacheController", None)
         if controller is not None:
             self._patches.replace(controller, "__init__", self._after_construction)
+            self.lifetimes.attach_controller(controller)
+        self.lifetimes.attach()
 
     def detach(self) -> None:
         """Put the engine's own functions back; a second call changes nothing."""
+        self.lifetimes.detach()  # first: it wraps what is wrapped here
         self._patches.undo()
         self._views.clear()
 
     def pool_state(self) -> Iterator[PoolPages]:
-        """Pages by pool, tier and state, of every controller that is alive; read when asked."""
-        for controller in self._controllers:
+        """Pages by pool, tier and state, of all controllers that are alive; read when asked."""
+        pages = Counter[tuple[str, str, str]]()
+        for controller in tuple(self._controllers):
             for mirror in controller.group.mirrors:
                 for tier, pool in ((Tier.DEVICE, mirror.device), (Tier.HOST, mirror.host)):
                     free = controller.allocators[tier.value].available
-                    yield PoolPages(mirror.name, tier.value, "free", free)
-                    yield PoolPages(mirror.name, tier.value, "used", pool.pages - free)
+                    pages[mirror.name, tier.value, "free"] += free
+                    pages[mirror.name, tier.value, "used"] += pool.pages - free
+        for where, count in pages.items():
+            yield PoolPages(*where, count)
 
     def _around_backup(self, original: Callable[..., None]) -> Callable[..., None]:
         def backup(engine: TransferEngine, op: CopyOp) -> None:
@@ -147,12 +158,20 @@ class HiCacheAttachment:
 
     def _register(self, mirrors: Iterable[Mirror], generation: GenerationReader | None) -> None:
         """Read both ends of each mirror off the tensors, check them, and announce them."""
-        seen = []
+        seen, known = [], tuple(self._views.values())
         for mirror in mirrors:
             views = self._views[id(mirror)] = mirror_views(mirror, generation)
             weakref.finalize(mirror, self._views.pop, id(mirror), None)
             seen.append(views)
         self._session.register(seen, host_classes=host_classes())
+        now, rank = time.time_ns(), self._session.settings.rank
+        self._session.check(
+            lambda: [
+                finding
+                for views in seen
+                for finding in check_readings(views, known, time_ns=now, rank=rank)
+            ]
+        )
 
 
 def _generations_of(allocator: PageAllocator) -> GenerationReader:

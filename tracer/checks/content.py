@@ -21,13 +21,15 @@ class Mismatch:
     """Digests of some pages of one component that do not all agree.
 
     ``expected``, ``got`` and ``source_after`` are uint64 [layers, pages]; ``group`` says which of
-    the copy's digested pages they belong to.
+    the copy's digested pages they belong to, ``compared`` how many tiles had something to compare
+    with.
     """
 
     expected: Digests
     got: Digests
     source_after: Digests | None
     group: Flags
+    compared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,14 @@ class _Case:
     def device_page(self) -> int:
         return self._page(self.record.copy.device_pages)
 
-    def host_now(self) -> int | None:
-        """The host end of the first bad tile, digested now; None if the page is no longer the same."""
-        copy = self.record.copy
+    def host_end(self) -> int | None:
+        """What a load's first bad tile held on the host: as digested after the load, or else now.
+
+        None if the page has been written again since, or is another's.
+        """
+        copy, after = self.record.copy, self.seen.source_after
+        if after is not None:
+            return int(after[self.layer_at, self.page_at])
         page = np.array([self.host_page], np.int64)
         digest = self.digester.digest(copy.mirror.host[self.component], (self.layer,), page)
         generation = np.array([self._page(copy.generations)])
@@ -70,12 +77,28 @@ class _Case:
 Verdict = tuple[FaultClass, str, str, str]  # class, cause, slots, advice
 
 
+def _absent(case: _Case) -> Verdict | None:
+    mirror = case.record.copy.mirror
+    if case.component in mirror.host:
+        return None
+    cause = (
+        f"the host pool {mirror.host_cls} has no mirror of {case.component}, so it is never copied"
+    )
+    return (
+        FaultClass.SIDECAR_MISSING,
+        cause,
+        "",
+        "mirror the component with the pages it belongs to",
+    )
+
+
 def _geometry(case: _Case) -> Verdict | None:
     mirror = case.record.copy.mirror
     device, host = mirror.device[case.component], mirror.host[case.component]
-    if device.tile_bytes() == host.tile_bytes() and device.page_span == host.page_span:
-        return None
     beyond = slots_beyond(device, host.page_span)
+    shorter = host.page_span <= device.page_span  # of padding only, if nothing is beyond
+    if device.tile_bytes() == host.tile_bytes() and shorter and not beyond:
+        return None
     cause = (
         f"the host mirror ({mirror.host_cls}) holds {host.slot_bytes} B a slot, {host.page_span} B a page, "
         f"the device {device.slot_bytes} B a slot, {device.page_span} B a page"
@@ -102,7 +125,7 @@ def _not_delivered(case: _Case) -> Verdict | None:
             "the source kept its bytes and the destination holds others: the copy did not deliver"
         )
         return FaultClass.FAILED_LOAD, cause, "", "look at the copy's completion status"
-    if case.host_now() != int(case.seen.expected[case.layer_at, case.page_at]):
+    if case.host_end() != int(case.seen.expected[case.layer_at, case.page_at]):
         return None
     cause = (
         "the host page holds the right bytes and the device page does not: the load did not deliver"
@@ -111,24 +134,23 @@ def _not_delivered(case: _Case) -> Verdict | None:
 
 
 def _host_changed(case: _Case) -> Verdict | None:
-    now = case.host_now()
-    if now is None:
-        cause = "the host page was given away meanwhile, so the host end cannot be looked at again"
-        return FaultClass.SLOT_REUSE, cause, "", "hold the host page until the load is acknowledged"
+    if case.host_end() is None:
+        cause = (
+            "the host page has been given away since, so which end changed cannot be told any more "
+            "(HICACHE_DBG_CHECKSUM=three looks at both at once)"
+        )
+        return FaultClass.BIT_FLIP, cause, "", "run with HICACHE_DBG_CHECKSUM=three"
     cause = (
         "the load delivered what the host page holds, and that is not what was backed up: the page changed "
         "at rest or was stored wrong (HICACHE_DBG_CHECKSUM=ends tells which)"
     )
-    return (
-        FaultClass.BIT_FLIP,
-        cause,
-        "",
-        "run with HICACHE_DBG_CHECKSUM=ends; look at the GPU's ECC counters",
-    )
+    advice = "run with HICACHE_DBG_CHECKSUM=ends; look at the GPU's ECC counters"
+    return FaultClass.BIT_FLIP, cause, "", advice
 
 
 #: In this order: the first that holds names the cause.
 _CAUSES: tuple[Callable[[_Case], Verdict | None], ...] = (
+    _absent,
     _geometry,
     _source_changed,
     _not_delivered,
@@ -162,7 +184,7 @@ def explain(
         expected=f"{expected:016x}",
         got=f"{got:016x}",
         message=(
-            f"{copy.mirror.pool}.{component}: {int(bad.sum())} of {bad.size} tiles of this {copy.op} differ "
+            f"{copy.mirror.pool}.{component}: {int(bad.sum())} of {seen.compared} tiles of this {copy.op} differ "
             f"(layers {ranges(layers)}; host pages {ranges(pages[:FEW].tolist())}"
             f"{f' and {len(pages) - FEW} more' if len(pages) > FEW else ''}; first: layer {case.layer}, "
             f"host page {case.host_page}, device page {case.device_page}): {cause}"

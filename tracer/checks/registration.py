@@ -67,14 +67,16 @@ def _compare(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
 
 
 def _row_width(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
-    if host.slot_bytes == device.slot_bytes and host.page_span == device.page_span:
+    beyond = slots_beyond(device, host.page_span)
+    # A shorter page that leaves padding out keeps every byte; a longer one runs into the next page.
+    if host.slot_bytes == device.slot_bytes and host.page_span <= device.page_span and not beyond:
         return None
     unit = _slot(mirror)
-    beyond = slots_beyond(device, host.page_span) if host.page_span < device.page_span else []
+    longer = host.page_span - device.page_span
     reach = (
         f"{unit}s {ranges(beyond)} of each page are never copied"
         if beyond
-        else f"the host page is {host.page_span - device.page_span} B longer than the device's"
+        else f"the host page is {abs(longer)} B {'longer' if longer > 0 else 'shorter'} than the device's"
     )
     return _Fault(
         FaultClass.ROW_WIDTH,

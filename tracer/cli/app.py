@@ -16,6 +16,7 @@ from hicache_dbg.tracer.cli import (
     repro,
     run,
     schema,
+    selftest,
 )
 
 __all__ = ["app"]
@@ -35,6 +36,7 @@ app.command("doctor")(doctor.command)
 app.add_typer(dashboards.app, name="dashboards")
 app.command("bundle")(bundle.command)
 app.command("bench")(bench.command)
+app.command("selftest")(selftest.command)
 app.command("faults")(faults.command)
 app.command("schema")(schema.command)
 app.command("run", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache_dbg.tracer.cli.doctor_checks import Part, State, examine
-from hicache_dbg.tracer.cli.exits import MISSING, OK
+from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
 
 __all__ = ["command"]
 
@@ -18,6 +18,9 @@ _STYLE = {State.OK: "green", State.ABSENT: "dim", State.MISSING: "bold red"}
 
 
 def command(
+    sglang: Annotated[
+        bool, typer.Option("--sglang", help="What would be attached to the SGLang installed here.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what works here: versions, GPU, NVML, pinned memory, journald, ports, folders, extras.
@@ -25,9 +28,11 @@ def command(
     What the HICACHE_DBG and OTEL variables ask for and does not work is missing; what is not there
     and nothing asks for is absent. Exits 3 if anything is missing.
 
-    Example: HICACHE_DBG_SINKS=journald,otel hicache-dbg doctor
+    Examples:
+      HICACHE_DBG_SINKS=journald,otel hicache-dbg doctor
+      hicache-dbg doctor --sglang
     """
-    parts = examine()
+    parts = _sglang() if sglang else examine()
     missing = [part.name for part in parts if part.state is State.MISSING]
     if as_json:
         told = msgspec.json.encode({"missing": missing, "parts": parts})
@@ -35,6 +40,25 @@ def command(
     else:
         Console().print(_table(parts))
     raise typer.Exit(MISSING if missing else OK)
+
+
+def _sglang() -> list[Part]:
+    """The attachment table of the SGLang of this environment, as parts."""
+    from hicache_dbg.tracer.attach.sglang.survey import survey
+
+    try:
+        found = survey()
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"{error.name} is not installed here: run this in the environment SGLang runs in",
+            MISSING,
+        ) from error
+    supported = "supported" if found.supported else "not a version the tables were written for"
+    states = {"attached": State.OK, "events only": State.ABSENT, "missing": State.ABSENT}
+    return [
+        Part("sglang", State.OK, f"{found.version}, {supported}"),
+        *(Part(row.name, states[row.state], f"{row.state}: {row.detail}") for row in found.rows),
+    ]
 
 
 def _table(parts: list[Part]) -> Table:

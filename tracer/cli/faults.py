@@ -1,11 +1,11 @@
-"""``hicache-dbg faults``: the faults that can be injected, and the classes they belong to."""
+"""``hicache-dbg faults``: the faults that are injected, and the classes that they belong to."""
 
 from typing import Annotated
 
 import msgspec
 import typer
 
-from hicache_dbg.repro.faults.registry import FAULTS
+from hicache_dbg.repro.faults.registry import ALL_FAULTS, FAULTS
 
 __all__ = ["command"]
 
@@ -13,16 +13,24 @@ __all__ = ["command"]
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the faults that repro can inject, and the class a detector should name.
+    """List the faults that selftest rehearses, and the class that a detector should name.
+
+    Those marked with a star can also be injected into sessions: hicache-dbg repro --fault NAME
 
     Example: hicache-dbg faults
     """
     rows = [
-        {"fault": fault.name, "class": fault.cls.value, "summary": fault.summary}
-        for fault in FAULTS.values()
+        {
+            "fault": fault.name,
+            "class": fault.cls.value,
+            "summary": fault.summary,
+            "repro": fault.name in FAULTS,
+        }
+        for fault in ALL_FAULTS.values()
     ]
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
         return
     for row in rows:
-        typer.echo(f"{row['fault']}  ({row['class']})\n    {row['summary']}")
+        star = " *" if row["repro"] else ""
+        typer.echo(f"{row['fault']}  ({row['class']}){star}\n    {row['summary']}")

@@ -11,11 +11,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hicache_dbg.repro.config import POOL_SETS, ConfigError, RunConfig
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.repro.config import DEVICES, ConfigError, RunConfig
+from hicache_dbg.repro.engine import DeviceMissing
 from hicache_dbg.repro.faults.registry import FAULTS, fault_named
 from hicache_dbg.repro.run import run
+from hicache_dbg.repro.sets import POOL_SETS
 from hicache_dbg.repro.trace import Trace, read_trace
-from hicache_dbg.tracer.cli.exits import CommandError
+from hicache_dbg.tracer.cli.exits import MISSING, CommandError
 from hicache_dbg.tracer.cli.report import build_report
 from hicache_dbg.tracer.cli.repro_output import Outcome, exit_code, show
 from hicache_dbg.tracer.cli.repro_output import as_json as to_json
@@ -47,6 +50,7 @@ CHECKSUMS = {
     GateLevel.THREE: Checksum.THREE,
 }
 DEFAULTS = RunConfig()
+_CTX = ", ".join(f"{pool_set.ctx} for {name}" for name, pool_set in POOL_SETS.items())
 
 
 def command(
@@ -57,8 +61,12 @@ def command(
         int, typer.Option(help="Replies a session gets.", rich_help_panel="Workload")
     ] = DEFAULTS.rounds,
     ctx: Annotated[
-        int, typer.Option(help="Tokens of a session's first prompt.", rich_help_panel="Workload")
-    ] = DEFAULTS.ctx,
+        int | None,
+        typer.Option(
+            help=f"Tokens of a session's first prompt (default: {_CTX}).",
+            rich_help_panel="Workload",
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(help="Tokens of a reply.", rich_help_panel="Workload")
     ] = DEFAULTS.max_tokens,
@@ -101,7 +109,7 @@ def command(
     layout: Annotated[
         str,
         typer.Option(
-            help="Host layout: layer_first, page_first, page_first_direct.",
+            help=f"Host layout: {', '.join(Layout)} (page_head for mha only).",
             rich_help_panel="Engine",
         ),
     ] = DEFAULTS.layout,
@@ -112,6 +120,12 @@ def command(
             rich_help_panel="Engine",
         ),
     ] = "",
+    device: Annotated[
+        str,
+        typer.Option(
+            help=f"Where model and pools live: {' or '.join(DEVICES)}.", rich_help_panel="Engine"
+        ),
+    ] = DEFAULTS.device,
     index_dtype: Annotated[
         str,
         typer.Option(
@@ -149,6 +163,7 @@ def command(
     Examples:
       hicache-dbg repro
       hicache-dbg repro --fault host_sized_for_fp8
+      hicache-dbg repro --pools deepseek_v4 --layout layer_first
       hicache-dbg repro --trace conversation_trace.jsonl --requests 300
     """
     try:
@@ -166,12 +181,15 @@ def command(
             host_pages=host_pages,
             pools=pools,
             io_backend=io_backend,
+            device=device,
             scale=scale,
         )
         replay = None if trace is None else _read(trace, requests)
         outcome = _run(config, fault, replay, gate, record)
     except (ConfigError, SettingsError) as error:
         raise CommandError(str(error)) from error
+    except DeviceMissing as error:
+        raise CommandError(str(error), MISSING) from error
     if as_json:
         typer.echo(to_json(outcome))
     else:

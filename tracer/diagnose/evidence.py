@@ -50,7 +50,8 @@ class Evidence:
     classes_built: set[str] = field(default_factory=set)
     classes_unbuilt: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
-    health: Health | None = None
+    #: The last word of each run: of one rank there may be several.
+    last_words: list[Health] = field(default_factory=list)
     sessions_corrupted: int | None = None
 
     @classmethod
@@ -75,7 +76,37 @@ class Evidence:
                     self.classes_unbuilt | set(event.classes_unbuilt)
                 ) - self.classes_built
             case Health():
-                self.health = event
+                self._health(event)
+
+    @property
+    def health(self) -> Health | None:
+        """What all runs say of themselves, added up; None where none said a word."""
+        if not self.last_words:
+            return None
+        dropped, errors = Counter[str](), Counter[str]()
+        for word in self.last_words:
+            dropped.update(word.dropped)
+            errors.update(word.errors)
+        return msgspec.structs.replace(
+            self.last_words[-1],
+            copies=sum(word.copies for word in self.last_words),
+            dropped=dict(dropped),
+            errors=dict(errors),
+        )
+
+    @property
+    def unseen(self) -> int:
+        """Operations that were traced and are not here.
+
+        The bus had no room for them, the tracer failed on them, or the sink that kept these events
+        lost them. What other sinks lost is none of it.
+        """
+        health = self.health
+        if health is None:
+            return 0
+        bus = sum(lost for where, lost in health.dropped.items() if where.startswith("bus/"))
+        failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith("probe/"))
+        return bus + failed + max(0, health.copies - sum(self.paths.values()))
 
     def of_pool(self, pool: str, op: Op) -> Tiles:
         """Tiles of one pool under one operation."""
@@ -103,6 +134,13 @@ class Evidence:
         loads = [tiles for (_, op), tiles in self.by_pool.items() if op == Op.LOAD.value]
         moved = sum(tiles.moved for tiles in loads)
         return sum(tiles.verified + tiles.mismatched for tiles in loads) / moved if moved else 0.0
+
+    def _health(self, event: Health) -> None:
+        for at, word in enumerate(self.last_words):
+            if word.rank == event.rank and not word.closing and word.events <= event.events:
+                self.last_words[at] = event
+                return
+        self.last_words.append(event)
 
     def _copied(self, event: Copied) -> None:
         self.paths[event.pool, event.op.value, event.token_granular, event.layout] += 1

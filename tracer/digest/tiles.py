@@ -61,7 +61,7 @@ class TileDigester:
 
     def join(self) -> None:
         """Wait until every digest that this thread asked for can be read."""
-        for device in self._devices.values():
+        for device in tuple(self._devices.values()):  # another thread may add one
             device.join()
 
     def _device(self, name: str) -> "_Device":

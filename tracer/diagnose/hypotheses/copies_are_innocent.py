@@ -16,6 +16,10 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         return Verdict.UNDECIDED, (
             f"{tiles.verified} tiles verified, but {tiles.skipped} of {tiles.moved} were not looked at"
         )
+    if evidence.unseen:
+        return Verdict.UNDECIDED, (
+            f"{tiles.verified} tiles verified, but {evidence.unseen} operations were lost on the way here"
+        )
     return Verdict.CONFIRMED, (
         f"all {tiles.verified} loaded tiles equal what was backed up ({tiles.witnessed} more witnessed)"
         + ("; sessions are corrupt all the same" if evidence.sessions_corrupted else "")
@@ -26,7 +30,7 @@ HYPOTHESIS = Hypothesis(
     name="copies_are_innocent",
     question="Is every copy between the tiers good?",
     falsified_by="one mismatched tile, or any finding",
-    confirmed_by="every loaded tile compared equal, none skipped",
+    confirmed_by="every loaded tile compared equal, none skipped, no operation lost",
     words="every copy is proven good",
     judge=_judge,
     rank=0,

@@ -16,7 +16,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         for pool in evidence.mirrors
     }
     if not any(backups for backups, _ in moved.values()):
-        return Verdict.UNDECIDED, "nothing was copied at all"
+        return Verdict.UNDECIDED, "no backup was recorded"
     idle = sorted(pool for pool, (backups, _) in moved.items() if not backups)
     if idle:
         return Verdict.CONFIRMED, f"mirrored and never copied: {', '.join(idle)}"

@@ -7,12 +7,12 @@ ENOUGH = 0.99
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
-    dropped = sum(evidence.health.dropped.values()) if evidence.health else 0
+    unseen = evidence.unseen
     share = evidence.checked_share
     if not evidence.paths:
         return Verdict.CONFIRMED, "no copy was recorded"
-    detail = f"{share:.1%} of the loaded tiles were compared, {dropped} events were dropped"
-    if share >= ENOUGH and not dropped:
+    detail = f"{share:.1%} of the loaded tiles were compared, {unseen} operations were lost"
+    if share >= ENOUGH and not unseen:
         return Verdict.FALSIFIED, detail
     reasons = ", ".join(f"{why} {count}" for why, count in evidence.skipped.most_common(3))
     return Verdict.CONFIRMED, detail + (f" (skipped: {reasons})" if reasons else "")
@@ -21,8 +21,8 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
 HYPOTHESIS = Hypothesis(
     name="tracer_was_blind",
     question="Was too little checked to say anything?",
-    falsified_by="at least 99 % of the loaded tiles were compared and no event was dropped",
-    confirmed_by="a smaller share, or drops",
+    falsified_by="at least 99 % of the loaded tiles were compared and no operation was lost",
+    confirmed_by="a smaller share, or lost operations",
     words="too little was checked to say anything",
     judge=_judge,
     rank=2,

@@ -1,0 +1,57 @@
+"""Bytes that change at rest, with nobody writing."""
+
+from collections.abc import Callable
+
+import torch
+
+from hicache_dbg.pools.indices import Ids
+from hicache_dbg.pools.state import CacheState
+from hicache_dbg.repro.faults.base import Fault, Target, inside
+from hicache_dbg.repro.faults.places import put
+from hicache_dbg.tracer.events import FaultClass
+
+__all__ = ["FAULTS"]
+
+
+def _flipped(number: int, bits: int) -> Callable[[Target], None]:
+    """One byte of the first host page of each backup changes after it has been acknowledged."""
+
+    def install(target: Target) -> None:
+        state = inside(target.controller)
+        pool = target.controller.group.mirrors[number].host
+        buffer = next(iter(pool.buffers.values()))
+        memory = buffer.tensors[0].view(torch.uint8)
+        seen: set[int] = set()
+
+        def end(host: Ids, device: Ids) -> None:
+            CacheState.end(state, host, device)
+            page = int(host[0])
+            if page in seen:
+                return  # a load, or a second backup: it was flipped once
+            seen.add(page)
+            at = [0] * memory.ndim
+            at[buffer.dims.index("page")] = page
+            memory[tuple(at)] ^= bits
+            target.harmed([page])
+
+        put(state, "end", end)
+
+    return install
+
+
+FAULTS = (
+    Fault(
+        name="bit_flips_in_index_k",
+        cls=FaultClass.BIT_FLIP,
+        summary="one bit of a resting host page of index-K changes",
+        install=_flipped(1, 0x01),
+        pools=("dsa_index_k",),
+    ),
+    Fault(
+        name="byte_stuck_in_latent",
+        cls=FaultClass.BIT_FLIP,
+        summary="all bits of one byte of a resting latent page change",
+        install=_flipped(0, 0xFF),
+        pools=("mla",),
+    ),
+)

@@ -1,0 +1,16 @@
+"""All pool sets by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hicache_dbg.repro.mha import MHA
+from hicache_dbg.repro.mla import MLA_INDEX_K
+from hicache_dbg.repro.poolset import PoolSet
+from hicache_dbg.repro.v4.model import DEEPSEEK_V4
+
+__all__ = ["POOL_SETS"]
+
+POOL_SETS: Mapping[str, PoolSet] = MappingProxyType(
+    {"mla_index_k": MLA_INDEX_K, "mha": MHA, "deepseek_v4": DEEPSEEK_V4}
+)
+"""The pool sets that a run can keep its cache in."""

@@ -1,0 +1,275 @@
+"""Attaching and detaching, what is one operation, and what is said of what is not recognised."""
+
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from released_base import DECLARED, ENGINE, LAYERS, VERSION, anchor, bytes_of
+from released_driving import LAYER_COUNT, backup, indices, load
+from released_pages import index_k, v4
+from released_rows import mha, mla
+from released_traced import Start
+
+from hicache_dbg.tracer.attach.sglang import versions
+from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
+from hicache_dbg.tracer.attach.sglang.classes import host_pool_classes, is_ours
+from hicache_dbg.tracer.events import Copied, Finding, Op, Started
+from hicache_dbg.tracer.settings import Checksum
+
+
+def functions() -> dict[str, object]:
+    """Every function of every host pool class, as it is bound now."""
+    return {
+        f"{cls.__qualname__}.{name}": value
+        for cls in host_pool_classes()
+        for name, value in vars(cls).items()
+        if callable(value)
+    }
+
+
+def test_detaching_restores_the_very_same_functions(traced: Start) -> None:
+    """What was wrapped is, afterwards, the object that it was."""
+    before = functions()
+    run = traced()
+    wrapped = {name for name, value in functions().items() if value is not before[name]}
+    assert {name.rpartition(".")[2] for name in wrapped} >= {
+        "__init__",
+        "alloc",
+        "backup_from_device_all_layer",
+        "load_to_device_per_layer",
+    }
+    run.attachment.attach()  # once more changes nothing
+    run.attachment.detach()
+    assert functions() == before
+
+
+def test_every_operation_of_this_version_is_wrapped(traced: Start) -> None:
+    """The table names methods that exist, and they are ours while attached."""
+    traced()
+    import importlib
+
+    mine = [op for op in versions.OPERATIONS if VERSION in op.versions]
+    assert mine
+    for operation in mine:
+        try:
+            module = importlib.import_module(operation.module)
+        except ImportError:  # needs what a CPU has not
+            continue
+        assert is_ours(getattr(getattr(module, operation.cls), operation.method)), operation
+
+
+def test_nothing_of_ours_runs_before_the_first_pool(traced: Start) -> None:
+    """No session, no thread, no event in a process that never builds a host pool."""
+    run = traced()
+    assert run.attachment.observer.session() is None
+    mla("layer_first")
+    assert run.attachment.observer.session() is not None
+
+
+@pytest.mark.parametrize("checksum", list(Checksum))
+def test_a_load_is_one_event_however_many_layers(traced: Start, checksum: Checksum) -> None:
+    """One load of two layers is one event; a layer's gate opens after its bytes are there."""
+    run = traced(checksum=checksum)
+    setup = mla("page_first")
+    before = bytes_of(setup.devices[0], setup.rows).clone()
+    host = indices([5], setup.page)
+    backup(setup, host, indices([1], setup.page), "kernel")
+    seen = []
+    load(
+        setup,
+        host,
+        indices([2], setup.page),
+        "kernel",
+        lambda layer: seen.append((layer, len(run.sink.of(Copied)))),
+    )
+    assert seen == [(layer, 1) for layer in range(LAYERS)]  # the load's own event comes after
+    assert bytes_of(setup.devices[0], setup.rows)[2].equal(before[1])
+    events = run.sink.of(Copied)
+    assert [(event.op, event.layers) for event in events] == [(Op.BACKUP, 2), (Op.LOAD, 2)]
+    assert run.sink.of(Finding) == []
+
+
+def test_pools_of_one_operation_share_its_number(traced: Start) -> None:
+    """What one submit moves for several pools is one operation, an event a pool."""
+    if not ENGINE:
+        pytest.skip(f"{VERSION} moves one pool an operation here")
+    from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
+
+    run = traced()
+    latent, index = mla("layer_first"), index_k("layer_first")
+    transfers = [
+        L2Transfer(
+            setup.pool, setup.pool_device, indices([5], setup.page), indices([1], setup.page)
+        )
+        for setup in (latent, index)
+    ]
+    engine = L2TransferEngine("kernel")
+    engine.submit_device_to_host(transfers)
+    engine.submit_host_to_device(transfers, **{LAYER_COUNT: LAYERS})
+    events = run.sink.of(Copied)
+    assert [(event.pool, event.op) for event in events] == [
+        ("kv", Op.BACKUP),
+        ("indexer", Op.BACKUP),
+        ("kv", Op.LOAD),
+        ("indexer", Op.LOAD),
+    ]
+    assert [event.op_id - events[0].op_id for event in events] == [0, 0, 1, 1]
+
+
+def test_the_start_is_said_once_for_all_pools(traced: Start) -> None:
+    """Pools built before the first copy are in one announcement, with the geometry of both ends."""
+    run = traced()
+    latent, index = mla("layer_first"), index_k("layer_first")
+    for setup in (latent, index):
+        backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+    (started,) = run.sink.of(Started)
+    assert [mirror.pool for mirror in started.mirrors] == ["kv", "indexer"]
+    assert [mirror.host.cls for mirror in started.mirrors] == [
+        "MLATokenToKVPoolHost",
+        "DSAIndexerPoolHost",
+    ]
+    (component,) = started.mirrors[1].host.components
+    assert (component.slot_bytes, component.page_bytes) == (132, 8448)
+
+
+def test_a_class_without_a_view_is_named_and_its_copies_are_seen(
+    traced: Start,
+) -> None:
+    """A host pool class that nobody knows: not recognised, its operations are events, no tile is judged."""
+    setup = mla("layer_first")
+    setup.pool.__class__ = type("OtherPoolHost", (type(setup.pool),), {})
+    run = traced()  # so the pool is met at its first copy
+    host = indices([5], setup.page)
+    backup(setup, host, indices([1], setup.page), "kernel")
+    load(setup, host, indices([2], setup.page), "kernel")
+    (started,) = run.sink.of(Started)
+    (unrecognised,) = started.unrecognised
+    assert unrecognised.startswith("OtherPoolHost (pool ")
+    assert started.classes_built == ("OtherPoolHost",)
+    events = run.sink.of(Copied)
+    assert [(event.op, event.cls, event.h, event.layers) for event in events] == [
+        (Op.BACKUP, "OtherPoolHost", 4, LAYERS),
+        (Op.LOAD, "OtherPoolHost", 4, LAYERS),
+    ]
+    assert all(event.skipped == {"unwitnessed": LAYERS} for event in events)
+
+
+def test_a_pool_that_reads_otherwise_is_not_recognised(traced: Start) -> None:
+    """A known class whose tensors are not where its version keeps them costs its view, nothing else."""
+    run = traced()
+    setup = mla("layer_first")
+    kept = setup.pool.kv_buffer
+    setup.pool.kv_buffer = None
+    run.attachment.observer.registry.add(setup.pool)
+    setup.pool.kv_buffer = kept
+    (unrecognised,) = run.attachment.observer.registry.inventory.unrecognised
+    assert unrecognised.startswith("MLATokenToKVPoolHost (pool kv#2): ")
+
+
+def test_an_unknown_version_says_so(traced: Start) -> None:
+    """A version that the tables were not written for is attached to all the same, and named."""
+    attachment = SglangAttachment("0.6.1", lambda: pytest.fail("no pool, no session"))
+    assert attachment.observer.registry.inventory.unrecognised == [
+        "sglang 0.6.1: written for 0.5.13 to 0.5.23"
+    ]
+    assert "MLATokenToKVPoolHost" in attachment.host_classes()
+
+
+def test_what_sglang_refuses_goes_on_to_sglang(traced: Start) -> None:
+    """An exception of a pool reaches its caller, and the event says so."""
+    run = traced()
+    pool = index_k("layer_first").pool
+    with pytest.raises(ValueError, match="page-aligned"):
+        pool.backup_from_device_all_layer(
+            pool.device_pool, torch.arange(3), torch.arange(3), "kernel"
+        )
+    (event,) = run.sink.of(Copied)
+    assert event.status.startswith("ValueError")
+    assert (event.h, event.pages) == (3, 0)
+
+
+def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None:
+    """Freed, given away and filled from elsewhere: a load of it is unwitnessed, never a mismatch."""
+    run = traced()
+    setup = mla("layer_first")
+    host = setup.pool.alloc(setup.page)
+    backup(setup, host, indices([1], setup.page), "kernel")
+    setup.pool.free(host)
+    taken = setup.pool.alloc(setup.pool.available_size())  # all there is, so this page too
+    assert set(host.tolist()) <= set(taken.tolist())
+    setup.pool.kv_buffer.zero_()
+    load(setup, host, indices([2], setup.page), "kernel")
+    assert run.sink.of(Copied)[-1].skipped == {"unwitnessed": LAYERS}
+    assert run.sink.of(Finding) == []
+
+
+def test_a_pool_follows_the_allocations_of_its_anchor(traced: Start) -> None:
+    """The group tells whose indices a pool uses: its pages are given away when the anchor's are."""
+    from sglang.srt.mem_cache import memory_pool_host
+
+    run = traced()
+    logical = memory_pool_host.LogicalHostPool(16 * 256, 256)
+    swa = v4("swa", 149760, 256)("layer_first").pool
+    c4 = v4("deepseek_v4_c4", 37440, 256)("layer_first").pool
+    entries = [
+        SimpleNamespace(
+            name=name,
+            host_pool=pool,
+            device_pool=None,
+            layer_mapper=None,
+            is_primary_index_anchor=name == "kv",
+        )
+        for name, pool in (("kv", logical), ("swa", swa), ("deepseek_v4_c4", c4))
+    ]
+    group(entries)
+    generation = run.record(c4).generation
+    pages = torch.arange(3).numpy()
+    assert generation(pages).tolist() == [0, 0, 0]
+    logical.alloc(512)
+    swa.alloc(256)
+    assert generation(pages).tolist() == [1, 1, 0]
+
+
+def group(entries: list[Any]) -> Any:
+    """The real group of this version."""
+    try:
+        from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
+    except ImportError:
+        from sglang.srt.mem_cache.memory_pool_host import HostPoolGroup
+    return HostPoolGroup(entries)
+
+
+@pytest.mark.skipif(not ENGINE, reason="bytes are counted from 0.5.18 on")
+def test_bytes_that_moved_stand_beside_sglangs_count(
+    traced: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two pages of C4 in two layers: 149,760 B moved, 19,169,280 B by SGLang's own rule."""
+    run = traced()
+    setup = v4("deepseek_v4_c4", 37440, 256)("page_first")
+    with caplog.at_level(logging.WARNING, "hicache_dbg"):
+        for _ in range(2):
+            backup(setup, indices([5, 0], 256), indices([1, 4], 256), "kernel")
+    moved = run.attachment.observer.bytes.moved["deepseek_v4_c4"]
+    assert (moved.real, moved.counted) == (2 * 149760, 2 * 19169280)
+    (record,) = (record for record in caplog.records if record.name == "hicache_dbg")  # said once
+    assert "moved 149760 B and counts there as 19169280 B (128 times)" in record.getMessage()
+    assert [event.bytes for event in run.sink.of(Copied)] == [149760, 149760]
+
+
+def test_an_anchor_given_to_the_constructor_is_followed(traced: Start) -> None:
+    """Index-K rides on the indices of the pool that it was built with."""
+    if DECLARED:
+        pytest.skip("built through a declaration")
+
+    run = traced()
+    latent = mha("layer_first").pool
+    device = index_k("layer_first").pool_device
+    shape = anchor()
+    latent.page_size, latent.size, latent.page_num = shape.page_size, shape.size, shape.page_num
+    pool = type(index_k("layer_first").pool)(device, latent, "layer_first", pin_memory=False)
+    assert len(run.record(pool).sources) == 2

@@ -1,0 +1,78 @@
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+"""Runs operations as this version of SGLang runs them, on a CPU."""
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from released_base import ENGINE, LAYERS, NUMBER, Setup
+
+__all__ = ["LAYER_COUNT", "backup", "indices", "load"]
+
+#: What the engine's load calls the number of layers.
+LAYER_COUNT = "transfer_layer_id_max" if NUMBER >= (0, 5, 21) else "layer_num"
+
+
+def indices(pages: Sequence[int], page: int) -> torch.Tensor:
+    """All indices of whole pages."""
+    return torch.cat([torch.arange(p * page, (p + 1) * page) for p in pages])
+
+
+def backup(setup: Setup, host: torch.Tensor, device: torch.Tensor, io_backend: str) -> None:
+    """One backup of one pool."""
+    if ENGINE:
+        engine, transfer = _engine(setup, host, device, io_backend)
+        engine.submit_device_to_host([transfer])
+        return
+    controller = _controller(setup, io_backend)
+    controller.write_queue.append(_operation(host, device))
+    controller.start_writing()
+
+
+def load(
+    setup: Setup,
+    host: torch.Tensor,
+    device: torch.Tensor,
+    io_backend: str,
+    on_layer_done: Callable[[int], None] = lambda _: None,
+) -> None:
+    """One load of one pool, layer by layer."""
+    if ENGINE:
+        engine, transfer = _engine(setup, host, device, io_backend)
+        engine.submit_host_to_device(
+            [transfer], **{LAYER_COUNT: LAYERS}, on_layer_done=on_layer_done
+        )
+        return
+    controller = _controller(setup, io_backend)
+    controller.load_queue.append(_operation(host, device))
+    for event in controller.layer_done_counter.events:
+        event.complete = on_layer_done
+    controller.start_loading()
+
+
+def _engine(
+    setup: Setup, host: torch.Tensor, device: torch.Tensor, io_backend: str
+) -> tuple[Any, Any]:
+    from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
+
+    return L2TransferEngine(io_backend), L2Transfer(setup.pool, setup.pool_device, host, device)
+
+
+def _operation(host: torch.Tensor, device: torch.Tensor) -> Any:
+    from sglang.srt.managers.cache_controller import CacheOperation
+
+    return CacheOperation(host, device, node_id=1)
+
+
+def _controller(setup: Setup, io_backend: str) -> Any:
+    from sglang.srt.managers.cache_controller import HiCacheController
+
+    allocator = SimpleNamespace(get_kvcache=lambda: setup.pool_device)
+    return HiCacheController(
+        *(allocator, setup.pool, setup.page, None, threading.Event()),
+        write_policy="write_through",
+        io_backend=io_backend,
+    )

@@ -1,0 +1,145 @@
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+"""Host pools whose rows are tokens: MHA, MLA, and an index without V."""
+
+from typing import Any
+
+import torch
+from released_base import (
+    DESCRIBED,
+    DEVICE_PAGES,
+    LAYERS,
+    Setup,
+    Tensors,
+    anchor,
+    device_like,
+    host_class,
+    pointers,
+    random_bytes,
+)
+
+__all__ = ["asymmetric", "k_only", "mha", "mla", "mla_sharded"]
+
+_PAGE = 4
+_SLOTS = DEVICE_PAGES * _PAGE
+
+
+def mha(layout: str, v_dim: int = 8) -> Setup:
+    """2 heads of 8; with another ``v_dim`` the class for two widths."""
+    k = [random_bytes(_SLOTS, 2, 8) for _ in range(LAYERS)]
+    v = [random_bytes(_SLOTS, 2, v_dim) for _ in range(LAYERS)]
+    if DESCRIBED:
+        pool = _described_mha(k, v, layout, v_dim)
+    else:
+        name = "MHATokenToKVPoolHost" if v_dim == 8 else "AsymmetricMHATokenToKVPoolHost"
+        cls = host_class(name, "mha")
+        device = device_like(
+            size=_SLOTS - _PAGE,
+            head_num=2,
+            head_dim=8,
+            v_head_dim=v_dim,
+            row_dim=2 * 8,
+            k_buffer=k,
+            v_buffer=v,
+            k_data_ptrs=pointers(k),
+            v_data_ptrs=pointers(v),
+        )
+        pool = cls(device, 2.0, 0, _PAGE, layout, pin_memory=False)
+    return Setup(pool, _PAGE, [*k, *v], _PAGE, getattr(pool, "device_pool", None))
+
+
+def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int) -> Any:
+    from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
+    from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
+
+    buffers = KVBuffers(
+        k=tuple(k),
+        v=tuple(v),
+        k_data_ptrs=pointers(k),
+        v_data_ptrs=pointers(v),
+        layout=KVBufferLayout.NHD,
+    )
+    info = MHABufferInfo(
+        buffers=buffers,
+        page_size=_PAGE,
+        head_num=2,
+        head_dim=8,
+        v_head_dim=v_dim,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    return get_mha_host_pool_cls(info)(
+        info,
+        2.0,
+        0,
+        _PAGE,
+        layout,
+        pin_memory=False,
+        device_capacity_tokens=_SLOTS - _PAGE,
+        start_layer=0,
+        end_layer=LAYERS,
+    )
+
+
+def asymmetric(layout: str) -> Setup:
+    """K and V of two widths."""
+    return mha(layout, v_dim=16)
+
+
+def mla(layout: str, ranks: int = 1) -> Setup:
+    """Latent rows of 24; with ``ranks`` indices are dealt out over that many."""
+    rows = [random_bytes(_SLOTS, 1, 24) for _ in range(LAYERS)]
+    page = _PAGE * ranks
+    shard: dict[str, Any] = {"dcp_size": ranks, "dcp_rank": ranks - 1} if ranks > 1 else {}
+    if DESCRIBED:
+        from sglang.srt.mem_cache.device_pool_info import MLABufferInfo
+        from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+
+        info = MLABufferInfo(
+            buffers=tuple(rows),
+            data_ptrs=pointers(rows),
+            layer_indices=tuple(range(LAYERS)),
+            device_layer_num=LAYERS,
+            page_size=_PAGE,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            kv_cache_dim=24,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+        )
+        capacity = {"device_capacity_tokens": _SLOTS - _PAGE, "target_layer_num": LAYERS}
+        pool = MLATokenToKVPoolHost(
+            *(info, 2.0, 0, page, layout),
+            pin_memory=False,
+            start_layer=0,
+            end_layer=LAYERS,
+            **capacity,
+            **shard,
+        )
+    else:
+        device = device_like(
+            size=_SLOTS - _PAGE,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            kv_buffer=rows,
+            data_ptrs=pointers(rows),
+        )
+        pool = host_class("MLATokenToKVPoolHost", "mla")(
+            device, 2.0, 0, page, layout, pin_memory=False, **shard
+        )
+    return Setup(pool, page, rows, _PAGE, getattr(pool, "device_pool", None))
+
+
+def mla_sharded(layout: str) -> Setup:
+    """The second of two context-parallel ranks."""
+    return mla(layout, ranks=2)
+
+
+def k_only(layout: str) -> Setup:
+    """Index-K rows without V."""
+    k = [random_bytes(_SLOTS, 1, 16) for _ in range(LAYERS)]
+    device = device_like(head_num=1, head_dim=16, k_buffer=k)
+    pool = host_class("MHATokenToKOnlyPoolHost", "mha")(
+        device, anchor(layout, _PAGE), layout, pin_memory=False
+    )
+    return Setup(pool, _PAGE, k, _PAGE, device)

@@ -1,0 +1,227 @@
+"""The checks attached to the real engine: nothing on clean runs, everything that is done wrong."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.pools.caching import group_of, sequences, turn
+
+from hicache_dbg.pools.allocator import AllocatorError, PageAllocator
+from hicache_dbg.pools.backups import WritePolicy
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.radix import RadixTree
+from hicache_dbg.pools.state import CacheState
+from hicache_dbg.pools.streams import SimulatedEvent, SimulatedStream, SimulatedStreams
+from hicache_dbg.pools.ticket import Load, LoadTicket
+from hicache_dbg.pools.transfer import TransferEngine
+from hicache_dbg.pools.worker import Worker
+from hicache_dbg.repro.faults.rehearsal import rehearse
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+from hicache_dbg.tracer.attach.hicache_streams import Kernel, Touch
+from hicache_dbg.tracer.events import FaultClass, Finding, Health
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+WRAPPED = (
+    *((PageAllocator, name) for name in ("alloc", "free", "acquire", "release")),
+    *((RadixTree, name) for name in ("lock", "pin", "unlock", "unpin")),
+    *((CacheState, name) for name in ("begin", "end")),
+    *((TransferEngine, name) for name in ("backup", "load")),
+    *((Load, name) for name in ("open", "finish")),
+    (LoadTicket, "wait_layer"),
+    *((SimulatedStream, name) for name in ("submit", "record", "wait_for")),
+    (SimulatedEvent, "synchronize"),
+    (SimulatedStreams, "synchronize"),
+    (Worker, "submit"),
+    *((HiCacheController, name) for name in ("__init__", "close", "match", "insert")),
+)
+
+Traced = Callable[..., tuple[Runtime, MemorySink]]
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    """Starts a runtime with a memory sink; stopped at the end."""
+    running: list[Runtime] = []
+
+    def start(**settings: object) -> tuple[Runtime, MemorySink]:
+        sink = MemorySink()
+        given = {"gate": Gate.ON, "checksum": Checksum.OFF, **settings}
+        running.append(Runtime.start(Settings(**given), sinks=[sink]))  # type: ignore[arg-type]
+        return running[-1], sink
+
+    yield start
+    for runtime in running:
+        runtime.stop()
+
+
+def findings(runtime: Runtime, sink: MemorySink) -> list[Finding]:
+    """All findings so far."""
+    assert runtime.flush()
+    return sink.of(Finding)
+
+
+def test_detaching_restores_the_very_same_functions() -> None:
+    """Whatever was wrapped is the object that it was, also after attaching twice."""
+    before = [vars(owner)[name] for owner, name in WRAPPED]
+    runtime = Runtime.start(Settings(gate=Gate.ON), sinks=[])
+    assert all(vars(o)[n] is not b for (o, n), b in zip(WRAPPED, before, strict=True))
+    runtime.attachment.attach()
+    runtime.stop()
+    assert all(vars(o)[n] is b for (o, n), b in zip(WRAPPED, before, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    choices=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=20),
+    policy=st.sampled_from(["write_through", "write_through_selective", "write_back"]),
+    pages=st.tuples(st.integers(5, 9), st.integers(1, 20)),
+    layout=st.sampled_from([Layout.LAYER_FIRST, Layout.PAGE_FIRST]),
+)
+def test_a_clean_engine_is_never_accused(
+    choices: list[list[int]], policy: WritePolicy, pages: tuple[int, int], layout: Layout
+) -> None:
+    """Any sequence of readers under any policy and pressure: no finding, none of our own failures."""
+    sink = MemorySink()
+    with Runtime.start(Settings(gate=Gate.ON, checksum=Checksum.OFF), sinks=[sink]) as runtime:
+        with HiCacheController(group_of(*pages, layout), policy=policy) as controller:
+            for tokens in sequences(choices):
+                turn(controller, tokens)
+            controller.flush()
+        assert findings(runtime, sink) == []
+    assert sink.of(Health)[-1].errors == {}
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
+def test_concurrent_readers_are_never_accused(traced: Traced, policy: WritePolicy) -> None:
+    """Four threads on one small device, many copies under way: no finding."""
+    runtime, sink = traced()
+    rng = np.random.default_rng(3)
+    choices = [[int(page) for page in rng.integers(0, 3, rng.integers(1, 5))] for _ in range(100)]
+    with HiCacheController(group_of(device_pages=24, host_pages=40), policy=policy) as controller:
+        with ThreadPoolExecutor(4) as readers:
+            list(readers.map(lambda tokens: turn(controller, tokens), sequences(choices)))
+        controller.flush()
+        assert controller.stats.backups > 10
+    assert findings(runtime, sink) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_and_copies_that_wait_are_never_accused(traced: Traced, seed: int) -> None:
+    """Whatever order the stream's work runs in: each wait is seen, and no wrong byte is read."""
+    runtime, sink = traced(checksum=Checksum.THREE)
+    assert isinstance(runtime.attachment, HiCacheAttachment)
+    seen = rehearse(None, runtime.attachment.lifetimes.host_access, seed=seed)
+    assert findings(runtime, sink) == []
+    assert (seen.wrong, seen.errors) == ([], [])
+    assert (seen.loads, seen.read) == (4, 96)
+
+
+def test_a_double_free_is_told_though_the_allocator_refuses_it(traced: Traced) -> None:
+    """The refusal reaches the caller as before; the finding has both frees and the hand-out."""
+    runtime, sink = traced()
+    allocator = PageAllocator(4, "host")
+    pages = allocator.alloc(2)
+    allocator.free(pages)
+    with pytest.raises(AllocatorError, match="double free"):
+        allocator.free(pages)
+    (found,) = findings(runtime, sink)
+    assert (found.cls, found.pool, found.pages) == (FaultClass.DOUBLE_FREE, "host", (0, 1))
+    assert found.message.count("test_lifetimes.py") == 3
+
+
+def test_pages_from_before_tracing_are_no_finding(traced: Traced) -> None:
+    """Attached in the middle of a run: copies, pages and pins that began before are believed."""
+    controller = HiCacheController(group_of(device_pages=6))
+    one, two = sequences([[1, 1, 1, 1], [2, 2, 2, 2]])
+    turn(controller, one)
+    match = controller.match(one)
+    runtime, sink = traced()
+    controller.unlock(match)
+    for tokens in (two, one, two):
+        turn(controller, tokens)
+        controller.flush()
+    assert controller.stats.loads > 0
+    controller.close()
+    assert findings(runtime, sink) == []
+
+
+def test_a_gap_makes_the_books_start_over(traced: Traced) -> None:
+    """What was done while tracing was off is unknown: nothing is concluded from what stood before."""
+    runtime, sink = traced()
+    allocator = PageAllocator(4, "host")
+    pages = allocator.alloc(2)
+    runtime.switch(on=False)
+    allocator.free(pages)
+    runtime.switch(on=True)
+    assert allocator.alloc(2).tolist() == pages.tolist()
+    assert findings(runtime, sink) == []
+    with pytest.raises(AllocatorError):
+        allocator.free([0, 0])
+    assert [item.cls for item in findings(runtime, sink)] == [FaultClass.DOUBLE_FREE]
+
+
+def test_a_full_ring_accuses_nobody(traced: Traced) -> None:
+    """Notes that found no room are lost with all they would have explained."""
+    runtime, sink = traced(queue=4)
+    with HiCacheController(group_of(device_pages=6)) as controller:
+        for tokens in sequences([[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 1], [0, 0, 0, 0]]):
+            turn(controller, tokens)
+            controller.flush()
+    assert findings(runtime, sink) == []
+    runtime.stop()
+    assert sink.of(Health)[-1].dropped["bus/queue_full"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_begins_with_empty_books(traced: Traced) -> None:
+    """The child frees what the parent handed out, and hands it out itself: no finding there."""
+    runtime, sink = traced()
+    allocator = PageAllocator(4, "host")
+    pages = allocator.alloc(2)
+    assert runtime.flush()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        allocator.free(pages)
+        allocator.alloc(3)
+        runtime.flush()
+        os.write(write, str(len(sink.of(Finding))).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 8) == b"0"
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_copies_within_stream_work_belong_to_the_stream(traced: Traced, waits: bool) -> None:
+    """A backup that a stream carries out is ordered by that stream's waits, whoever runs it."""
+    runtime, sink = traced()
+    streams = SimulatedStreams(1)
+    forward, store = streams.stream("forward"), streams.stream("store")
+    with HiCacheController(group_of()) as controller:
+        state = controller._state
+        (pool, *_) = controller.group.device.values()
+        device, host = controller.alloc_device(2), state.host.alloc(2)
+        touch = Touch(pool, (0, 1, 2), device.tolist(), writes=True)
+        forward.submit(Kernel("write", lambda: None, (touch,)))
+        if waits:
+            store.wait_for(forward.record())
+        with state.changed:
+            op = state.begin("backup", host, device)
+        store.submit(lambda: TransferEngine().backup(op))
+        streams.synchronize()
+        with state.changed:
+            state.end(host, device)
+            state.host.free(host)
+    found = findings(runtime, sink)
+    assert [(item.cls, item.pool, item.pages) for item in found] == (
+        [] if waits else [(FaultClass.STORE_BEFORE_WRITE, pool.geometry.name, (0, 1))]
+    )

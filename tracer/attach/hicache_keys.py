@@ -1,0 +1,96 @@
+"""Notes on the engine's prefix cache: which tokens pages were inserted for, and found for."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_dbg.pools.indices import Ids
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.checks.identity import prefix_digests
+from hicache_dbg.tracer.checks.violation import Violation
+
+if TYPE_CHECKING:
+    from hicache_dbg.pools.controller import HiCacheController, Match
+    from hicache_dbg.pools.radix import InsertResult
+    from hicache_dbg.pools.radix_types import Tokens
+
+__all__ = ["KeyNotes"]
+
+
+class KeyNotes:
+    """What a reader asks for, and what the pages that it is given were written for."""
+
+    def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
+        self._notes = notes
+        self._books = books
+
+    def around_match(self, original: Callable[..., "Match"]) -> Callable[..., "Match"]:
+        """Pages that are found, and locked, should be those of the tokens asked for."""
+
+        def match(controller: "HiCacheController", tokens: "Tokens") -> "Match":
+            found = original(controller, tokens)
+            if found.pages:
+                with self._notes.errors.at("lifetimes/match"):
+                    self._asked(controller, tokens, found)
+            return found
+
+        return match
+
+    def _asked(self, controller: "HiCacheController", tokens: "Tokens", found: "Match") -> None:
+        pages, by = _pages_of(controller, tokens, found.pages), access("match")
+        cut, parts = found.device_pages.size, []
+        for name, ids, span in (
+            ("device", found.device_pages, slice(None, cut)),
+            ("host", found.host_pages, slice(cut, None)),
+        ):
+            allocator = controller.allocators[name]
+            parts.append((allocator, ids.copy(), allocator.generation(ids).astype(np.int64), span))
+
+        def turn() -> list[Violation]:
+            books, digests = self._books(), prefix_digests(pages)
+            return [
+                violation
+                for allocator, ids, generations, span in parts
+                for violation in books.asked(allocator, ids, generations, digests[span], by)
+            ]
+
+        self._notes.take(turn, "+".join(controller.group.device))
+
+    def around_insert(
+        self, original: Callable[..., "InsertResult"]
+    ) -> Callable[..., "InsertResult"]:
+        """The pages are the caller's until now, and hold what these tokens stand for."""
+
+        def insert(
+            controller: "HiCacheController", tokens: "Tokens", device_pages: Ids
+        ) -> "InsertResult":
+            with self._notes.errors.at("lifetimes/insert"):
+                self._said(controller, tokens, np.array(device_pages, np.int64).reshape(-1))
+            return original(controller, tokens, device_pages)
+
+        return insert
+
+    def _said(self, controller: "HiCacheController", tokens: "Tokens", ids: Ids) -> None:
+        pages, by = _pages_of(controller, tokens, ids.size), access("insert")
+        device = controller.allocators["device"]
+        if len(pages) != ids.size or not ((ids >= 0) & (ids < device.pages)).all():
+            return  # the engine is about to refuse it
+        generations = device.generation(ids).astype(np.int64)
+
+        def turn() -> list[Violation]:
+            books, digests = self._books(), prefix_digests(pages)
+            found = books.asked(device, ids, generations, digests, by)
+            books.identity(device).say(ids, generations, digests)
+            return found
+
+        self._notes.take(turn, "+".join(controller.group.device))
+
+
+def _pages_of(controller: "HiCacheController", tokens: "Tokens", count: int) -> list[bytes]:
+    """The tokens of the first ``count`` whole pages, as the int32 bytes that keys are made of."""
+    raw = tokens if isinstance(tokens, bytes) else np.asarray(tokens).astype("<i4").tobytes()
+    width = 4 * controller.group.page_tokens
+    return [raw[start : start + width] for start in range(0, len(raw) - width + 1, width)][:count]

@@ -1,0 +1,62 @@
+"""Attachment of the ownership, component, completion, identity and ordering checks to ``hicache_dbg.pools``.
+
+On the host's threads a call only leaves a note of what was done, by whom, in which order; the state
+machines run on the bus's thread.
+"""
+
+from collections.abc import Sequence
+
+from hicache_dbg.tracer.attach.hicache_books import Books, Flight
+from hicache_dbg.tracer.attach.hicache_copies import CopyNotes
+from hicache_dbg.tracer.attach.hicache_keys import KeyNotes
+from hicache_dbg.tracer.attach.hicache_pages import PageNotes
+from hicache_dbg.tracer.attach.hicache_readers import ReaderNotes
+from hicache_dbg.tracer.attach.hicache_streams import StreamNotes, TableTouch, Touch
+from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.attach.patch import Patches
+from hicache_dbg.tracer.session import Session
+
+__all__ = ["LifetimeAttachment"]
+
+
+class LifetimeAttachment:
+    """Wraps the calls by which pages change hands, copies begin and end, and readers are let in.
+
+    ``attach`` and ``detach`` are a symmetric, idempotent pair; after ``detach`` the engine's
+    functions are the very same objects as before.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._books = Books()
+        notes = Notes(session, self._start_over)
+        self._patches = Patches()
+        self._pages = PageNotes(notes, lambda: self._books)
+        self._flights: dict[int, Flight] = {}
+        self._copies = CopyNotes(notes, lambda: self._books, self._pages, self._flights)
+        self._readers = ReaderNotes(notes, lambda: self._books, self._flights)
+        self._keys = KeyNotes(notes, lambda: self._books)
+        self._streams = StreamNotes(notes, lambda: self._books)
+
+    def attach(self) -> None:
+        """Wrap what is not wrapped yet."""
+        for part in (self._pages, self._copies, self._readers, self._streams):
+            for owner, name, make in part.wrappers():
+                self._patches.replace(owner, name, make)
+
+    def attach_controller(self, controller: type) -> None:
+        """Wrap the controller's own methods; apart, because its module may still be importing."""
+        self._patches.replace(controller, "close", self._copies.around_close)
+        self._patches.replace(controller, "match", self._keys.around_match)
+        self._patches.replace(controller, "insert", self._keys.around_insert)
+
+    def detach(self) -> None:
+        """Put the engine's own functions back."""
+        self._patches.undo()
+        self._flights.clear()
+
+    def host_access(self, name: str, touches: Sequence[Touch | TableTouch]) -> None:
+        """The calling thread reads or writes pages, or a control table, itself and at once."""
+        self._streams.host_access(name, touches)
+
+    def _start_over(self) -> None:
+        self._books = Books()

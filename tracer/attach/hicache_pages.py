@@ -1,0 +1,168 @@
+"""Notes on the engine's allocators and on the locks and pins of its prefix tree."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.pools.allocator import PageAllocator
+from hicache_dbg.pools.radix import RadixTree
+from hicache_dbg.pools.radix_node import Node
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId
+from hicache_dbg.tracer.checks.ownership import Ownership, Pages
+from hicache_dbg.tracer.checks.pins import Handle
+from hicache_dbg.tracer.checks.violation import Access, Violation
+
+__all__ = ["PageNotes", "Wrappers"]
+
+#: A class, the name of one of its methods, and what makes the replacement of it.
+Wrappers = Iterator[tuple[type, str, Callable[[Any], Any]]]
+
+
+class PageNotes:
+    """Which pages were handed out, taken back, held and let go."""
+
+    def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
+        self._notes = notes
+        self._books = books
+        self._lock = threading.Lock()  # an allocator's notes stand in the order of its calls
+        self._pools: WeakKeyDictionary[PageAllocator, str] = WeakKeyDictionary()
+
+    def wrappers(self) -> Wrappers:
+        """What to replace."""
+        yield PageAllocator, "alloc", self._around_alloc
+        yield PageAllocator, "free", self._around("free")
+        yield PageAllocator, "acquire", self._around("acquire")
+        yield PageAllocator, "release", self._around("release")
+        yield RadixTree, "lock", self._around_pin("lock")
+        yield RadixTree, "pin", self._around_pin("pin")
+        yield RadixTree, "unlock", self._around_unpin("unlock")
+        yield RadixTree, "unpin", self._around_unpin("unpin")
+
+    def name(self, allocator: PageAllocator, pool: str) -> None:
+        """Findings on this allocator's pages are about ``pool``."""
+        self._pools[allocator] = pool
+
+    def _around_alloc(self, original: Callable[..., Pages]) -> Callable[..., Pages]:
+        def alloc(allocator: PageAllocator, count: int, owner: int = 0) -> Pages:
+            with self._lock:
+                pages = original(allocator, count, owner)
+                with self._notes.errors.at("lifetimes/alloc"):
+                    given, by, left = pages.copy(), access("alloc"), allocator.available
+                    generations = allocator.generation(given).astype(np.int64)
+
+                    def turn(book: Ownership) -> list[Violation]:
+                        found = book.alloc(given, generations, owner, by)
+                        return found + book.balance(left, -len(given), by)
+
+                    self._note(allocator, turn)
+            return pages
+
+        return alloc
+
+    def _around(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        def make(original: Callable[..., None]) -> Callable[..., None]:
+            def call(allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
+                with self._lock:
+                    refused = True
+                    try:
+                        original(allocator, page_ids)
+                        refused = False
+                    finally:
+                        with self._notes.errors.at(f"lifetimes/{name}"):
+                            self._note(
+                                allocator, self._turn(allocator, name, page_ids, refused=refused)
+                            )
+
+            call.__name__ = name
+            return call
+
+        return make
+
+    @staticmethod
+    def _turn(
+        allocator: PageAllocator, name: str, page_ids: npt.ArrayLike, *, refused: bool
+    ) -> Callable[[Ownership], list[Violation]]:
+        pages = np.array(page_ids, np.int64).reshape(
+            -1
+        )  # a copy: the caller may write into its own
+        pages = pages[(pages >= 0) & (pages < allocator.pages)]
+        by, left = access(name), allocator.available
+
+        def turn(book: Ownership) -> list[Violation]:
+            if name == "acquire":
+                return book.acquire(pages, by, refused=refused)
+            if name == "release":
+                return book.release(pages, by, refused=refused)
+            moved = 0 if refused else len(pages)
+            return book.free(pages, by, refused=refused) + book.balance(left, moved, by)
+
+        return turn
+
+    def _note(self, allocator: PageAllocator, turn: Callable[[Ownership], list[Violation]]) -> None:
+        actor = ActorId(threading.get_ident()) if self._notes.ordered else None
+
+        def judged() -> list[Violation]:
+            books = self._books()
+            if actor is not None:
+                books.met(actor, allocator)
+            return turn(books.tier(allocator))
+
+        self._notes.take(judged, self._pools.get(allocator, allocator.name))
+
+    def _around_pin(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        def make(original: Callable[..., None]) -> Callable[..., None]:
+            def pin(tree: RadixTree, node: Node) -> None:
+                original(tree, node)
+                with self._notes.errors.at("lifetimes/pin"):
+                    by, handle = access(name), _handle(node, name)
+                    self._notes.take(lambda: _none(self._books().pins.pin(handle, by)))
+
+            pin.__name__ = name
+            return pin
+
+        return make
+
+    def _around_unpin(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        def make(original: Callable[..., None]) -> Callable[..., None]:
+            def unpin(tree: RadixTree, node: Node) -> None:
+                refused = True
+                try:
+                    original(tree, node)
+                    refused = False
+                finally:
+                    with self._notes.errors.at("lifetimes/unpin"):
+                        self._unpinned(node, name, access(name), refused=refused)
+
+            unpin.__name__ = name
+            return unpin
+
+        return make
+
+    def _unpinned(self, node: Node, name: str, by: Access, *, refused: bool) -> None:
+        handle = _handle(node, name)
+        left = node.locks if name == "unlock" else node.pins
+
+        def turn() -> list[Violation]:
+            pins = self._books().pins
+            found = pins.unpin(handle, by, refused=refused)
+            if not left and not refused:
+                pins.forget(handle)  # the node may go now, and its number to another
+            return found
+
+        self._notes.take(turn, "prefix_tree")
+
+
+def _handle(node: Node, name: str) -> Handle:
+    """A number for the locks of a node, and another for its pins."""
+    return Handle(2 * id(node) + name.endswith("pin"))
+
+
+def _none(_: None) -> list[Violation]:
+    return []

@@ -1,0 +1,236 @@
+"""Notes on who comes after whom: simulated streams, events between them, and tasks of workers.
+
+A piece of work on a stream that says what it ``touches`` (see :class:`Kernel`) is an access of that
+stream; the engine's own copies within a piece of work are too. Events are seen where the host
+records and waits for them.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.streams import Event, SimulatedEvent, SimulatedStream, SimulatedStreams
+from hicache_dbg.pools.worker import Worker
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.hicache_pages import Wrappers
+from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.checks.ordering import Role, Space
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId
+from hicache_dbg.tracer.checks.violation import Access, Violation
+
+__all__ = ["Kernel", "StreamNotes", "TableTouch", "Touch", "current_work"]
+
+_work_numbers = count(1)
+_running = threading.local()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Touch:
+    """Layers and pages of a device pool that a kernel reads or writes."""
+
+    pool: DevicePool
+    layers: tuple[int, ...]
+    pages: Sequence[int]
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableTouch:
+    """Rows of a control table (page table, metadata) that are read or written."""
+
+    table: str
+    rows: Sequence[int]
+    size: int
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A piece of work for a stream that says what it touches."""
+
+    name: str
+    work: Callable[[], object]
+    touches: tuple[Touch | TableTouch, ...]
+
+    def __call__(self) -> None:
+        """Do the work."""
+        self.work()
+
+
+def current_work() -> int | None:
+    """The number of the piece of stream work that this thread carries out now, if any."""
+    number: int | None = getattr(_running, "work", None)
+    return number
+
+
+class StreamNotes:
+    """Submissions, events and waits."""
+
+    def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
+        self._notes = notes
+        self._books = books
+
+    def wrappers(self) -> Wrappers:
+        """What to replace."""
+        yield SimulatedStream, "submit", self._around_submit
+        yield SimulatedStream, "record", self._around_record
+        yield SimulatedStream, "wait_for", self._around_wait_for
+        yield SimulatedEvent, "synchronize", self._around_synchronize
+        yield SimulatedStreams, "synchronize", self._around_synchronize_all
+        yield Worker, "submit", self._around_task
+
+    def host_access(self, name: str, touches: Sequence[Touch | TableTouch]) -> None:
+        """The calling thread itself reads or writes, at once."""
+        self._notes.ordered = True
+        by, actor = access(name), ActorId(threading.get_ident())
+        self._take(lambda books: _touched(books, touches, actor, None, by))
+
+    def _around_submit(self, original: Callable[..., None]) -> Callable[..., None]:
+        def submit(stream: SimulatedStream, work: Callable[[], object]) -> None:
+            touches = getattr(work, "touches", ())
+            self._notes.ordered |= bool(touches)
+            if not self._notes.ordered:
+                original(stream, work)
+                return
+            number, thread, actor = next(_work_numbers), threading.get_ident(), _of(stream)
+            by = Access(
+                f"kernel {getattr(work, 'name', 'unnamed')}",
+                f"stream {stream.name}",
+                access("").site,
+            )
+
+            def queued(books: Books) -> list[Violation]:
+                books.stamps[number] = books.clocks.submit(ActorId(thread), actor)
+                return []
+
+            def done(books: Books) -> list[Violation]:
+                found = _touched(books, touches, actor, number, by)
+                books.stamps.pop(number, None)
+                return found
+
+            def run() -> None:
+                before, _running.work = current_work(), number
+                try:
+                    work()
+                finally:
+                    _running.work = before
+                    self._take(done)
+
+            self._take(queued)
+            original(stream, run)
+
+        return submit
+
+    def _around_record(
+        self, original: Callable[..., SimulatedEvent]
+    ) -> Callable[..., SimulatedEvent]:
+        def record(stream: SimulatedStream) -> SimulatedEvent:
+            event = original(stream)
+            self._take(lambda books: _none(books.clocks.record(_of(stream), _carrier(event))))
+            return event
+
+        return record
+
+    def _around_wait_for(self, original: Callable[..., None]) -> Callable[..., None]:
+        def wait_for(stream: SimulatedStream, event: Event) -> None:
+            self._take(lambda books: _none(books.clocks.wait(_of(stream), _carrier(event))))
+            original(stream, event)
+
+        return wait_for
+
+    def _around_synchronize(self, original: Callable[..., None]) -> Callable[..., None]:
+        def synchronize(event: SimulatedEvent) -> None:
+            original(event)
+            thread = ActorId(threading.get_ident())
+            self._take(lambda books: _none(books.clocks.wait(thread, _carrier(event))))
+
+        return synchronize
+
+    def _around_synchronize_all(self, original: Callable[..., None]) -> Callable[..., None]:
+        def synchronize(streams: SimulatedStreams) -> None:
+            original(streams)
+            thread = ActorId(threading.get_ident())
+            actors = [_of(stream) for stream in streams._streams.values()]  # noqa: SLF001
+
+            def turn(books: Books) -> list[Violation]:
+                for actor in actors:
+                    books.clocks.meet_actor(thread, actor)
+                return []
+
+            self._take(turn)
+
+        return synchronize
+
+    def _around_task(self, original: Callable[..., None]) -> Callable[..., None]:
+        def submit(worker: Worker, task: Callable[[], None]) -> None:
+            if not self._notes.ordered:
+                original(worker, task)
+                return
+            carrier, thread = ("task", next(_work_numbers)), ActorId(threading.get_ident())
+
+            def begun(books: Books) -> list[Violation]:
+                books.clocks.wait(ActorId(_ident), carrier)
+                books.clocks.forget(carrier)
+                return []
+
+            def run() -> None:
+                nonlocal _ident
+                _ident = threading.get_ident()
+                self._take(begun)
+                task()
+
+            _ident = 0
+            self._take(lambda books: _none(books.clocks.record(thread, carrier)))
+            original(worker, run)
+
+        return submit
+
+    def _take(self, turn: Callable[[Books], list[Violation]]) -> None:
+        if not self._notes.ordered:
+            return
+        with self._notes.errors.at("lifetimes/order"):
+            self._notes.take(lambda: turn(self._books()))
+
+
+def _touched(
+    books: Books,
+    touches: Sequence[Touch | TableTouch],
+    actor: ActorId,
+    work: int | None,
+    by: Access,
+) -> list[Violation]:
+    if not touches:
+        return []
+    found, stamp = [], books.stamp(actor, work)
+    for touch in touches:
+        if isinstance(touch, TableTouch):
+            space = Space("device", touch.table)
+            books.ordering.watch(space, 1, touch.size)
+            role = Role.TABLE_WRITE if touch.writes else Role.TABLE_READ
+            rows = np.asarray(touch.rows, np.int64)
+            found += books.ordering.access(space, (0,), rows, role=role, stamp=stamp, by=by)
+            continue
+        role = Role.COMPUTE_WRITE if touch.writes else Role.COMPUTE_READ
+        pages = np.asarray(touch.pages, np.int64)
+        found += books.touched(
+            touch.pool, "device", touch.layers, pages, role=role, stamp=stamp, by=by
+        )
+    return found
+
+
+def _of(stream: SimulatedStream) -> ActorId:
+    """A stream as an actor: negative, so that it is never a thread."""
+    return ActorId(-id(stream))
+
+
+def _carrier(event: Event) -> tuple[str, int]:
+    return "event", id(event)
+
+
+def _none(_: None) -> list[Violation]:
+    return []

@@ -1,0 +1,1 @@
+"""Attachment to SGLang as released: its host pools, whatever moves bytes through them."""

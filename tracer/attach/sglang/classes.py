@@ -1,0 +1,54 @@
+"""SGLang's host pool classes as they stand in this process, and which functions in them are ours."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["ANCHOR", "BASE", "host_pool_classes", "is_host_pool", "is_ours", "ours"]
+
+BASE = "HostKVCache"
+#: Holds no bytes: the pool whose indices DeepSeek-V4's pools ride on.
+ANCHOR = "LogicalHostPool"
+
+_HOMES = ("sglang.srt.mem_cache.pool_host.base", "sglang.srt.mem_cache.memory_pool_host")
+_MARK = "__hicache_dbg__"
+
+
+def host_pool_classes() -> Iterator[type]:
+    """The base, every subclass of it that exists by now, and the anchor that holds no bytes."""
+    waiting = list(dict.fromkeys(_defined(BASE)))
+    seen: set[type] = set()
+    while waiting:
+        cls = waiting.pop()
+        if cls not in seen:
+            seen.add(cls)
+            waiting.extend(cls.__subclasses__())
+            yield cls
+    yield from dict.fromkeys(_defined(ANCHOR))
+
+
+def is_host_pool(value: object) -> bool:
+    """Whether ``value`` is a host pool, or the anchor of some."""
+    return any(cls.__name__ in {BASE, ANCHOR} for cls in type(value).__mro__)
+
+
+def ours(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a wrapper, so that an attachment can be proved afterwards."""
+    setattr(wrapper, _MARK, True)
+    return wrapper
+
+
+def is_ours(function: object) -> bool:
+    """Whether a function is one of our wrappers, or wraps one."""
+    while function is not None:
+        if _MARK in getattr(function, "__dict__", {}) and vars(function)[_MARK] is True:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def _defined(name: str) -> Iterator[type]:
+    for home in _HOMES:
+        cls = getattr(sys.modules.get(home), name, None)
+        if isinstance(cls, type):
+            yield cls

@@ -1,0 +1,130 @@
+"""One call of a pool's copy method as a :class:`~hicache_dbg.tracer.mirror.Copy`."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hicache_dbg.tracer.attach.sglang.paths import NOTHING, Call, Path
+from hicache_dbg.tracer.attach.sglang.registry import PoolRecord
+from hicache_dbg.tracer.checks.index_space import IndexUse
+from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.mirror import Copy
+
+__all__ = ["Given", "Reading", "read_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a copy method was called with."""
+
+    pool: Any
+    method: str
+    host_indices: torch.Tensor
+    device_indices: torch.Tensor
+    io_backend: str
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A call as a copy, and how it used its indices (None where they cannot be read here).
+
+    ``tokens`` is for how many indices of the pool the call stands.
+    """
+
+    copy: Copy
+    use: IndexUse | None
+    tokens: int
+
+
+def read_call(record: PoolRecord, given: Given, op_id: int) -> Reading:
+    """What the call moves: all layers; a load that turns out to move fewer is cut down later."""
+    host, device, readable = _indices(given)
+    path = _path(record, given, host, device)
+    use = _use(record, given, path) if readable else None
+    if not readable:
+        path = _unplaced(path)
+    layers = tuple(range(record.mirror.layers))
+    copy = Copy(
+        mirror=record.mirror,
+        op=given.op,
+        host_pages=path.host_pages,
+        device_pages=path.device_pages,
+        generations=record.generation(path.host_pages),
+        h=given.host_indices.numel(),
+        d=given.device_indices.numel(),
+        token_granular=path.token_granular,
+        io_backend=given.io_backend,
+        layers=layers,
+        model_layers=layers,
+        op_id=op_id,
+        spans=path.spans,
+    )
+    a_page = record.mirror.tokens_per_page // record.mirror.slot_page
+    return Reading(copy, use, given.device_indices.numel() * a_page)
+
+
+def _indices(given: Given) -> tuple[Pages, Pages, bool]:
+    """Both ends' indices as int64, and whether these are the real ones.
+
+    Indices on a GPU are not read: that would wait for the stream. As many from 0 up stand in for
+    them, which is all that a choice by length asks for.
+    """
+    ends = (given.host_indices, given.device_indices)
+    if all(index.device.type == "cpu" for index in ends):
+        # Copies: the bus's thread looks at them after SGLang may have gone on.
+        host, device = (np.array(index.reshape(-1).numpy(), np.int64) for index in ends)
+        return host, device, True
+    host, device = (np.arange(index.numel(), dtype=np.int64) for index in ends)
+    return host, device, False
+
+
+def _path(record: PoolRecord, given: Given, host: Pages, device: Pages) -> Path:
+    if len(host) != len(device):
+        return replace(NOTHING, host=host, device=device)  # refused by the pool, or a fault
+    if record.kind is None or record.geometry is None:
+        pages = np.full(-(-len(host) // record.mirror.slot_page), -1, np.int64)
+        return replace(NOTHING, host_pages=pages, device_pages=pages)
+    rule = record.kind.rules[given.method]
+    return rule(
+        Call(
+            pool=given.pool,
+            geometry=record.geometry,
+            host=host,
+            device=device,
+            io_backend=given.io_backend,
+            is_backup=given.op is Op.BACKUP,
+        )
+    )
+
+
+def _use(record: PoolRecord, given: Given, path: Path) -> IndexUse:
+    mirror, geometry = record.mirror, record.geometry
+    shard = geometry.shard[0] if geometry else 1
+    page = mirror.slot_page // shard
+    host, device = (
+        max((view.pages for view in end.values()), default=0)
+        for end in (mirror.host, mirror.device)
+    )
+    return IndexUse(
+        pool=mirror.pool,
+        op=given.op.value,
+        unit=mirror.index_unit,
+        host=path.host,
+        device=path.device,
+        slot_page=page,
+        page_path=path.page_path,
+        host_limit=host * page,
+        device_limit=device * page,
+        item_bytes=mirror.item_bytes,
+        kernel=path.kernel,
+    )
+
+
+def _unplaced(path: Path) -> Path:
+    """As many pages, nobody knows which: -1, which lies in no tensor."""
+    pages = np.full(len(path.host_pages), -1, np.int64)
+    return replace(path, host_pages=pages, device_pages=pages)

@@ -1,0 +1,56 @@
+"""Bytes that SGLang's counters say were moved, beside those that really were."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hicache_dbg.tracer.mirror import Copy
+
+__all__ = ["ByteCounters", "Moved"]
+
+_log = logging.getLogger("hicache_dbg")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes of one pool's copies so far: as moved, and as SGLang's own counters count them."""
+
+    real: int = 0
+    counted: int = 0
+
+
+class ByteCounters:
+    """``sglang:hicache_backup_bytes_total`` and its like multiply indices by ``size_per_token``.
+
+    DeepSeek-V4's pools keep the bytes of a whole page of one layer there, so those counters are too
+    high by (indices a page) / (layers). Said once.
+    """
+
+    def __init__(self) -> None:
+        self._moved: dict[str, Moved] = {}
+        self._said = False
+
+    @property
+    def moved(self) -> Mapping[str, Moved]:
+        """Totals by pool."""
+        return self._moved
+
+    def add(self, pool: Any, copy: Copy, indices: int) -> None:
+        """Count one copy of all layers of ``pool``, that SGLang counts as ``indices`` indices."""
+        name, per_index = copy.mirror.pool, int(getattr(pool, "size_per_token", 0))
+        real, counted = copy.moved_bytes, per_index * indices
+        before = self._moved.get(name, Moved())
+        self._moved[name] = Moved(before.real + real, before.counted + counted)
+        if counted != real and not self._said:
+            self._said = True
+            _log.warning(
+                "hicache-dbg: sglang:hicache_backup_bytes_total and load_back_bytes_total do not hold what moves: "
+                "this %s of pool %s moved %d B and counts there as %d B (%.4g times); "
+                "hicache_dbg_copied_bytes_total holds what moved",
+                copy.op.value,
+                name,
+                real,
+                counted,
+                counted / max(1, real),
+            )

@@ -1,0 +1,98 @@
+"""The host pool classes that are known: how each is read, and which pages its calls move."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hicache_dbg.tracer.attach.sglang import geometry, paths
+from hicache_dbg.tracer.attach.sglang.geometry import Geometry
+from hicache_dbg.tracer.attach.sglang.paths import Rule
+from hicache_dbg.tracer.attach.sglang.versions import ANY, Versions
+
+__all__ = [
+    "ARGUMENTS",
+    "BACKUP",
+    "BACKUP_TOKENS",
+    "KINDS",
+    "LOAD",
+    "Kind",
+    "known_classes",
+    "methods_of",
+]
+
+BACKUP = "backup_from_device_all_layer"
+BACKUP_TOKENS = "backup_tokens_from_device_all_layer"
+LOAD = "load_to_device_per_layer"
+PHYSICAL = "_physical"
+
+#: The names under which each method is given its arguments, in order.
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    BACKUP_TOKENS: ("host_indices", "device_indices"),
+    **dict.fromkeys(
+        (BACKUP, BACKUP + PHYSICAL), ("device_pool", "host_indices", "device_indices", "io_backend")
+    ),
+    **dict.fromkeys(
+        (LOAD, LOAD + PHYSICAL),
+        ("device_pool", "host_indices", "device_indices", "layer_id", "io_backend"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One host pool class.
+
+    Args:
+        read: reads both ends off a pool, under a name.
+        rules: which pages a call moves, by the method's name.
+        name: the pool's name where it has none of its own.
+        versions: in which versions of SGLang the class exists.
+    """
+
+    read: Callable[[Any, str], Geometry]
+    rules: Mapping[str, Rule]
+    name: str
+    versions: Versions = field(default=ANY)
+
+
+def _by(rule: Rule) -> dict[str, Rule]:
+    return {BACKUP: rule, LOAD: rule}
+
+
+ROWS = _by(paths.rows)
+BY_LENGTH = {**_by(paths.by_length), BACKUP_TOKENS: paths.tokens}
+FIRST_OF_RUN = _by(paths.first_of_run)
+#: Their common method calls the physical one, which is given page ids, except to load.
+PAGE_IDS = {
+    BACKUP + PHYSICAL: paths.page_ids,
+    LOAD + PHYSICAL: paths.page_ids,
+    LOAD: paths.pages_of_tokens,
+}
+
+KINDS: Mapping[str, Kind] = {
+    "MHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv"),
+    "AsymmetricMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.14")),
+    "HiSparseMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.21")),
+    "MHATokenToKOnlyPoolHost": Kind(geometry.mha_k_only, ROWS, "indexer", Versions("0.5.15")),
+    "MLATokenToKVPoolHost": Kind(geometry.mla, ROWS, "kv"),
+    "MambaPoolHost": Kind(geometry.mamba, ROWS, "mamba"),
+    "DSAIndexerPoolHost": Kind(geometry.dsa, FIRST_OF_RUN, "indexer"),
+    "DeepSeekV4PagedHostPool": Kind(geometry.v4_pages, BY_LENGTH, "deepseek_v4"),
+    "DeepSeekV4StateHostPool": Kind(geometry.v4_state, FIRST_OF_RUN, "deepseek_v4_state"),
+    "QSAIndexerPoolHost": Kind(geometry.v4_pages, BY_LENGTH, "qsa_indexer", Versions("0.5.22")),
+    "MiniMaxM3Nvfp4IndexKPoolHost": Kind(
+        geometry.page_rows, PAGE_IDS, "indexer", Versions("0.5.23")
+    ),
+    "MiniMaxM3Nvfp4MainKVPoolHost": Kind(geometry.page_rows, PAGE_IDS, "kv", Versions("0.5.23")),
+}
+
+
+def methods_of(cls: str) -> tuple[str, ...]:
+    """The methods of a class through which bytes move; every name there is for an unknown one."""
+    kind = KINDS.get(cls)
+    return tuple(kind.rules if kind else ARGUMENTS)
+
+
+def known_classes(version: str) -> set[str]:
+    """Names of the known classes that exist in ``version``."""
+    return {name for name, kind in KINDS.items() if version in kind.versions}

@@ -1,0 +1,201 @@
+"""What the wrappers report to: pools as they are built, calls as they move bytes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hicache_dbg.tracer.attach.sglang import versions
+from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ours
+from hicache_dbg.tracer.attach.sglang.copies import Given, read_call
+from hicache_dbg.tracer.attach.sglang.counters import ByteCounters
+from hicache_dbg.tracer.attach.sglang.frames import Frames
+from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, BACKUP, LOAD
+from hicache_dbg.tracer.attach.sglang.probe import OpenLoad
+from hicache_dbg.tracer.attach.sglang.registry import PoolRecord, Registry
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.checks.index_space import check_indices
+from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.mirror import Copy
+
+__all__ = ["Observer", "Seen"]
+
+_log = logging.getLogger("hicache_dbg")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A call that moves bytes: ``layer`` is the views' layer of a load, None for all."""
+
+    session: SglangSession
+    record: PoolRecord
+    given: Given
+    layer: int | None
+
+
+class Observer:
+    """Keeps the session, made when the first host pool is built, and what is known of the pools.
+
+    Args:
+        version: of SGLang.
+        start: makes the session; called once.
+        announce: says what is attached to what.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        start: Callable[[], SglangSession],
+        announce: Callable[[SglangSession], None],
+    ) -> None:
+        self._counted = version in versions.COUNTED
+        self.registry = Registry()
+        self.bytes = ByteCounters()
+        self.frames = Frames()
+        self.on = False
+        self._start = start
+        self._announce = announce
+        self._announced = True
+        self._session: SglangSession | None = None
+        self._failed = False
+        self._lock = threading.RLock()
+
+    def session(self) -> SglangSession | None:
+        """The session if there is one already."""
+        return self._session if self.on else None
+
+    def started(self) -> SglangSession | None:
+        """The session, made now if it is not yet; None if that failed before."""
+        if self._session is None and self.on and not self._failed:
+            with self._lock:
+                if self._session is None and not self._failed:
+                    self._failed = True
+                    try:
+                        self._session = self._start()
+                        self._failed = False
+                    except Exception as error:  # noqa: BLE001 - the host goes on without us
+                        _log.warning(
+                            "hicache-dbg cannot start (%s: %s): tracing stays off in this process",
+                            type(error).__name__,
+                            error,
+                        )
+        return self.session()
+
+    def announce(self) -> None:
+        """Say what is attached to what, if something is new."""
+        session = self.session()
+        if session is not None and not self._announced:
+            self._announced = True
+            with session.errors.at("attach/announce"):
+                self._announce(session)
+
+    def built(self, pool: Any, arguments: tuple[Any, ...]) -> None:
+        """A host pool was constructed: read it, and check both ends before a byte moves."""
+        session = self.started()
+        if session is None:
+            return
+        with session.errors.at("attach/pool"):
+            if type(pool).__name__ == ANCHOR:
+                self.registry.inventory.built.add(ANCHOR)
+                self._announced = False
+                return
+            self._add(session, pool)
+            for argument in arguments:
+                if is_host_pool(argument):
+                    self.registry.follow(pool, argument)
+        session.enforce()
+
+    def given_away(self, pool: Any, indices: Any) -> None:
+        """A pool's allocator gave ``indices`` away."""
+        session = self.session()
+        if session is not None and indices is not None:
+            with session.errors.at("attach/alloc"):
+                self.registry.allocations(pool).count(indices)
+
+    def grouped(self, group: Any) -> None:
+        """Pools without an allocator of their own follow the allocations of the one they ride on."""
+        session = self.session()
+        if session is None:
+            return
+        with session.errors.at("attach/group"):
+            pools = {str(getattr(e.name, "value", e.name)): e.host_pool for e in group.entries}
+            for name, pool in pools.items():
+                source = versions.rides_on(name)
+                anchor = pools.get(source, group.anchor_entry.host_pool) if source else pool
+                if anchor is not pool:
+                    self.registry.follow(pool, anchor)
+
+    def see(
+        self, pool: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Seen | None:
+        """What a call is to us; None where it moves nothing, or belongs to a call already seen."""
+        if self.frames.is_inside(pool):
+            return None
+        session = self.started()
+        if session is None or not session.probe.enabled:
+            return None
+        with session.errors.at("attach/call"):
+            named = dict(zip(ARGUMENTS[method], args, strict=False)) | kwargs
+            host, device = named.get("host_indices"), named.get("device_indices")
+            if host is None or device is None or not (host.numel() or device.numel()):
+                return None
+            record = self.registry.of(pool) or self._add(session, pool)  # built before we came
+            self.announce()
+            is_load = method.startswith(LOAD)
+            layer = _layer(pool, record, named) if is_load else None
+            if is_load and layer is None:
+                return None
+            backend = str(named.get("io_backend", "kernel"))
+            op = Op.LOAD if is_load else Op.BACKUP
+            return Seen(session, record, Given(pool, method, host, device, backend, op), layer)
+        return None
+
+    def read(self, seen: Seen, op_id: int) -> Copy:
+        """The call as a copy; what is wrong with its indices is said before a byte moves."""
+        session, given = seen.session, seen.given
+        reading = read_call(seen.record, given, op_id)
+        if reading.use is not None and session.settings.traces(reading.copy.mirror.pool):
+            told = {"time_ns": time.time_ns(), "rank": session.settings.rank, "op_id": op_id}
+            session.check(partial(check_indices, reading.use, **told))
+        if given.op is Op.BACKUP and self._counted and len(reading.copy.host_pages):
+            self.bytes.add(given.pool, reading.copy, reading.tokens)
+        return reading.copy
+
+    def open(self, seen: Seen, op_id: int) -> OpenLoad:
+        """Begin a load; one that cannot be read is not traced."""
+        opened = OpenLoad(None)
+        copies: list[Copy] = []
+        with seen.session.errors.at("attach/load"):
+            copies.append(self.read(seen, op_id))
+        for copy in copies:
+            opened = seen.session.probe.open(copy)
+        return opened
+
+    def _add(self, session: SglangSession, pool: Any) -> PoolRecord:
+        record = self.registry.add(pool)
+        for method in record.kind.rules if record.kind else (BACKUP, LOAD):
+            if hasattr(pool, method) and not is_ours(getattr(type(pool), method)):
+                self.registry.inventory.not_recognised(
+                    f"{type(pool).__name__}.{method}: not attached"
+                )
+        self._announced = False
+        findings = session.findings_of(record.mirror) if record.geometry is not None else []
+        if findings:  # at once: the first copy may be the one that corrupts
+            self.announce()
+            session.found(findings)
+        return record
+
+
+def _layer(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None:
+    """The views' layer of a load's layer number; None where the pool moves nothing for it."""
+    if record.geometry is None:
+        told = int(named["layer_id"])
+        return told if told < record.mirror.layers else None
+    layer = record.geometry.positions.get(int(named["layer_id"]))
+    targets = getattr(pool, "target_layer_num", None)
+    if layer is not None and targets is not None and layer >= targets and not named.get("is_draft"):
+        return None  # a layer of a draft model, in a call for the target's
+    return layer

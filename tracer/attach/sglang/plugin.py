@@ -1,0 +1,25 @@
+"""The entry point that SGLang calls in each of its processes (group ``sglang.srt.plugins``)."""
+
+import os
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Attach if the gate says so; never raises, and imports nothing more while the gate is unset.
+
+    SGLang calls it before any pool exists, and in processes that never have one. It only leaves
+    hooks behind: the session, its thread and its sinks begin with the process's first host pool.
+    """
+    if not os.environ.get("HICACHE_DBG"):
+        return
+    import logging
+
+    try:
+        from hicache_dbg.tracer.attach.sglang.start import install
+
+        install()
+    except Exception as error:  # noqa: BLE001 - SGLang would swallow it; say it where it is seen
+        logging.getLogger("hicache_dbg").warning(
+            "hicache-dbg: %s: %s; tracing stays off", type(error).__name__, error
+        )

@@ -1,0 +1,189 @@
+"""The host pools of this process: what each is, and how its pages are given away."""
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hicache_dbg.tracer.attach.sglang.geometry import Geometry
+from hicache_dbg.tracer.attach.sglang.kinds import KINDS, Kind
+from hicache_dbg.tracer.attach.sglang.session import Inventory
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.mirror import MirrorViews
+from hicache_dbg.tracer.sink import PoolPages
+from hicache_dbg.tracer.view import View
+
+__all__ = ["UNREAD", "PoolRecord", "Registry"]
+
+#: The device of an end that nobody can read: its class has no view here.
+UNREAD = "unread"
+
+
+class Allocations:
+    """How often each page of one host pool was given away."""
+
+    def __init__(self, page: int, pages: int) -> None:
+        self._page = page
+        self._counts = np.zeros(pages, np.int64)
+
+    def count(self, indices: Any) -> None:
+        """These indices were just given away."""
+        if isinstance(indices, torch.Tensor) and indices.device.type == "cpu":
+            pages = np.unique(indices.numpy() // self._page)
+            self._counts[pages[pages < len(self._counts)]] += 1
+
+    def at(self, pages: Pages) -> Pages:
+        """The counts of ``pages``; pages beyond this pool have none."""
+        inside = (pages >= 0) & (pages < len(self._counts))
+        return np.where(inside, self._counts[np.where(inside, pages, 0)], 0)
+
+
+@dataclass(slots=True)
+class PoolRecord:
+    """One host pool: its mirror and, if its class is known, how it is read.
+
+    ``sources`` are the pools whose allocations this pool's pages follow: its own, and its anchor's
+    where it rides on another pool's indices.
+    """
+
+    mirror: MirrorViews
+    kind: Kind | None
+    geometry: Geometry | None
+    sources: list[Allocations] = field(default_factory=list)
+
+    def generation(self, pages: Pages) -> Pages:
+        """How often these host pages were given away so far."""
+        return sum((source.at(pages) for source in self.sources), np.zeros(len(pages), np.int64))
+
+
+class Registry:
+    """Records of host pools, for as long as the pools live."""
+
+    def __init__(self) -> None:
+        self.inventory = Inventory()
+        self._records: dict[int, PoolRecord] = {}
+        self._pools: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._allocations: dict[int, Allocations] = {}
+        self._names: Counter[str] = Counter()
+
+    def of(self, pool: Any) -> PoolRecord | None:
+        """The record of a pool that was added."""
+        return self._records.get(id(pool))
+
+    def add(self, pool: Any) -> PoolRecord:
+        """Read a pool that was just built; what cannot be read is noted as not recognised."""
+        cls = type(pool).__name__
+        kind, geometry = KINDS.get(cls), None
+        name = self._name(pool, kind)
+        if kind is None:
+            self.inventory.not_recognised(f"{cls} (pool {name}): no view of this class")
+        else:
+            try:
+                geometry = kind.read(pool, name)
+            except Exception as error:  # noqa: BLE001 - whatever a class of another version lacks
+                self.inventory.not_recognised(
+                    f"{cls} (pool {name}): {type(error).__name__}: {error}"
+                )
+        record = PoolRecord(_mirror(pool, name, geometry), kind, geometry)
+        object.__setattr__(record.mirror, "generation", record.generation)
+        record.sources.append(self.allocations(pool))
+        self._records[id(pool)] = record
+        self._pools[id(pool)] = pool
+        weakref.finalize(pool, self._records.pop, id(pool), None)
+        self.inventory.built.add(cls)
+        if geometry is not None:
+            self.inventory.mirrors.append(record.mirror.info())
+        return record
+
+    def follow(self, pool: Any, anchor: Any) -> None:
+        """``pool`` rides on the indices of ``anchor``."""
+        record, source = self.of(pool), self.allocations(anchor)
+        if record is not None and source not in record.sources:
+            record.sources.append(source)
+
+    def allocations(self, pool: Any) -> Allocations:
+        """How often a pool's pages were given away; also of an anchor that holds no bytes."""
+        known = self._allocations.get(id(pool))
+        if known is None:
+            page = _page_indices(pool)
+            known = Allocations(page, -(-int(pool.size) // page))
+            self._allocations[id(pool)] = known
+            weakref.finalize(pool, self._allocations.pop, id(pool), None)
+        return known
+
+    def pool_state(self) -> Iterator[PoolPages]:
+        """Host pages by pool and state, of every pool that is alive and has an allocator."""
+        for key, pool in list(self._pools.items()):
+            record = self._records.get(key)
+            if record is None or record.geometry is None:
+                continue
+            try:
+                free = pool.available_size() // _page_indices(pool)
+            except NotImplementedError:  # rides on another pool's indices
+                continue
+            pages = max(view.pages for view in record.mirror.host.values())
+            yield PoolPages(record.mirror.pool, "host", "free", free)
+            yield PoolPages(record.mirror.pool, "host", "used", max(0, pages - free))
+
+    def _name(self, pool: Any, kind: Kind | None) -> str:
+        """The pool's own name, numbered from the second one on; a name is never used again."""
+        given = getattr(pool, "pool_name", None) or getattr(pool, "pool_label", None)
+        name = str(given or (kind.name if kind else type(pool).__name__))
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
+
+
+def _page_indices(pool: Any) -> int:
+    """How many of a pool's indices make up a page, as its allocator counts."""
+    return int(getattr(pool, "logical_page_size", 0) or pool.page_size)
+
+
+def _mirror(pool: Any, name: str, geometry: Geometry | None) -> MirrorViews:
+    device = getattr(pool, "device_pool", None)
+    page = geometry.slot_page if geometry else _page_indices(pool)
+    return MirrorViews(
+        pool=name,
+        device=geometry.device if geometry else {"page": _unread(pool, name, "device")},
+        host=geometry.host if geometry else {"page": _unread(pool, name, "host")},
+        device_cls=type(device).__name__ if device is not None else "tensors",
+        host_cls=type(pool).__name__,
+        index_unit=geometry.index_unit if geometry else "token",
+        slot_page=page,
+        tokens_per_page=(geometry.tokens_per_page if geometry else 0) or page,
+        page_indexed=bool(geometry and geometry.page_indexed),
+        pinned=_pinned(geometry),
+    )
+
+
+def _pinned(geometry: Geometry | None) -> bool | None:
+    """Whether the host tensors are really pinned; None where no GPU could tell."""
+    if geometry is None or not torch.cuda.is_available():
+        return None
+    return all(layer.is_pinned() for view in geometry.host.values() for layer in _owned(view))
+
+
+def _owned(view: View) -> tuple[torch.Tensor, ...]:
+    return view.owner if isinstance(view.owner, tuple) else ()
+
+
+def _unread(pool: Any, name: str, tier: str) -> View:
+    """An end of a class that is not known: as many layers and pages as the pool says, no bytes."""
+    return View(
+        pool=name,
+        component="page",
+        tier=tier,
+        layout=str(getattr(pool, "layout", "none")),
+        dtype=str(getattr(pool, "dtype", "none")).removeprefix("torch."),
+        itemsize=1,
+        bases=(0,) * max(1, int(getattr(pool, "layer_num", 1))),
+        page_stride=0,
+        page_span=0,
+        pages=max(1, int(getattr(pool, "page_num", 1))),
+        slots_per_page=1,
+        runs=(),
+        device=UNREAD,
+    )

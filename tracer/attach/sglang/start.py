@@ -1,0 +1,75 @@
+"""From the gate to an attachment: settings, rank, and a runtime once there is a pool."""
+
+import atexit
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+
+from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.digest.tiles import TileDigester
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.settings import Gate, Settings
+from hicache_dbg.tracer.sink import Sink
+
+__all__ = ["current", "install", "trace"]
+
+_installed: list[SglangAttachment] = []
+
+
+def current() -> SglangAttachment | None:
+    """What was installed in this process, if anything."""
+    return _installed[0] if _installed else None
+
+
+def install() -> SglangAttachment | None:
+    """Attach as the environment says; the second call changes nothing.
+
+    Raises:
+        SettingsError: a variable holds a value that is not allowed.
+    """
+    settings = Settings.from_environ()
+    if settings.gate is Gate.OFF or _installed:
+        return current()
+    _installed.append(trace(settings))
+    return current()
+
+
+def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangAttachment:
+    """Attach under ``settings``; ``sinks`` instead of those that they ask for."""
+
+    def start() -> SglangSession:
+        session: list[SglangSession] = []
+
+        def build(
+            ranked: Settings, chosen: Sequence[Sink], errors: InternalErrors
+        ) -> tuple[SglangSession, SglangAttachment]:
+            session.append(
+                SglangSession(
+                    ranked, chosen, TileDigester(), version=attachment.version, errors=errors
+                )
+            )
+            return session[0], attachment
+
+        runtime = Runtime.start(_ranked(settings), sinks=sinks, build=build)
+        atexit.register(runtime.stop)
+        return session[0]
+
+    attachment = SglangAttachment(sglang_version(), start)
+    attachment.attach()
+    return attachment
+
+
+def sglang_version() -> str:
+    """The version of the SGLang that is imported here."""
+    return str(import_module("sglang.version").__version__)
+
+
+def _ranked(settings: Settings) -> Settings:
+    """With the rank that the process got, which SGLang hands over in no variable."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return settings
+    return replace(settings, rank=distributed.get_rank(), ranks=distributed.get_world_size())

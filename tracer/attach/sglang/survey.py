@@ -1,0 +1,79 @@
+"""What would be attached to the SGLang of this environment: for ``hicache-dbg doctor --sglang``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+from hicache_dbg.tracer.attach.sglang import versions
+from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, BASE, host_pool_classes
+from hicache_dbg.tracer.attach.sglang.kinds import KINDS, known_classes, methods_of
+
+__all__ = ["Row", "Survey", "survey"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One class or operation: ``state`` is ``attached``, ``events only`` (no view) or ``missing``."""
+
+    name: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The version that is installed, whether the tables were written for it, and what is found."""
+
+    version: str
+    supported: bool
+    rows: tuple[Row, ...]
+
+
+def survey() -> Survey:
+    """Import SGLang's pool modules and look; nothing is wrapped.
+
+    Raises:
+        ModuleNotFoundError: SGLang is not installed here.
+    """
+    version = str(import_module("sglang.version").__version__)
+    failed = dict(_import_all())
+    classes = {cls.__name__: cls for cls in host_pool_classes()}
+    rows = [_class_row(name, classes, failed) for name in sorted(known_classes(version))]
+    others = sorted(set(classes) - set(KINDS) - {BASE, ANCHOR})
+    rows += [
+        Row(name, "events only", "no view of this class: no tile is compared") for name in others
+    ]
+    mine = [operation for operation in versions.OPERATIONS if version in operation.versions]
+    rows += [_operation_row(operation) for operation in mine]
+    return Survey(version, versions.supported(version), tuple(rows))
+
+
+def _import_all() -> Iterator[tuple[str, str]]:
+    """Import every module that may define pools; yields those that cannot be, and why."""
+    for name in versions.POOL_MODULES:
+        try:
+            import_module(name)
+        except Exception as error:  # noqa: BLE001 - SGLang imports what its platform has
+            yield name, f"{type(error).__name__}: {error}"
+
+
+def _class_row(name: str, classes: dict[str, type], failed: dict[str, str]) -> Row:
+    cls = classes.get(name)
+    if cls is None:
+        why = "; ".join(
+            f"{module} cannot be imported ({error})" for module, error in failed.items()
+        )
+        return Row(name, "missing", why or "not defined by this version")
+    missing = [method for method in methods_of(name) if not hasattr(cls, method)]
+    if missing:
+        return Row(name, "attached", f"without {', '.join(missing)}, which this version has not")
+    return Row(name, "attached", f"{cls.__module__}, both ends")
+
+
+def _operation_row(operation: versions.Operation) -> Row:
+    try:
+        owner = getattr(import_module(operation.module), operation.cls)
+    except Exception as error:  # noqa: BLE001 - as above
+        return Row(str(operation), "missing", f"{type(error).__name__}: {error}")
+    found = hasattr(owner, operation.method)
+    return Row(str(operation), "attached" if found else "missing", operation.module)

@@ -1,0 +1,124 @@
+"""What differs between versions of SGLang, as tables: where operations begin and end."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = [
+    "ANY",
+    "COUNTED",
+    "NEWEST",
+    "OLDEST",
+    "OPERATIONS",
+    "POOL_MODULES",
+    "Operation",
+    "Versions",
+    "rides_on",
+    "supported",
+]
+
+OLDEST, NEWEST = "0.5.13", "0.5.23"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``0.5.10.post1`` and ``0.5.10rc2`` count as ``0.5.10``."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """A range of versions, both ends included; no end means up to now."""
+
+    since: str = OLDEST
+    until: str = ""
+
+    def __contains__(self, version: str) -> bool:
+        own = _numbers(version)
+        return _numbers(self.since) <= own and (not self.until or own <= _numbers(self.until))
+
+
+ANY = Versions("0")
+
+
+def supported(version: str) -> bool:
+    """Whether the tables were written for this version."""
+    return version in Versions(OLDEST, NEWEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method that is one operation, however many pools and layers it moves."""
+
+    module: str
+    cls: str
+    method: str
+    versions: Versions = ANY
+
+    def __str__(self) -> str:
+        return f"{self.cls}.{self.method}"
+
+
+_MEM = "sglang.srt.mem_cache"
+_MANAGERS = "sglang.srt.managers"
+_HYBRID = f"{_MEM}.hybrid_cache.hybrid_cache_controller"
+_BEFORE_ENGINE = Versions(OLDEST, "0.5.17")
+_WITH_ENGINE = Versions("0.5.18")
+
+
+def _both(module: str, cls: str, methods: str, versions: Versions) -> Iterator[Operation]:
+    for method in methods.split():
+        yield Operation(module, cls, method, versions)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    *_both(
+        f"{_MANAGERS}.cache_controller",
+        "HiCacheController",
+        "start_writing start_loading",
+        _BEFORE_ENGINE,
+    ),
+    *_both(_HYBRID, "HybridCacheController", "start_writing start_loading", _BEFORE_ENGINE),
+    *_both(
+        f"{_MEM}.l2_transfer",
+        "L2TransferEngine",
+        "submit_device_to_host submit_host_to_device",
+        _WITH_ENGINE,
+    ),
+    Operation(
+        f"{_MANAGERS}.hisparse_coordinator", "HiSparseCoordinator", "_preload_to_device_buffer"
+    ),
+)
+
+#: Where SGLang counts the bytes of its copies.
+COUNTED = Versions("0.5.18")
+
+#: Every module that defines host pools, or groups of them, in some version.
+POOL_MODULES: tuple[str, ...] = (
+    f"{_MEM}.memory_pool_host",
+    f"{_MEM}.pool_host.base",
+    f"{_MEM}.pool_host.group",
+    *(
+        f"{_MEM}.pool_host.{name}"
+        for name in (
+            "mha",
+            "mla",
+            "dsa",
+            "mamba",
+            "qsa",
+            "unified",
+            "mha_mxfp8",
+            "minimax_m3_nvfp4",
+        )
+    ),
+)
+
+
+def rides_on(pool: str) -> str:
+    """Whose indices a pool of a group uses, by their names; empty if it allocates its own.
+
+    A name that the group does not have means the group's anchor.
+    """
+    if pool.endswith("_state") or pool == "draft_swa":
+        return "swa"
+    return "anchor" if pool.startswith(("deepseek_v4", "draft", "indexer", "qsa")) else ""

@@ -1,0 +1,190 @@
+"""Whether every operation ends, in a status that says what really happened.
+
+Pure bookkeeping on ints: an operation is promised (pages, layers), delivers, ends in a status, and
+is reported to its readers. A report of success that the operation itself does not bear out is a
+violation, and so is a gate that opens before its layer.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NewType
+
+from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.events import FaultClass
+
+__all__ = ["CHECK", "Completion", "OpId"]
+
+CHECK = "completion"
+
+OpId = NewType("OpId", int)
+
+HONEST = "let a completion carry the status of its copy, and hand failures to the readers"
+
+
+@dataclass(slots=True)
+class _Op:
+    """What is known of an operation under way."""
+
+    where: str
+    pages: tuple[int, ...]
+    layers: frozenset[int]
+    by: Access
+    number: int
+    delivered: dict[str, frozenset[int]] = field(default_factory=dict)
+    arrived: set[int] = field(default_factory=set)
+    status: str = ""
+    ended: Access | None = None
+
+
+class Completion:
+    """Operations from their promise to the report that they are done."""
+
+    def __init__(self) -> None:
+        self._ops: dict[OpId, _Op] = {}
+
+    def promise(
+        self,
+        op: OpId,
+        where: str,
+        pages: Iterable[int],
+        layers: Iterable[int],
+        by: Access,
+        *,
+        number: int = 0,
+    ) -> None:
+        """``op`` was submitted: it is to bring all ``layers`` of these destination pages.
+
+        ``number`` is the system's own for the operation, for the report.
+        """
+        self._ops[op] = _Op(where, tuple(pages), frozenset(layers), by, number)
+
+    def deliver(self, op: OpId, part: str, pages: Iterable[int]) -> None:
+        """The copy of one ``part`` (pool) was given these destination pages to write."""
+        known = self._ops.get(op)
+        if known is not None:
+            known.delivered[part] = known.delivered.get(part, frozenset()) | frozenset(pages)
+
+    def begun(self, op: OpId, by: Access) -> list[Violation]:
+        """Every part has been given its pages: those that none will bring are known already."""
+        known = self._ops.get(op)
+        return (
+            []
+            if known is None
+            else self._short(known, by, "copies fewer pages than were asked for")
+        )
+
+    def layer_arrived(self, op: OpId, layer: int) -> None:
+        """The mover itself says that ``layer`` is there."""
+        known = self._ops.get(op)
+        if known is not None:
+            known.arrived.add(layer)
+
+    def end(self, op: OpId, status: str, by: Access) -> None:
+        """The mover has returned or raised; ``status`` is ``done`` or why not."""
+        known = self._ops.get(op)
+        if known is not None:
+            known.status, known.ended = status, by
+
+    def gate(self, op: OpId, layer: int, by: Access) -> list[Violation]:
+        """Readers are let to ``layer``: too early, or, where the mover has ended, on a false report."""
+        known = self._ops.get(op)
+        if known is None or layer in known.arrived:
+            return []
+        if known.ended is not None:
+            return [self._lie(known, by, f"layer {layer} arrived", known.status or "no status")]
+        return [
+            self._violation(
+                known,
+                FaultClass.READ_BEFORE_LOAD,
+                f"the gate of layer {layer} was opened before its bytes were there",
+                by,
+                expected=f"layer {layer} arrived",
+                got=f"layers {sorted(known.arrived)}" if known.arrived else "no layer",
+                advice="open a layer's gate from the event behind its own copy",
+            )
+        ]
+
+    def report(self, op: OpId, by: Access, *, good: bool) -> list[Violation]:
+        """The operation is over for its readers; ``good`` if they may take the pages for whole."""
+        known = self._ops.pop(op, None)
+        if known is None or not good:
+            return []
+        if known.status != "done":
+            return [self._lie(known, by, "done", known.status or "no status")]
+        late = known.layers - known.arrived
+        if late and known.arrived:
+            return [self._lie(known, by, f"{len(known.layers)} layers", f"no layer {min(late)}")]
+        return self._short(known, by, "reported as done and not delivered")
+
+    def _short(self, known: _Op, by: Access, words: str) -> list[Violation]:
+        found = []
+        for part, pages in known.delivered.items():
+            lost = tuple(page for page in known.pages if page not in pages)
+            if lost:
+                whole = len(known.pages)
+                found.append(
+                    self._violation(
+                        known,
+                        FaultClass.FAILED_LOAD,
+                        words,
+                        by,
+                        expected=f"{whole} pages of {part}",
+                        got=f"{whole - len(lost)}",
+                        advice=HONEST,
+                        pages=lost,
+                    )
+                )
+        return found
+
+    def outstanding(self, by: Access) -> list[Violation]:
+        """No operation is under way any more: those that never ended."""
+        left, self._ops = list(self._ops.values()), {}
+        return [
+            self._violation(
+                known,
+                FaultClass.FAILED_LOAD,
+                "submitted, and never reported as done or failed",
+                by,
+                expected="a status",
+                got=known.status or "none",
+                advice="end every operation in a status, also where its worker fails",
+            )
+            for known in left
+        ]
+
+    def _lie(self, known: _Op, by: Access, expected: str, got: str) -> Violation:
+        return self._violation(
+            known,
+            FaultClass.FAILED_LOAD,
+            "reported as done and not delivered",
+            by,
+            expected=expected,
+            got=got,
+            advice=HONEST,
+        )
+
+    @staticmethod
+    def _violation(
+        known: _Op,
+        cls: FaultClass,
+        words: str,
+        by: Access,
+        *,
+        expected: str,
+        got: str,
+        advice: str,
+        pages: tuple[int, ...] | None = None,
+    ) -> Violation:
+        return Violation(
+            cls,
+            CHECK,
+            known.where,
+            words,
+            known.pages if pages is None else pages,
+            by,
+            known.ended or known.by,
+            expected=expected,
+            got=got,
+            advice=advice,
+            op_id=known.number,
+        )

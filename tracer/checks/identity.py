@@ -1,0 +1,76 @@
+"""Whether a page that was found under a key holds what the key stands for.
+
+A second, independent digest of the tokens is kept beside each page: the cache's own keys may be cut
+short, collide, or leave out what tells two requests apart. Pure bookkeeping on ints.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hicache_dbg.tracer.checks.ownership import Pages
+from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.events import FaultClass
+
+__all__ = ["CHECK", "Digests", "Identity", "prefix_digests"]
+
+CHECK = "identity"
+NEVER = -1
+
+Digests = npt.NDArray[np.uint64]
+
+
+def prefix_digests(pages: Iterable[bytes]) -> Digests:
+    """XXH3-64 of all tokens up to the end of each page, given the pages' tokens in order."""
+    hasher, digests = xxhash.xxh3_64(), []
+    for tokens in pages:
+        hasher.update(tokens)
+        digests.append(hasher.intdigest())
+    return np.array(digests, np.uint64)
+
+
+class Identity:
+    """Which tokens each page of one tier was written for, in which life."""
+
+    def __init__(self, tier: str, pages: int) -> None:
+        self.tier = tier
+        self._digests = np.zeros(pages, np.uint64)
+        self._generations = np.full(pages, NEVER, np.int64)
+
+    def say(self, pages: Pages, generations: Pages, digests: Digests) -> None:
+        """``pages`` hold the bytes of these tokens, as long as they are of these generations."""
+        self._digests[pages] = digests
+        self._generations[pages] = generations
+
+    def carry(
+        self, pages: Pages, generations: Pages, to: "Identity", onto: tuple[Pages, Pages]
+    ) -> None:
+        """A copy brought the bytes of ``pages`` to pages (and generations) ``onto`` of another tier."""
+        known = self._generations[pages] == generations
+        there, lives = onto
+        to.say(there[known], lives[known], self._digests[pages[known]])
+
+    def ask(
+        self, pages: Pages, generations: Pages, digests: Digests, by: Access
+    ) -> list[Violation]:
+        """``pages`` are taken to hold the bytes of these tokens; those never heard of may."""
+        known = self._generations[pages] == generations
+        wrong = known & (self._digests[pages] != digests)
+        if not wrong.any():
+            return []
+        at = int(wrong.argmax())
+        return [
+            Violation(
+                FaultClass.KEY_IDENTITY,
+                CHECK,
+                self.tier,
+                "one key for two contents: found under it, and written for other tokens",
+                tuple(pages[wrong].tolist()),
+                by,
+                expected=f"tokens {int(digests[at]):016x}",
+                got=f"{int(self._digests[pages[at]]):016x}",
+                advice="put everything that tells two requests apart into the key: all tokens, salt, adapter, dtype",
+            )
+        ]

@@ -1,0 +1,212 @@
+"""Whether the indices of one copy mean what the path that runs takes them for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.ledger import Pages
+
+__all__ = ["IndexUse", "TokenKernel", "are_pages", "check_indices"]
+
+CHECK = "index_space"
+FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKernel:
+    """The page that a token-granular copy kernel was written for, in bytes.
+
+    Slot ``s`` of page ``p`` has ``value_bytes`` at ``p * page_bytes + s * value_bytes`` and
+    ``scale_bytes`` in a second run behind all values of the page.
+    """
+
+    slots: int
+    value_bytes: int
+    scale_bytes: int
+    page_bytes: int
+
+    def rows_of(self, ids: Pages, item_bytes: int) -> list[int]:
+        """Rows of ``item_bytes`` bytes that the kernel touches when it is given ``ids``."""
+        page, slot = np.divmod(ids, self.slots)
+        values = page * self.page_bytes + slot * self.value_bytes
+        scales = page * self.page_bytes + self.slots * self.value_bytes + slot * self.scale_bytes
+        ends = (
+            values,
+            values + self.value_bytes - 1,
+            scales,
+            scales + self.scale_bytes - 1,
+        )
+        return sorted({int(row) for end in ends for row in end // item_bytes})
+
+
+@dataclass(frozen=True, slots=True)
+class IndexUse:
+    """How one operation used the indices that it was given.
+
+    Args:
+        pool: the pool's name.
+        op: backup or load.
+        unit: what an index counts.
+        host: host indices, int64, as given.
+        device: device indices, int64, as given.
+        slot_page: how many indices make up a page.
+        page_path: whether whole pages are copied, each named by the first index of its run.
+        host_limit: how many indices the host end has.
+        device_limit: how many the device end has.
+        item_bytes: bytes of a page of one layer.
+        kernel: what the token path's kernel takes a page for, where that path ran.
+    """
+
+    pool: str
+    op: str
+    unit: str
+    host: Pages
+    device: Pages
+    slot_page: int
+    page_path: bool
+    host_limit: int
+    device_limit: int
+    item_bytes: int
+    kernel: TokenKernel | None = None
+
+    @property
+    def ends(self) -> tuple[tuple[str, Pages, int], tuple[str, Pages, int]]:
+        """Both ends: name, indices, how many there are."""
+        return ("host", self.host, self.host_limit), ("device", self.device, self.device_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    message: str
+    expected: str
+    got: str
+    advice: str
+    pages: list[int]
+
+
+def check_indices(use: IndexUse, *, time_ns: int, rank: int = 0, op_id: int = 0) -> list[Finding]:
+    """At most one finding: the first thing that is wrong with the indices names the cause."""
+    for check in _CHECKS:
+        fault = check(use)
+        if fault is not None:
+            return [_finding(use, fault, time_ns=time_ns, rank=rank, op_id=op_id)]
+    return []
+
+
+def _finding(use: IndexUse, fault: _Fault, *, time_ns: int, rank: int, op_id: int) -> Finding:
+    return Finding(
+        time_ns=time_ns,
+        rank=rank,
+        op_id=op_id,
+        cls=FaultClass.INDEX_SPACE,
+        pool=use.pool,
+        op=use.op,
+        pages=tuple(fault.pages[:FEW]),
+        page_count=len(fault.pages),
+        expected=fault.expected,
+        got=fault.got,
+        message=f"{use.pool}: this {use.op} {fault.message}",
+        advice=fault.advice,
+        check=CHECK,
+    )
+
+
+def _wrong_kernel(use: IndexUse) -> _Fault | None:
+    """The token path took a page of this pool for another pool's."""
+    kernel = use.kernel
+    if kernel is None or (kernel.page_bytes, kernel.slots) == (use.item_bytes, use.slot_page):
+        return None
+    destination = use.host if use.op == "backup" else use.device
+    meant = np.unique(destination // use.slot_page).tolist()
+    touched = kernel.rows_of(destination, use.item_bytes)
+    return _Fault(
+        f"of {len(use.host)} {use.unit}s took the token path: its kernel takes a page for {kernel.slots} slots in "
+        f"{kernel.page_bytes} B, and a page of this pool is {use.slot_page} {use.unit}s in one row of "
+        f"{use.item_bytes} B, so rows {ranges(touched)} are written where row {ranges(meant)} was meant",
+        f"row {ranges(meant)} of {use.item_bytes} B",
+        f"rows {ranges(touched)}",
+        f"give this pool whole pages of {use.slot_page} {use.unit}s only",
+        touched,
+    )
+
+
+def _counts(use: IndexUse) -> _Fault | None:
+    if len(use.host) == len(use.device):
+        return None
+    return _Fault(
+        f"pairs {len(use.host)} host with {len(use.device)} device {use.unit}s",
+        f"{len(use.device)} host {use.unit}s",
+        f"{len(use.host)} host {use.unit}s",
+        "give both ends one index for each unit that moves",
+        [],
+    )
+
+
+def _no_pages(use: IndexUse) -> _Fault | None:
+    """Whole pages were copied for indices that are no whole pages."""
+    if not use.page_path or not len(use.host):
+        return None
+    broken = [name for name, ids, _ in use.ends if not are_pages(ids, use.slot_page)]
+    if not broken:
+        return None
+    host, device = (ids[:: use.slot_page] // use.slot_page for _, ids, _ in use.ends)
+    lost = len(use.host) - _delivered(use, host, device)
+    asked = len(np.unique(use.host // use.slot_page))
+    length = "no multiple" if len(use.host) % use.slot_page else "a multiple"
+    return _Fault(
+        f"of {len(use.host)} {use.unit}s ({length} of {use.slot_page}) took the page path, but the "
+        f"{' and the '.join(broken)} indices are no whole pages: "
+        f"{len(host)} pages are copied (host {ranges(host[:FEW].tolist())} with device "
+        f"{ranges(device[:FEW].tolist())}), {lost} of the {len(use.host)} {use.unit}s keep older bytes, and "
+        f"{use.unit}s nobody asked for are overwritten",
+        f"{len(use.host)} single {use.unit}s in {asked} host pages",
+        f"{len(host)} whole pages of {use.slot_page}",
+        "copy single tokens through the method that is made for it, or leave HiSparse or the host tier off",
+        sorted(set(host.tolist())),
+    )
+
+
+def _delivered(use: IndexUse, host: Pages, device: Pages) -> int:
+    """How many of the pairs that were asked for the copied pages really bring."""
+    run = np.arange(len(use.host)) // use.slot_page
+    host_page, host_slot = np.divmod(use.host, use.slot_page)
+    device_page, device_slot = np.divmod(use.device, use.slot_page)
+    same = (host_page == host[run]) & (device_page == device[run]) & (host_slot == device_slot)
+    return int(same.sum())
+
+
+def _out_of_range(use: IndexUse) -> _Fault | None:
+    for name, ids, limit in use.ends:
+        beyond = ids[(ids < 0) | (ids >= limit)]
+        if len(beyond):
+            first = int(beyond[0])
+            return _Fault(
+                f"names {len(beyond)} {name} {use.unit}s that do not exist (first: {first}; the {name} end has "
+                f"{limit})",
+                f"{name} {use.unit}s 0..{limit - 1}",
+                f"{first}",
+                "look for a logical index where a physical one belongs, or a token where a page belongs",
+                sorted(set((beyond // use.slot_page).tolist())),
+            )
+    return None
+
+
+def are_pages(ids: Pages, page: int) -> bool:
+    """Whether ``ids`` are runs of ``page`` consecutive indices that each begin at a page."""
+    if len(ids) % page:
+        return False
+    rows = ids.reshape(-1, page)
+    begins = rows[:, :1]
+    return bool((begins % page == 0).all() and (rows == begins + np.arange(page)).all())
+
+
+#: In this order: the first that holds names the cause.
+_CHECKS: tuple[Callable[[IndexUse], _Fault | None], ...] = (
+    _counts,
+    _wrong_kernel,
+    _no_pages,
+    _out_of_range,
+)

@@ -1,0 +1,136 @@
+"""Whether a host tensor is in the order that its tag says, and whether all who use it read one order.
+
+Two readings of the same size agree in every byte count, so strides are compared and nothing else.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.mirror import MirrorViews
+from hicache_dbg.tracer.view import View
+
+__all__ = ["axis_order", "check_layout", "check_readings", "readings"]
+
+CHECK = "layout"
+
+#: Axes from the widest stride to the narrowest, by tag. The slots of a page-indexed pool lie inside
+#: the page's bytes, so there only layers and pages have an order.
+ORDERS: Mapping[str, tuple[str, ...]] = {
+    "layer_first": ("layer", "page", "slot", "head"),
+    "page_first": ("page", "slot", "layer", "head"),
+    "page_first_direct": ("page", "layer", "slot", "head"),
+    "page_head": ("page", "head", "slot", "layer"),
+}
+
+
+def axis_order(view: View, *, page_indexed: bool) -> tuple[str, ...]:
+    """The axes of a tensor from the widest stride to the narrowest, those of size 1 left out.
+
+    Layers that are tensors of their own have no stride.
+    """
+    strides = {"page": view.page_stride} if view.pages > 1 else {}
+    steps = {after - before for before, after in zip(view.bases, view.bases[1:], strict=False)}
+    if len(steps) == 1:
+        strides["layer"] = abs(steps.pop())
+    run = view.runs[0]
+    if not page_indexed and view.slots_per_page > 1:
+        strides["slot"] = run.slot_stride
+    if run.rows > 1:
+        strides["head"] = run.row_stride
+    return tuple(sorted(strides, key=lambda axis: -strides[axis]))
+
+
+def readings(order: tuple[str, ...]) -> tuple[str, ...]:
+    """The tags that a tensor with this order of axes may carry; several where they are one order."""
+    return tuple(
+        tag
+        for tag, axes in ORDERS.items()
+        if tuple(axis for axis in axes if axis in order) == order
+    )
+
+
+def check_layout(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Finding]:
+    """What is wrong with the host end's tag: it names an order that the strides have not."""
+    findings = []
+    for name, view in mirror.host.items():
+        order = axis_order(view, page_indexed=mirror.page_indexed)
+        fits = readings(order)
+        if view.layout in ORDERS and view.layout not in fits:
+            findings.append(
+                _finding(
+                    mirror,
+                    name,
+                    f"the host tensor is tagged {view.layout}, and its strides say {_words(fits, order)}",
+                    expected=view.layout,
+                    got=_words(fits, order),
+                    time_ns=time_ns,
+                    rank=rank,
+                )
+            )
+    return findings
+
+
+def check_readings(
+    mirror: MirrorViews, others: Iterable[MirrorViews], *, time_ns: int, rank: int = 0
+) -> list[Finding]:
+    """Whether ``others``, mirrors of the same pool, read the same host memory in another order."""
+    findings = []
+    for name, view in mirror.host.items():
+        for other in others:
+            twin = other.host.get(name) if other.pool == mirror.pool else None
+            if twin is None or twin.bases[0] != view.bases[0] or _reads(twin) == _reads(view):
+                continue
+            before, now = (
+                _words(readings(order), order)
+                for order in (
+                    axis_order(twin, page_indexed=other.page_indexed),
+                    axis_order(view, page_indexed=mirror.page_indexed),
+                )
+            )
+            findings.append(
+                _finding(
+                    mirror,
+                    name,
+                    f"one host tensor is read in two orders, {before} by one copy and {now} by another; "
+                    "their byte counts agree",
+                    expected=before,
+                    got=now,
+                    time_ns=time_ns,
+                    rank=rank,
+                )
+            )
+            break
+    return findings
+
+
+def _reads(view: View) -> tuple[object, ...]:
+    """Everything that decides which byte of the tensor a tile's byte is."""
+    return view.bases, view.page_stride, view.runs
+
+
+def _words(fits: tuple[str, ...], order: tuple[str, ...]) -> str:
+    return " or ".join(fits) or f"no known layout ({', '.join(order)})"
+
+
+def _finding(
+    mirror: MirrorViews,
+    component: str,
+    words: str,
+    *,
+    expected: str,
+    got: str,
+    time_ns: int,
+    rank: int,
+) -> Finding:
+    return Finding(
+        time_ns=time_ns,
+        rank=rank,
+        cls=FaultClass.LAYOUT_ORDER,
+        pool=mirror.pool,
+        component=component,
+        expected=expected,
+        got=got,
+        message=f"{mirror.pool}.{component}: {words}",
+        advice="take strides from the tensor, and give every reader and writer the same layout tag",
+        check=CHECK,
+    )

@@ -1,0 +1,94 @@
+"""``hicache-dbg selftest``: every fault is injected, and every detector has to name it."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.faults.registry import ALL_FAULTS
+from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
+from hicache_dbg.tracer.cli.selftest_matrix import Row, row_of
+
+__all__ = ["command"]
+
+
+def command(
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="Rehearse this fault only; may be given again.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the order in which queued kernels run.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Inject every fault beside its clean twin, and show what was found and how it was named.
+
+    Exits 1 if a fault is not found or wrongly named, or if anything is found in a clean twin.
+
+    Examples:
+      hicache-dbg selftest
+      hicache-dbg selftest --fault sidecar_not_loaded --json
+    """
+    rows = [row_of(item, seed=seed) for item in _progress(_chosen(fault or []))]
+    if as_json:
+        text = msgspec.json.encode({"matrix": rows})
+        typer.echo(msgspec.json.format(text, indent=2).decode())
+    else:
+        _show(rows)
+    raise typer.Exit(OK if all(row.good for row in rows) else CORRUPT)
+
+
+def _chosen(names: list[str]) -> list[Fault]:
+    unknown = [name for name in names if name not in ALL_FAULTS]
+    if unknown:
+        raise CommandError(f"fault is {unknown[0]!r}, expected one of {', '.join(ALL_FAULTS)}")
+    return [item for name, item in ALL_FAULTS.items() if not names or name in names]
+
+
+def _progress(faults: list[Fault]) -> Iterable[Fault]:
+    """The faults, with a bar on a terminal's standard error."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return faults
+    return track(faults, "rehearsing faults", console=console, transient=True)
+
+
+def _show(rows: list[Row]) -> None:
+    console = Console(markup=False)
+    if not console.is_terminal:
+        console.width = 120  # nobody's window to fit
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("fault", "class"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("found by", "not right"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        wrong = ", ".join(name for name, good in _judged(row) if not good)
+        style = "" if row.good else "bold red"
+        checks = ", ".join(row.checks) or "nothing"
+        table.add_row(row.fault, row.cls, checks, wrong or "-", style=style)
+    console.print(table)
+    good = sum(row.good for row in rows)
+    classes = len({row.cls for row in rows})
+    console.print(
+        f"{good} of {len(rows)} faults of {classes} classes found and rightly named; "
+        f"{sum(row.clean_findings for row in rows)} findings in the clean twins",
+        style="bold green" if good == len(rows) else "bold red",
+        soft_wrap=True,
+    )
+
+
+def _judged(row: Row) -> tuple[tuple[str, bool], ...]:
+    return (
+        ("not found", row.found),
+        ("name", row.named),
+        ("pool", row.pool_right),
+        ("pages", row.pages_right),
+        ("after the first wrong read", row.before_first_read),
+        ("clean twin", not row.clean_findings),
+    )
