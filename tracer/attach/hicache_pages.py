@@ -122,7 +122,7 @@ class PageNotes:
                 original(tree, node)
                 with self._notes.errors.at("lifetimes/pin"):
                     by, handle = access(name), _handle(node, name)
-                    self._notes.take(lambda: _none(self._books().pins.pin(handle, by)))
+                    self._notes.take(lambda: self._books().pins.pin(handle, by))
 
             pin.__name__ = name
             return pin
@@ -162,7 +162,3 @@ class PageNotes:
 def _handle(node: Node, name: str) -> Handle:
     """A number for the locks of a node, and another for its pins."""
     return Handle(2 * id(node) + name.endswith("pin"))
-
-
-def _none(_: None) -> list[Violation]:
-    return []

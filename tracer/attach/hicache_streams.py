@@ -131,14 +131,14 @@ class StreamNotes:
     ) -> Callable[..., SimulatedEvent]:
         def record(stream: SimulatedStream) -> SimulatedEvent:
             event = original(stream)
-            self._take(lambda books: _none(books.clocks.record(_of(stream), _carrier(event))))
+            self._take(lambda books: books.clocks.record(_of(stream), _carrier(event)))
             return event
 
         return record
 
     def _around_wait_for(self, original: Callable[..., None]) -> Callable[..., None]:
         def wait_for(stream: SimulatedStream, event: Event) -> None:
-            self._take(lambda books: _none(books.clocks.wait(_of(stream), _carrier(event))))
+            self._take(lambda books: books.clocks.wait(_of(stream), _carrier(event)))
             original(stream, event)
 
         return wait_for
@@ -147,7 +147,7 @@ class StreamNotes:
         def synchronize(event: SimulatedEvent) -> None:
             original(event)
             thread = ActorId(threading.get_ident())
-            self._take(lambda books: _none(books.clocks.wait(thread, _carrier(event))))
+            self._take(lambda books: books.clocks.wait(thread, _carrier(event)))
 
         return synchronize
 
@@ -172,25 +172,25 @@ class StreamNotes:
                 original(worker, task)
                 return
             carrier, thread = ("task", next(_work_numbers)), ActorId(threading.get_ident())
+            ident = 0
 
             def begun(books: Books) -> list[Violation]:
-                books.clocks.wait(ActorId(_ident), carrier)
+                books.clocks.wait(ActorId(ident), carrier)
                 books.clocks.forget(carrier)
                 return []
 
             def run() -> None:
-                nonlocal _ident
-                _ident = threading.get_ident()
+                nonlocal ident
+                ident = threading.get_ident()
                 self._take(begun)
                 task()
 
-            _ident = 0
-            self._take(lambda books: _none(books.clocks.record(thread, carrier)))
+            self._take(lambda books: books.clocks.record(thread, carrier))
             original(worker, run)
 
         return submit
 
-    def _take(self, turn: Callable[[Books], list[Violation]]) -> None:
+    def _take(self, turn: Callable[[Books], list[Violation] | None]) -> None:
         if not self._notes.ordered:
             return
         with self._notes.errors.at("lifetimes/order"):
@@ -230,7 +230,3 @@ def _of(stream: SimulatedStream) -> ActorId:
 
 def _carrier(event: Event) -> tuple[str, int]:
     return "event", id(event)
-
-
-def _none(_: None) -> list[Violation]:
-    return []

@@ -10,7 +10,8 @@ from hicache_dbg.tracer.session import Session
 
 __all__ = ["Notes"]
 
-Turn = Callable[[], list[Violation]]
+#: Looks at what happened; None where there is nothing to say, only to remember.
+Turn = Callable[[], list[Violation] | None]
 
 
 class Notes:
@@ -42,7 +43,7 @@ class Notes:
         now, rank = time.time_ns(), session.settings.rank
 
         def detect() -> Sequence[Finding]:
-            return [item.finding(pool=pool, time_ns=now, rank=rank, op=op) for item in turn()]
+            return [item.finding(pool=pool, time_ns=now, rank=rank, op=op) for item in turn() or ()]
 
         if self._gap or not session.check(detect):
             self._gap = True
