@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from hicache_dbg.tracer.settings import Lines, Settings
@@ -82,7 +83,26 @@ def _prometheus(settings: Settings, pool_state: PoolStateReader) -> Sink:
     from hicache_dbg.exporters.prometheus import PrometheusSink
 
     port = settings.prometheus_port + settings.rank if settings.prometheus_port else 0
-    return PrometheusSink(port=port, pool_state=pool_state, rank=settings.rank)
+    sink = PrometheusSink(port=port, pool_state=pool_state, rank=settings.rank)
+    if settings.rank == 0 and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        _watch_gpus()
+    return sink
+
+
+@cache
+def _watch_gpus() -> None:
+    """Put the GPUs' own counters beside ours, once a process, where NVML answers.
+
+    One rank tells of all GPUs of a host, and multiprocess mode takes no collector.
+    """
+    from prometheus_client import REGISTRY
+
+    from hicache_dbg.exporters.nvml import OK, Nvml
+    from hicache_dbg.exporters.prometheus_gpu import GpuCollector
+
+    nvml = Nvml()
+    if nvml.state == OK:
+        REGISTRY.register(GpuCollector(nvml))
 
 
 def _otel(_settings: Settings, _: PoolStateReader) -> Sink:
