@@ -1,5 +1,6 @@
 """The one place that puts gate, attachments, bus and sinks together."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,6 +13,8 @@ from hicache_dbg.tracer.sink import PoolPages, Sink
 from hicache_dbg.tracer.sinks import build_sinks
 
 __all__ = ["Attachment", "Runtime"]
+
+_log = logging.getLogger("hicache_dbg")
 
 
 class Attachment(Protocol):
@@ -61,6 +64,12 @@ class Runtime:
             errors: where failures of the tracer itself are counted.
             build: makes session and attachment of the system to attach to; ours if left out.
         """
+        if settings.scrub_mb_s:  # said rather than silently taken
+            _log.warning(
+                "hicache-dbg: HICACHE_DBG_SCRUB=%g has no effect yet: resting host pages are not "
+                "read again",
+                settings.scrub_mb_s,
+            )
         errors = errors if errors is not None else InternalErrors()
         holder: list[Attachment] = []
 
