@@ -15,8 +15,19 @@ from hicache_dbg.repro.trace import Trace, TraceRequest
 from hicache_dbg.repro.workload import Truth
 
 
+_before: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_other_tests() -> None:
+    """What other tests left to the garbage collector is not what these are about."""
+    _before.clear()
+    _before.update(threading.enumerate())
+
+
 def _workers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("hicache")]
+    """Threads that were not there when the test began."""
+    return [thread.name for thread in set(threading.enumerate()) - _before]
 
 
 def test_a_run_leaves_no_thread(small_truth: Truth) -> None:
