@@ -14,7 +14,6 @@ from hicache_dbg.repro.run import run
 from hicache_dbg.repro.trace import Trace, TraceRequest
 from hicache_dbg.repro.workload import Truth
 
-
 _before: set[threading.Thread] = set()
 
 
