@@ -204,9 +204,11 @@ def test_a_signal_can_be_turned_off(receiver: Receiver, environ: dict[str, str])
 
 
 def test_without_provider_and_endpoint_nothing_is_sent() -> None:
-    """With nothing configured the sink waits for the host's provider and loses nothing."""
+    """With nothing configured the sink waits for the host's provider: no loss, no thread of its own."""
+    threads = set(threading.enumerate())
     sink = OtelSink(environ={})
     sink.emit([started(), copied(), finding(), health()])
+    assert set(threading.enumerate()) <= threads
     sink.close()
 
 
