@@ -42,7 +42,7 @@ sglang: setup ## set up SGLang as released, for its tests
 	$(BIN)/python tests/sglang/prepare.py
 
 test-oldest: $(OLDEST)/.ready ## the tests of what touches third-party libraries, with the oldest of them
-	$(OLDEST)/bin/pytest tests/exporters tests/tracer tests/cli
+	$(OLDEST)/bin/pytest tests/exporters tests/tracer tests/diagnose tests/cli
 
 lint: $(VENV)/.lint-ready ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check .

@@ -1,60 +1,116 @@
-"""``hicache-dbg diagnose``: recordings in, hypotheses and verdicts out."""
+"""``hicache-dbg diagnose``: recordings or the journal in, hypotheses and verdicts out."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
-from hicache_dbg.exporters.recording_format import RecordingError, read, recordings_in
-from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
+from hicache_dbg.exporters.recording_format import RecordingError
+from hicache_dbg.tracer.cli.diagnose_output import show_comparison
+from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
+from hicache_dbg.tracer.cli.logs import Query
 from hicache_dbg.tracer.cli.render import render_report
-from hicache_dbg.tracer.cli.report import build_report
-from hicache_dbg.tracer.diagnose.evidence import Evidence
-from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.diagnose.compare import compare
+from hicache_dbg.tracer.diagnose.database import Database, DatabaseMissingError, Source
+from hicache_dbg.tracer.diagnose.gather import gather
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
+from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
+from hicache_dbg.tracer.diagnose.places import recordings_at
+from hicache_dbg.tracer.diagnose.report import build_report
+from hicache_dbg.tracer.diagnose.user_files import HypothesisFileError, hypothesis_from
 
 __all__ = ["command"]
 
 
 def command(
     recordings: Annotated[
-        list[Path], typer.Argument(help="Recordings, or folders that hold them.")
-    ],
+        list[Path] | None, typer.Argument(help="Recordings, or folders that hold them.")
+    ] = None,
+    journal: Annotated[
+        bool, typer.Option("--journal", help="Read the journal instead of recordings.")
+    ] = False,
+    since: Annotated[str, typer.Option(help="With --journal: from this time on.")] = "",
+    until: Annotated[str, typer.Option(help="With --journal: up to this time.")] = "",
+    namespace: Annotated[
+        str, typer.Option(help="With --journal: the namespace that the service logs to.")
+    ] = "",
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="Several places are one run (its ranks, say), not several."
+        ),
+    ] = False,
+    hypothesis: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file with a HYPOTHESIS of yours; it is run. May be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read recordings and say, hypothesis by hypothesis, what they falsify and confirm.
+    """Say, hypothesis by hypothesis, what recordings or the journal falsify and confirm.
 
-    Exits 1 if they hold a mismatched tile or a finding.
+    Two places are two runs and are compared: what is new, gone, changed. Exits 1 if a run holds a
+    mismatched tile or a finding.
 
-    Example: hicache-dbg diagnose ~/.local/state/hicache-dbg
+    Examples:
+      hicache-dbg diagnose ~/.local/state/hicache-dbg
+      hicache-dbg diagnose before/ after/
+      hicache-dbg diagnose --together rank0.jsonl rank1.jsonl
+      hicache-dbg diagnose --journal --since '1 hour ago'
     """
-    evidence = Evidence.of(_events(recordings))
-    report = build_report(evidence)
+    places = recordings or []
+    if journal == bool(places):
+        raise CommandError("name recordings to read, or --journal, and not both")
+    try:
+        asked = in_order([*known_hypotheses(), *map(hypothesis_from, hypothesis or [])])
+        if journal:
+            query = Query(since=since, until=until, namespace=namespace, output="json")
+            _one(JournalSource([*query.journalctl(), "--all", "--no-pager"], _say), asked, as_json)
+        elif together or len(places) == 1:
+            _one(recordings_at(places, _say), asked, as_json)
+        else:
+            _several(places, asked, as_json)
+    except (RecordingError, HypothesisFileError) as error:
+        raise CommandError(str(error)) from error
+    except (JournalError, DatabaseMissingError) as error:
+        raise CommandError(str(error), MISSING) from error
+
+
+def _one(source: Source, asked: Sequence[Hypothesis], as_json: bool) -> None:
+    """One run: its report."""
+    with Database(source) as database:
+        report = build_report(gather(database), asked)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        _print_json(report)
     else:
         console = Console(markup=False)
         render_report(console, report)
-        console.print(f"\nverdict: {report.verdict}", highlight=False)
-    corrupt = bool(report.findings or report.tiles["mismatched"])
+        console.print(f"\nverdict: {report.verdict}", highlight=False, soft_wrap=True)
+    raise typer.Exit(CORRUPT if report.corrupt else OK)
+
+
+def _several(places: Sequence[Path], asked: Sequence[Hypothesis], as_json: bool) -> None:
+    """Several runs: what differs."""
+    runs, corrupt = [], False
+    for place in places:
+        with Database(recordings_at([place], _say)) as database:
+            evidence = gather(database)
+            report = build_report(evidence, asked)
+        corrupt = corrupt or report.corrupt
+        runs.append((str(place), evidence, report.hypotheses))
+    comparison = compare(runs)
+    if as_json:
+        _print_json(comparison)
+    else:
+        show_comparison(Console(markup=False), comparison)
     raise typer.Exit(CORRUPT if corrupt else OK)
 
 
-def _events(places: list[Path]) -> Iterator[Event]:
-    for path in _files(places):
-        try:
-            yield from read(path)
-        except RecordingError as error:
-            raise CommandError(str(error)) from error
+def _print_json(data: Any) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
 
 
-def _files(places: list[Path]) -> list[Path]:
-    files: list[Path] = []
-    for place in places:
-        inside = recordings_in(place) if place.is_dir() else [place]
-        if not inside:
-            raise CommandError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
-        files.extend(inside)
-    return files
+def _say(text: str) -> None:
+    typer.echo(f"hicache-dbg: {text}", err=True)

@@ -1,6 +1,6 @@
 """A report on a terminal: tables of paths and geometry, findings, hypotheses."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -8,11 +8,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hicache_dbg.tracer.cli.report import Report
-from hicache_dbg.tracer.diagnose.hypothesis import Verdict
+from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
+from hicache_dbg.tracer.diagnose.report import FindingRow, PathRow, Report
 from hicache_dbg.tracer.events import MirrorInfo
 
-__all__ = ["render_report"]
+__all__ = ["render_report", "table"]
 
 _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
@@ -28,7 +28,7 @@ def render_report(console: Console, report: Report) -> None:
     for finding in report.findings:
         _finding(console, finding)
     if report.hypotheses:
-        console.print(_hypotheses(report))
+        console.print(_hypotheses(report.hypotheses))
     if report.dropped or report.internal_errors:
         console.print(
             f"tracer: dropped {report.dropped or 'none'}, own failures {report.internal_errors or 'none'}",
@@ -36,24 +36,25 @@ def render_report(console: Console, report: Report) -> None:
         )
 
 
-def _table(*columns: str, title: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    table.title_style = "bold"
+def table(*columns: str, title: str) -> Table:
+    """An empty table with these columns, in the style of all of them."""
+    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    made.title_style = "bold"
     for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+        made.add_column(column, overflow="fold")
+    return made
 
 
 def _geometry(mirrors: list[MirrorInfo]) -> Table:
-    table = _table("pool", "class and layout", "dtype", title="Geometry, read off the tensors")
+    made = table("pool", "class and layout", "dtype", title="Geometry, read off the tensors")
     for heading in ("B/slot", "B/page", "pages"):
-        table.add_column(heading, justify="right", overflow="fold")
+        made.add_column(heading, justify="right", overflow="fold")
     for mirror in mirrors:
         for end, other in ((mirror.device, mirror.host), (mirror.host, mirror.device)):
             sizes = {part.name: (part.slot_bytes, part.page_bytes) for part in other.components}
             for part in end.components:
                 fits = sizes.get(part.name) == (part.slot_bytes, part.page_bytes)
-                table.add_row(
+                made.add_row(
                     _named(mirror, part.name),
                     end.cls if end is mirror.device else f"{end.cls} {end.layout}",
                     part.dtype,
@@ -62,7 +63,7 @@ def _geometry(mirrors: list[MirrorInfo]) -> Table:
                     f"{part.pages}x{part.layers}",
                     style="" if fits else "bold red",
                 )
-    return table
+    return made
 
 
 def _named(mirror: MirrorInfo, component: str) -> str:
@@ -78,26 +79,20 @@ def _classes(console: Console, report: Report) -> None:
         )
 
 
-def _paths(paths: list[dict[str, Any]]) -> Table:
-    table = _table("pool", "op", "token_granular", "layout", title="Paths taken")
-    table.add_column("copies", justify="right")
+def _paths(paths: list[PathRow]) -> Table:
+    made = table("pool", "op", "token_granular", "layout", title="Paths taken")
+    made.add_column("copies", justify="right")
     for path in paths:
-        table.add_row(
-            path["pool"],
-            path["op"],
-            str(path["token_granular"]),
-            path["layout"],
-            str(path["count"]),
-        )
-    return table
+        made.add_row(path.pool, path.op, str(path.token_granular), path.layout, str(path.count))
+    return made
 
 
 def _tiles(console: Console, report: Report) -> None:
     tiles = report.tiles
-    style = "bold red" if tiles["mismatched"] else "green" if tiles["verified"] else "yellow"
+    style = "bold red" if tiles.mismatched else "green" if tiles.verified else "yellow"
     console.print(
-        f"tiles: moved {tiles['moved']} = verified {tiles['verified']} + witnessed {tiles['witnessed']} "
-        f"+ mismatched {tiles['mismatched']} + skipped {tiles['skipped']}; "
+        f"tiles: moved {tiles.moved} = verified {tiles.verified} + witnessed {tiles.witnessed} "
+        f"+ mismatched {tiles.mismatched} + skipped {tiles.skipped}; "
         f"{report.checked_share:.1%} of the loaded tiles were compared",
         style=style,
         soft_wrap=True,
@@ -106,30 +101,44 @@ def _tiles(console: Console, report: Report) -> None:
         console.print(f"  skipped, {reason}: {count}", style="yellow")
 
 
-def _finding(console: Console, finding: dict[str, Any]) -> None:
-    times = f" x{finding['count']}" if finding["count"] > 1 else ""
-    where = f" at {finding['op'] or finding['check']}"
+def _finding(console: Console, finding: FindingRow) -> None:
+    times = f" x{finding.count}" if finding.count > 1 else ""
+    where = f" at {finding.op or finding.check}"
     console.print()
-    console.print(Text(f"{finding['class']}{times}: {finding['pool']}{where}", style="bold red"))
-    console.print(Padding(Text(finding["message"]), (0, 0, 0, 2)))
-    if finding["advice"]:
-        console.print(Padding(Text(f"do: {finding['advice']}", style="cyan"), (0, 0, 0, 2)))
+    console.print(Text(f"{finding.cls}{times}: {finding.pool}{where}", style="bold red"))
+    console.print(Padding(Text(finding.message), (0, 0, 0, 2)))
+    if finding.advice:
+        console.print(Padding(Text(f"do: {finding.advice}", style="cyan"), (0, 0, 0, 2)))
 
 
-def _hypotheses(report: Report) -> Table:
-    table = _table("verdict", "hypothesis and evidence", title="\nHypotheses")
-    for answer in report.hypotheses:
-        style = _STYLE[answer.verdict]
-        text = Text(
-            answer.question, style="bold" if answer.verdict is not Verdict.FALSIFIED else ""
-        )
-        text.append(
-            f"\n{answer.evidence}",
-            style="dim" if answer.verdict is Verdict.FALSIFIED else "not bold",
-        )
-        if answer.advice:
-            text.append(f"\ndo: {answer.advice}", style="not bold cyan")
-        if answer.decide_by:
-            text.append(f"\ndecide by: {answer.decide_by}", style="not bold cyan")
-        table.add_row(Text(answer.verdict.value, style=style), text)
-    return table
+def _hypotheses(answers: Sequence[Answer]) -> Table:
+    """What is confirmed or open one by one; what is ruled out for one reason in one row."""
+    made = table("verdict", "hypothesis and evidence", title="\nHypotheses")
+    for answer in answers:
+        if answer.verdict is not Verdict.FALSIFIED:
+            made.add_row(_verdict(answer.verdict), _argued(answer))
+    ruled_out: dict[str, list[str]] = {}
+    for answer in answers:
+        if answer.verdict is Verdict.FALSIFIED:
+            ruled_out.setdefault(answer.evidence, []).append(answer.name)
+    for evidence, names in ruled_out.items():
+        text = Text(", ".join(names)).append(f"\n{evidence}", style="dim")
+        made.add_row(_verdict(Verdict.FALSIFIED), text)
+    return made
+
+
+def _verdict(verdict: Verdict) -> Text:
+    return Text(verdict.value, style=_STYLE[verdict])
+
+
+def _argued(answer: Answer) -> Text:
+    if answer.verdict is Verdict.CONFIRMED:
+        text = Text(f"{answer.name}: {answer.question}\n", style="bold")
+    else:
+        text = Text(f"{answer.name}: ")
+    text.append(answer.evidence, style="not bold")
+    if answer.advice:
+        text.append(f"\ndo: {answer.advice}", style="not bold cyan")
+    if answer.decide_by:
+        text.append(f"\ndecide by: {answer.decide_by}", style="not bold cyan")
+    return text

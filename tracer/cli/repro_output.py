@@ -9,7 +9,7 @@ from rich.console import Console
 from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
 from hicache_dbg.tracer.cli.render import render_report
-from hicache_dbg.tracer.cli.report import Report
+from hicache_dbg.tracer.diagnose.report import Report
 
 __all__ = ["Outcome", "as_json", "exit_code", "show"]
 
@@ -27,7 +27,7 @@ def exit_code(outcome: Outcome) -> int:
     result, report = outcome.result, outcome.report
     if result.interrupted:
         return INTERRUPTED
-    found = report is not None and (report.findings or report.tiles["mismatched"])
+    found = report is not None and report.corrupt
     if result.sessions.corrupted or found or result.engine_error:
         return CORRUPT
     return OK if result.tiers_used else USAGE

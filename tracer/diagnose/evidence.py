@@ -1,16 +1,28 @@
 """What a pile of events says, counted: the only thing hypotheses look at."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import msgspec
 
-from hicache_dbg.tracer.events import Copied, Event, Finding, Health, MirrorInfo, Op, Started
+from hicache_dbg.tracer.events import (
+    Copied,
+    Event,
+    FaultClass,
+    Finding,
+    Health,
+    MirrorInfo,
+    Op,
+    Started,
+)
 
 __all__ = ["Evidence", "PathKey", "Tiles"]
 
 PathKey = tuple[str, str, bool, str]  # pool, op, token_granular, layout
+Sql = Callable[[str], list[tuple[Any, ...]]]
+_ORDER = {cls: number for number, cls in enumerate(FaultClass)}
 
 
 @dataclass(slots=True)
@@ -27,6 +39,14 @@ class Tiles:
         """All of them."""
         return self.verified + self.witnessed + self.mismatched + self.skipped
 
+    def __iadd__(self, other: "Tiles") -> Self:
+        """Count another's tiles as well."""
+        self.verified += other.verified
+        self.witnessed += other.witnessed
+        self.mismatched += other.mismatched
+        self.skipped += other.skipped
+        return self
+
     def add(self, event: Copied) -> None:
         """Count one copy's tiles."""
         self.verified += event.verified
@@ -40,19 +60,23 @@ class Evidence:
     """Counts over all events of a run, and the rare events themselves.
 
     ``sessions_corrupted`` is what an oracle outside the tracer says; None where there is none.
+    ``mirrors`` are those of all ranks and runs, each geometry once. ``sql`` asks the table
+    ``copies`` (the fields of :class:`Copied`) where the events came from recordings or a journal.
     """
 
     paths: Counter[PathKey] = field(default_factory=Counter)
     tiles: Tiles = field(default_factory=Tiles)
     by_pool: dict[tuple[str, str], Tiles] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
-    mirrors: dict[str, MirrorInfo] = field(default_factory=dict)
+    mirrors: list[MirrorInfo] = field(default_factory=list)
     classes_built: set[str] = field(default_factory=set)
     classes_unbuilt: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     #: The last word of each run: of one rank there may be several.
     last_words: list[Health] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
     sessions_corrupted: int | None = None
+    sql: Sql | None = None
 
     @classmethod
     def of(cls, events: Iterable[Event], *, sessions_corrupted: int | None = None) -> "Evidence":
@@ -70,7 +94,8 @@ class Evidence:
             case Finding():
                 self.findings.append(event)
             case Started():
-                self.mirrors |= {mirror.pool: mirror for mirror in event.mirrors}
+                self.ranks.add(event.rank)
+                self.mirrors += [mirror for mirror in event.mirrors if mirror not in self.mirrors]
                 self.classes_built |= set(event.classes_built)
                 self.classes_unbuilt = (
                     self.classes_unbuilt | set(event.classes_unbuilt)
@@ -107,6 +132,39 @@ class Evidence:
         bus = sum(lost for where, lost in health.dropped.items() if where.startswith("bus/"))
         failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith("probe/"))
         return bus + failed + max(0, health.copies - sum(self.paths.values()))
+
+    @property
+    def pools(self) -> list[str]:
+        """The names of the mirrored pools, each once."""
+        return list(dict.fromkeys(mirror.pool for mirror in self.mirrors))
+
+    def of_class(self, *classes: FaultClass) -> list[Finding]:
+        """The findings of these classes."""
+        return [finding for finding in self.findings if finding.cls in classes]
+
+    def causes(self) -> list[Finding]:
+        """Findings that no other explains: of one pool those whose class comes first.
+
+        The classes stand in the order in which the first that holds names the cause; what follows
+        from it on the same pool (a mismatch after a reuse, say) is no cause of its own.
+        """
+        first: dict[str, int] = {}
+        for finding in self.findings:
+            for pool in finding.pool.split("+"):
+                first[pool] = min(_ORDER[finding.cls], first.get(pool, len(_ORDER)))
+        return [
+            finding
+            for finding in self.findings
+            if _ORDER[finding.cls] == min(first[pool] for pool in finding.pool.split("+"))
+        ]
+
+    def of_op(self, *ops: Op) -> Tiles:
+        """Tiles of all pools under these operations."""
+        total = Tiles()
+        for (_, op), tiles in self.by_pool.items():
+            if op in ops:
+                total += tiles
+        return total
 
     def of_pool(self, pool: str, op: Op) -> Tiles:
         """Tiles of one pool under one operation."""

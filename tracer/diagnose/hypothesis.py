@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,8 +10,9 @@ import msgspec
 
 from hicache_dbg.tracer.diagnose import hypotheses
 from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.events import FaultClass
 
-__all__ = ["Answer", "Hypothesis", "Verdict", "ask_all", "known_hypotheses"]
+__all__ = ["Answer", "Hypothesis", "Verdict", "ask_all", "in_order", "known_hypotheses"]
 
 
 class Verdict(StrEnum):
@@ -29,7 +30,8 @@ class Hypothesis:
     ``words`` say it where it is confirmed. ``judge`` returns the verdict and the evidence for it
     in one sentence with its numbers. ``rank`` orders the confirmed ones: 0 names a cause by
     itself, 1 adds to it, 2 is about the tracer's own sight. ``decide_by`` is a command that would
-    settle an undecided one.
+    settle an undecided one. ``cause`` is the fault class that it stands for, if it stands for one:
+    among equal ranks the class that comes first leads.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Hypothesis:
     rank: int = 1
     advice: str = ""
     decide_by: str = ""
+    cause: FaultClass | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +59,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def known_hypotheses() -> tuple[Hypothesis, ...]:
-    """Every hypothesis that has a file here, by rank and name."""
+    """Every hypothesis that has a file here, in their order."""
     found = [
         importlib.import_module(f"{hypotheses.__name__}.{module.name}").HYPOTHESIS
         for module in pkgutil.iter_modules(hypotheses.__path__)
     ]
-    return tuple(sorted(found, key=lambda hypothesis: (hypothesis.rank, hypothesis.name)))
+    return in_order(found)
+
+
+def in_order(asked: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """By rank, then by fault class, then by name."""
+    return tuple(sorted(asked, key=_key))
+
+
+def _key(hypothesis: Hypothesis) -> tuple[int, int, str]:
+    classes = list(FaultClass)
+    cause = classes.index(hypothesis.cause) if hypothesis.cause else len(classes)
+    return hypothesis.rank, cause, hypothesis.name
+
+
+def _judged(hypothesis: Hypothesis, evidence: Evidence) -> tuple[Verdict, str]:
+    """A hypothesis that fails (a user's, say) takes nothing away from the others."""
+    try:
+        verdict, reason = hypothesis.judge(evidence)
+        return Verdict(verdict), str(reason)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        reason = f"it could not be asked: {type(error).__name__}: {error}"
+        return Verdict.UNDECIDED, " ".join(reason.split())
 
 
 _ORDER = (Verdict.CONFIRMED, Verdict.UNDECIDED, Verdict.FALSIFIED)
@@ -71,7 +95,7 @@ def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> li
     """Every hypothesis's answer: confirmed first, then undecided, then falsified."""
     answers = []
     for hypothesis in known_hypotheses() if asked is None else asked:
-        verdict, reason = hypothesis.judge(evidence)
+        verdict, reason = _judged(hypothesis, evidence)
         answers.append(
             Answer(
                 name=hypothesis.name,

@@ -9,7 +9,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if not evidence.mirrors:
         return Verdict.UNDECIDED, "no mirror's geometry was recorded"
     ratios = []
-    for mirror in evidence.mirrors.values():
+    for mirror in evidence.mirrors:
         for device, host in disagreeing(mirror):
             big, small = sorted((device.slot_bytes, host.slot_bytes), reverse=True)
             if big in (2 * small, 4 * small):

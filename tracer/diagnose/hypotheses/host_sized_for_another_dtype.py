@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
-from hicache_dbg.tracer.events import ComponentInfo, MirrorInfo
+from hicache_dbg.tracer.events import ComponentInfo, FaultClass, MirrorInfo
 
 #: Bytes a slot of ``n`` elements takes in each way that index and latent caches are stored.
 FORMULAS: dict[str, Callable[[int], int]] = {
@@ -43,8 +43,11 @@ def disagreeing(mirror: MirrorInfo) -> list[tuple[ComponentInfo, ComponentInfo]]
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if not evidence.mirrors:
+        found = evidence.of_class(FaultClass.ROW_WIDTH)
+        if found:
+            return Verdict.CONFIRMED, found[0].message
         return Verdict.UNDECIDED, "no mirror's geometry was recorded"
-    for mirror in evidence.mirrors.values():
+    for mirror in evidence.mirrors:
         for device, host in disagreeing(mirror):
             if device.slot_bytes == host.slot_bytes:  # padding, which no dtype makes
                 continue
@@ -73,6 +76,7 @@ HYPOTHESIS = Hypothesis(
     words="the host mirror is sized for another dtype than the device stores",
     judge=_judge,
     rank=0,
+    cause=FaultClass.ROW_WIDTH,
     advice="size the host pool from the device tensor's dtype and shape, in the class that is in use",
     decide_by="HICACHE_DBG=1 from the start of the process, so that registration is seen",
 )

@@ -8,8 +8,8 @@ from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if not evidence.mirrors:
         return Verdict.UNDECIDED, "no mirror was recorded"
-    wrong = {m.host.cls: m.pool for m in evidence.mirrors.values() if disagreeing(m)}
-    in_use = ", ".join(f"{m.pool} by {m.host.cls}" for m in evidence.mirrors.values())
+    wrong = {m.host.cls: m.pool for m in evidence.mirrors if disagreeing(m)}
+    in_use = ", ".join(f"{m.pool} by {m.host.cls}" for m in evidence.mirrors)
     if not wrong:
         return Verdict.FALSIFIED, f"every class in use has the right size ({in_use})"
     if not evidence.classes_unbuilt:

@@ -9,7 +9,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     found = [f for f in evidence.findings if f.cls is FaultClass.READ_BEFORE_LOAD]
     if found:
         return Verdict.CONFIRMED, found[0].message
-    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.mirrors}
+    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.pools}
     wrong = {pool: tiles for pool, tiles in loads.items() if tiles.mismatched}
     if wrong:
         return Verdict.FALSIFIED, (
@@ -30,5 +30,8 @@ HYPOTHESIS = Hypothesis(
     confirmed_by="a read_before_load finding",
     words="a layer is read before its load is done",
     judge=_judge,
+    rank=0,
     advice="wait for the layer in every reader, not only in the gated accessor",
+    decide_by="hicache-dbg repro --explore 1000, or HICACHE_DBG=1 with the reader declared",
+    cause=FaultClass.READ_BEFORE_LOAD,
 )

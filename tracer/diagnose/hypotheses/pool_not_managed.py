@@ -13,7 +13,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         return Verdict.CONFIRMED, missing[0].message
     moved = {
         pool: (evidence.of_pool(pool, Op.BACKUP).moved, evidence.of_pool(pool, Op.LOAD).moved)
-        for pool in evidence.mirrors
+        for pool in evidence.pools
     }
     if not any(backups for backups, _ in moved.values()):
         return Verdict.UNDECIDED, "no backup was recorded"

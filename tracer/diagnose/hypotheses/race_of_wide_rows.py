@@ -13,7 +13,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     raced = [f for f in evidence.findings if f.cls in RACES]
     if raced:
         return Verdict.CONFIRMED, raced[0].message
-    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.mirrors}
+    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.pools}
     if not sum(tiles.verified + tiles.mismatched for tiles in loads.values()):
         return Verdict.UNDECIDED, "no loaded tile was compared"
     wrong = {pool: t for pool, t in loads.items() if t.mismatched}

@@ -1,0 +1,90 @@
+"""Runs beside each other: what is new, gone, changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.diagnose.test_gather import LOAD, recorded
+from tests.exporters.samples import copied, finding, health, started
+
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.events import Event
+
+BROKEN: list[Event] = [started(), copied(), copied(**LOAD, verified=1, mismatched=7), finding()]
+MENDED: list[Event] = [
+    started(mirrors=()),
+    *[copied() for _ in range(3)],
+    copied(**LOAD, verified=8),
+    copied(**LOAD, token_granular=True, verified=8),
+]
+
+
+def compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, str, list[str]]:
+    """The exit code and output of comparing the broken run with the mended one."""
+    places = [str(recorded(tmp_path, name, run)) for name, run in (("a", BROKEN), ("b", MENDED))]
+    return main(["diagnose", *places, *options]), capsys.readouterr().out, places
+
+
+def test_two_runs_differ_in_what_was_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The finding is gone, the share of equal tiles changed, a path is new, and lengths do not count."""
+    code, out, places = compared(tmp_path, capsys, "--json")
+    told = json.loads(out)
+    rows = {(row["kind"], row["what"]): row for row in told["rows"]}
+    assert code == 1
+    assert told["runs"] == places
+    gone = rows["finding", "row_width index_k backup"]
+    assert (gone["change"], gone["values"]) == ("gone", ["expected 256, got 132", "-"])
+    changed = rows["tiles", "deepseek_v4_c128 load"]
+    assert changed["values"] == ["verified 12.5%, mismatched 87.5%", "verified 100.0%"]
+    assert rows["path", "deepseek_v4_c128 load token_granular=True"]["change"] == "new"
+    assert rows["tiles", "deepseek_v4_c128 backup"]["change"] == "same"
+
+
+def test_the_table_shows_what_differs_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is the same is counted, not listed."""
+    code, out, _ = compared(tmp_path, capsys)
+    assert code == 1
+    assert "expected 256, got 132" in " ".join(out.split())
+    assert "deepseek_v4_c128 backup" not in out
+    assert "are the same" in out
+
+
+def test_a_run_differs_in_nothing_from_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No row, and exit 0 where it is clean."""
+    place = str(recorded(tmp_path, "a", MENDED))
+    assert main(["diagnose", place, place]) == 0
+    assert capsys.readouterr().out.startswith("0 things differ, ")
+
+
+def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recordings of two ranks add up instead of being compared."""
+    places = [
+        str(
+            recorded(
+                tmp_path, f"rank{rank}", [started(rank=rank), copied(rank=rank), health(rank=rank)]
+            )
+        )
+        for rank in range(2)
+    ]
+    assert main(["diagnose", "--together", *places, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tiles"]["witnessed"] == 14
+    (answer,) = [one for one in told["hypotheses"] if one["name"] == "rank_diverges"]
+    assert answer["evidence"] == "ranks 0, 1 agree"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--journal", "run"]])
+def test_recordings_or_the_journal(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither and both are usage errors of one line."""
+    assert main(["diagnose", *arguments]) == 2
+    assert "name recordings to read, or --journal" in capsys.readouterr().err

@@ -1,0 +1,29 @@
+"""Runs side by side on a terminal: only what differs, and how much is the same."""
+
+from rich.console import Console
+from rich.text import Text
+
+from hicache_dbg.tracer.cli.render import table
+from hicache_dbg.tracer.diagnose.compare import Comparison
+
+__all__ = ["show_comparison"]
+
+_STYLE = {"new": "bold red", "gone": "green", "changed": "yellow"}
+
+
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """Print the rows that differ, kind by kind."""
+    differing = comparison.differing
+    if differing:
+        shown = table("", "what", *comparison.runs, title="What differs")
+        kind = ""
+        for row in differing:
+            if row.kind != kind:
+                kind = row.kind
+                shown.add_section()
+            shown.add_row(
+                Text(row.change, style=_STYLE[row.change]), f"{row.kind}: {row.what}", *row.values
+            )
+        console.print(shown)
+    same = len(comparison.rows) - len(differing)
+    console.print(f"{len(differing)} things differ, {same} are the same", highlight=False)

@@ -1,0 +1,95 @@
+"""Hypotheses that a fault class settles: its checks ran, and found something or did not."""
+
+from collections.abc import Callable
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.events import FaultClass, Op
+
+__all__ = ["all_loads_equal", "by_class", "came_back_equal", "no_traffic"]
+
+#: Says why the cause is ruled out, or None where the evidence does not reach.
+Alibi = Callable[[Evidence], str | None]
+
+
+def by_class(
+    name: str,
+    *classes: FaultClass,
+    question: str,
+    words: str,
+    alibi: Alibi,
+    falsified_by: str,
+    advice: str,
+    decide_by: str = "",
+    rank: int = 0,
+) -> Hypothesis:
+    """A hypothesis that findings of ``classes`` confirm and that ``alibi`` falsifies."""
+
+    def judge(evidence: Evidence) -> tuple[Verdict, str]:
+        causes = [finding for finding in evidence.causes() if finding.cls in classes]
+        if causes:
+            more = sum(finding.count for finding in causes) - 1
+            return Verdict.CONFIRMED, causes[0].message + (f" (and {more} more)" if more else "")
+        followed = evidence.of_class(*classes)
+        if followed:
+            return Verdict.UNDECIDED, (
+                f"{sum(finding.count for finding in followed)} findings of this kind, which a finding "
+                "of an earlier class on the same pool can explain: mend that first"
+            )
+        reason = alibi(evidence)
+        if reason is not None:
+            return Verdict.FALSIFIED, reason
+        return Verdict.UNDECIDED, "no such finding, and too little was checked to rule it out"
+
+    named = " or ".join(classes)
+    return Hypothesis(
+        name=name,
+        question=question,
+        falsified_by=falsified_by,
+        confirmed_by=f"a finding of class {named} that no earlier class explains",
+        words=words,
+        judge=judge,
+        rank=rank,
+        advice=advice,
+        decide_by=decide_by,
+        cause=classes[0],
+    )
+
+
+def all_loads_equal(evidence: Evidence) -> str | None:
+    """Every loaded tile was compared and equal: nothing that changes bytes happened to one."""
+    return came_back_equal(evidence, Op.LOAD)
+
+
+def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
+    """Every tile of ``ops`` was compared and equal, except where another cause is proven.
+
+    One page has one cause: what differs in a pool whose cause is known needs no second one.
+    """
+    known = {pool: finding.cls for finding in evidence.causes() for pool in finding.pool.split("+")}
+    equal, explained = 0, dict[str, str]()
+    for (pool, op), tiles in evidence.by_pool.items():
+        if op not in ops:
+            continue
+        if tiles.mismatched or tiles.skipped:
+            if pool not in known:
+                return None
+            explained[pool] = known[pool]
+        equal += tiles.verified
+    if not equal or evidence.unseen:
+        return None
+    if not explained:
+        return f"all {equal} tiles that came back by {' and '.join(ops)} equal what was put there"
+    why = ", ".join(f"{pool} ({cause})" for pool, cause in explained.items())
+    return f"tiles differ only in {why}, whose cause is proven; {equal} others are equal"
+
+
+def no_traffic(*ops: Op, what: str) -> Alibi:
+    """Nothing went that way; where it did, every tile of it must have been compared and equal."""
+
+    def alibi(evidence: Evidence) -> str | None:
+        if not evidence.paths or evidence.unseen:
+            return None
+        return came_back_equal(evidence, *ops) if evidence.of_op(*ops).moved else what
+
+    return alibi

@@ -1,0 +1,212 @@
+"""A run's events in DuckDB: any number of files, more than memory holds, on the cores there are.
+
+Every source offers the same table ``copies``, one row an operation, with the field names of
+:class:`~hicache_dbg.tracer.events.Copied`. The rare events stay whole and are read one by one.
+"""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from hicache_dbg.exporters.recording_format import Header, read_header
+from hicache_dbg.tracer.events import Copied, Event
+
+__all__ = ["Database", "DatabaseMissingError", "RecordingSource", "Source"]
+
+#: DuckDB's own cap; what does not fit goes to the spill folder.
+MEMORY = "1GB"
+
+#: The columns of ``copies`` and their types.
+COLUMNS = {
+    "time_ns": "BIGINT",
+    "rank": "INTEGER",
+    "pool": "VARCHAR",
+    "op": "VARCHAR",
+    "token_granular": "BOOLEAN",
+    "layout": "VARCHAR",
+    "h": "BIGINT",
+    "d": "BIGINT",
+    "slot_page": "BIGINT",
+    "unit": "VARCHAR",
+    "pages": "BIGINT",
+    "item_bytes": "BIGINT",
+    "dtype": "VARCHAR",
+    "layers": "BIGINT",
+    "cls": "VARCHAR",
+    "io_backend": "VARCHAR",
+    "src": "VARCHAR",
+    "dst": "VARCHAR",
+    "bytes": "BIGINT",
+    "duration_us": "DOUBLE",
+    "verified": "BIGINT",
+    "witnessed": "BIGINT",
+    "mismatched": "BIGINT",
+    "skipped": "MAP(VARCHAR, BIGINT)",
+    "op_id": "BIGINT",
+    "host_pages": "BIGINT[]",
+    "device_pages": "BIGINT[]",
+    "generations": "BIGINT[]",
+    "status": "VARCHAR",
+    "trace_id": "VARCHAR",
+}
+
+
+class DatabaseMissingError(Exception):
+    """DuckDB is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "reading recordings needs the duckdb package, which is not installed: "
+            "pip install 'hicache-dbg[cli]'"
+        )
+
+
+class Source(Protocol):
+    """Where events come from."""
+
+    def attach(self, database: "Database") -> None:
+        """Make the table ``copies`` in ``database``."""
+        ...
+
+    def rare(self, database: "Database") -> Iterator[Event]:
+        """Every event that is no copy, in the order in which it was written."""
+        ...
+
+
+class Database:
+    """One DuckDB in memory, with a folder to spill to that goes with it.
+
+    Raises:
+        DatabaseMissingError: DuckDB is not installed.
+    """
+
+    def __init__(self, source: Source) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise DatabaseMissingError from error
+        self._folder = Path(tempfile.mkdtemp(prefix="hicache-dbg-"))
+        self._connection = duckdb.connect(
+            config={
+                "memory_limit": MEMORY,
+                "temp_directory": str(self._folder / "spill"),
+                # Nothing may be fetched: what is needed came with the package.
+                "autoinstall_known_extensions": "false",
+                "preserve_insertion_order": "true",
+            }
+        )
+        self._source = source
+        source.attach(self)
+
+    @property
+    def folder(self) -> Path:
+        """A folder that lives as long as the database."""
+        return self._folder
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of ``query``."""
+        return self._connection.execute(query, list(parameters)).fetchall()
+
+    def batches(
+        self, query: str, parameters: Sequence[Any] = (), size: int = 10_000
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows of ``query``, ``size`` at a time, however many there are."""
+        cursor = self._connection.cursor().execute(query, list(parameters))
+        while rows := cursor.fetchmany(size):
+            yield rows
+
+    def rare(self) -> Iterator[Event]:
+        """Every event that is no copy."""
+        return self._source.rare(self)
+
+    def close(self) -> None:
+        """Let go of memory and of the spill folder."""
+        self._connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        """Use the database until the block ends."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+class RecordingSource:
+    """Recordings, plain or packed; ``say`` gets a sentence for each with lines that are not whole.
+
+    Raises:
+        RecordingError: a file can't be read, is no recording, or follows a newer schema.
+    """
+
+    def __init__(self, files: Sequence[Path], say: Callable[[str], None]) -> None:
+        for file in files:
+            read_header(file)
+        self._files = [str(file) for file in files]
+        self._say = say
+
+    def attach(self, database: Database) -> None:
+        """One view over all files; a line that is not whole becomes a row of nothing."""
+        columns = {"event": "VARCHAR", **COLUMNS}
+        listed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
+        database.sql(
+            f"CREATE VIEW copies AS SELECT * FROM read_json({_listed(self._files)}, "  # noqa: S608 - quoted
+            f"format='newline_delimited', columns={{{listed}}}, ignore_errors=true) "
+            "WHERE event = 'copied'"
+        )
+
+    def rare(self, database: Database) -> Iterator[Event]:
+        """Lines that do not begin as a copy does, decoded; those that are not whole are told."""
+        decoder = msgspec.json.Decoder(Event)
+        damaged = Counter[str]()
+        query = (
+            "SELECT json::VARCHAR, file FROM read_ndjson_objects("  # noqa: S608 - quoted
+            f"{_listed(self._files)}, ignore_errors=true, filename='file') "
+            """WHERE json IS NULL OR NOT starts_with(json::VARCHAR, '{"event":"copied"')"""
+        )
+        for rows in database.batches(query):
+            for text, file in rows:
+                event = self._event(decoder, text)
+                if event is None:
+                    damaged[file] += 1
+                elif isinstance(event, Event) and not isinstance(event, Copied):
+                    yield event
+        for file, count in damaged.items():
+            self._say(
+                f"{file}: {count} lines skipped, not whole events: "
+                "the writer was stopped in them, or the file is damaged"
+            )
+
+    @staticmethod
+    def _event(decoder: msgspec.json.Decoder[Event], text: str | None) -> Event | Header | None:
+        """What a line holds; None where it is not whole."""
+        if text is None:
+            return None
+        try:
+            return decoder.decode(text)
+        except msgspec.MsgspecError:
+            return _header(text)
+
+
+def _header(text: str) -> Header | None:
+    try:
+        return msgspec.json.decode(text, type=Header)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _listed(files: Sequence[str]) -> str:
+    """File names as a DuckDB list of strings."""
+    return "[" + ", ".join("'" + file.replace("'", "''") + "'" for file in files) + "]"

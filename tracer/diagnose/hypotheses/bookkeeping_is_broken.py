@@ -1,0 +1,25 @@
+"""Something was freed twice, or never."""
+
+from hicache_dbg.tracer.diagnose.by_class import by_class
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.events import FaultClass
+
+
+def _alibi(evidence: Evidence) -> str | None:
+    """The ledger watches from the first allocation; what it did not see it says."""
+    unwitnessed = evidence.skipped["unwitnessed"]
+    if not evidence.paths or unwitnessed or evidence.unseen:
+        return None
+    return "every allocation and free was seen, and they add up"
+
+
+HYPOTHESIS = by_class(
+    "bookkeeping_is_broken",
+    FaultClass.DOUBLE_FREE,
+    question="Are pages freed twice, or leaked?",
+    words="the page states no longer add up",
+    alibi=_alibi,
+    falsified_by="the ownership ledger saw every allocation and free, and they add up",
+    advice="the finding names both frees: keep the one that owns the page",
+    decide_by="HICACHE_DBG=1 from the start of the process, so that every allocation is seen",
+)

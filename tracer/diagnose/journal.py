@@ -1,0 +1,110 @@
+"""The journal as a source of events: what ``journalctl -o json`` prints, read by DuckDB.
+
+A copy's entry has its fields as text, so the table ``copies`` is made of casts; of several skip
+reasons it names all and counts them together. The rare events carry themselves as a record.
+"""
+
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from hicache_dbg.tracer.diagnose.database import COLUMNS, Database
+from hicache_dbg.tracer.events import Copied, Event
+
+__all__ = ["JournalError", "JournalSource"]
+
+_RECORD = "HICACHE_RECORD"
+#: Where a column of ``copies`` is not the field of its own name.
+_NAMED = {"cls": "HICACHE_CLASS", "trace_id": "TRACE_ID"}
+#: What entries do not carry, with the value that stands for "not known".
+_ABSENT = {
+    "op_id": "0",
+    "host_pages": "[]::BIGINT[]",
+    "device_pages": "[]::BIGINT[]",
+    "generations": "[]::BIGINT[]",
+}
+_DERIVED = {
+    "time_ns": "__REALTIME_TIMESTAMP::BIGINT * 1000",
+    "skipped": "CASE WHEN HICACHE_SKIP_REASON IS NULL THEN MAP([]::VARCHAR[], []::BIGINT[]) "
+    "ELSE MAP([HICACHE_SKIP_REASON], [HICACHE_SKIPPED::BIGINT]) END",
+    **_ABSENT,
+}
+_FIELDS = sorted(
+    {"HICACHE_EVENT", "HICACHE_SKIP_REASON", "HICACHE_SKIPPED", _RECORD}
+    | {_NAMED.get(name, f"HICACHE_{name.upper()}") for name in COLUMNS if name not in _DERIVED}
+)
+
+
+class JournalError(Exception):
+    """The journal can't be read; the message says why and what to do."""
+
+
+class JournalSource:
+    """Entries that a journalctl call selects.
+
+    Args:
+        arguments: the call, ``-o json`` among its arguments.
+        say: gets one sentence where entries were not whole.
+    """
+
+    def __init__(self, arguments: Sequence[str], say: Callable[[str], None]) -> None:
+        self._arguments = [*arguments, f"--output-fields={','.join(_FIELDS)}"]
+        self._say = say
+
+    def attach(self, database: Database) -> None:
+        """Run journalctl once into the database's folder.
+
+        Raises:
+            JournalError: journalctl is absent or did not succeed.
+        """
+        entries = database.folder / "entries.jsonl"
+        with entries.open("wb") as file:
+            try:
+                done = subprocess.run(  # noqa: S603 - the query is the purpose
+                    self._arguments, stdout=file, stderr=subprocess.PIPE, text=True, check=False
+                )
+            except FileNotFoundError as error:
+                raise JournalError(
+                    "journalctl is not installed, so there is no journal to read; "
+                    "set HICACHE_DBG_SINKS=recording and name the recordings instead"
+                ) from error
+        if done.returncode:
+            raise JournalError(
+                f"journalctl ended with status {done.returncode}: {done.stderr.strip() or 'no word'}"
+            )
+        fields = ", ".join(f"{name}: 'VARCHAR'" for name in ("__REALTIME_TIMESTAMP", *_FIELDS))
+        database.sql(
+            f"CREATE VIEW entries AS SELECT * FROM read_json('{entries}', "  # noqa: S608 - a path of ours
+            f"format='newline_delimited', columns={{{fields}}}, ignore_errors=true)"
+        )
+        chosen = ", ".join(f"{_cast(name, kind)} AS {name}" for name, kind in COLUMNS.items())
+        database.sql(
+            f"CREATE VIEW copies AS SELECT {chosen} FROM entries WHERE HICACHE_EVENT = 'copied'"  # noqa: S608
+        )
+
+    def rare(self, database: Database) -> Iterator[Event]:
+        """The records of entries that are no copies."""
+        decoder = msgspec.json.Decoder(Event)
+        unread = 0
+        for rows in database.batches(f"SELECT {_RECORD} FROM entries WHERE {_RECORD} IS NOT NULL"):  # noqa: S608
+            for (record,) in rows:
+                try:
+                    event = decoder.decode(record)
+                except msgspec.MsgspecError:
+                    unread += 1
+                    continue
+                if not isinstance(event, Copied):
+                    yield event
+        if unread:
+            self._say(
+                f"the journal: {unread} entries skipped, whose record this version cannot read"
+            )
+
+
+def _cast(name: str, kind: str) -> str:
+    derived = _DERIVED.get(name)
+    if derived is not None:
+        return derived
+    field = _NAMED.get(name, f"HICACHE_{name.upper()}")
+    return field if kind == "VARCHAR" else f"TRY_CAST({field} AS {kind})"

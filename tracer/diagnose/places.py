@@ -1,0 +1,24 @@
+"""Where a user says that events are: recordings, folders of them, or the journal."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
+from hicache_dbg.tracer.diagnose.database import RecordingSource
+
+__all__ = ["recordings_at"]
+
+
+def recordings_at(places: Sequence[Path], say: Callable[[str], None]) -> RecordingSource:
+    """All recordings at ``places`` (files, or folders that hold some) as one source.
+
+    Raises:
+        RecordingError: a place holds none, or one of them can't be read.
+    """
+    files: list[Path] = []
+    for place in places:
+        inside = recordings_in(place) if place.is_dir() else [place]
+        if not inside:
+            raise RecordingError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
+        files.extend(inside)
+    return RecordingSource(files, say)

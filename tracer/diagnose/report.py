@@ -1,0 +1,112 @@
+"""What a run comes to, as data: the shape of ``--json`` and the source of what is shown."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Answer, Hypothesis, Verdict, ask_all
+from hicache_dbg.tracer.events import Finding, MirrorInfo
+
+__all__ = ["FindingRow", "PathRow", "Report", "TileCounts", "build_report"]
+
+
+class TileCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Tiles by outcome; the four add up to those moved."""
+
+    moved: int
+    verified: int
+    witnessed: int
+    mismatched: int
+    skipped: int
+
+
+class PathRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A path that copies took, and how many did."""
+
+    pool: str
+    op: str
+    token_granular: bool
+    layout: str
+    count: int
+
+
+class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of finding: the first one's text, and how many there were."""
+
+    cls: str = msgspec.field(name="class")
+    pool: str
+    op: str
+    component: str
+    layer: int
+    pages: tuple[int, ...]
+    slots: str
+    expected: str
+    got: str
+    message: str
+    advice: str
+    check: str
+    count: int
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """Paths, tiles, findings, geometry and hypotheses; ``repro`` adds what it knows of sessions."""
+
+    verdict: str
+    tiles: TileCounts
+    skipped: dict[str, int]
+    paths: list[PathRow]
+    findings: list[FindingRow]
+    hypotheses: list[Answer]
+    mirrors: list[MirrorInfo]
+    classes_built: list[str]
+    classes_unbuilt: list[str]
+    checked_share: float
+    dropped: dict[str, int]
+    internal_errors: dict[str, int]
+
+    @property
+    def corrupt(self) -> bool:
+        """Whether anything says that the cache did not keep every byte."""
+        return bool(self.findings or self.tiles.mismatched)
+
+
+def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> Report:
+    """Everything that ``evidence`` supports; ``asked`` are the hypotheses (default: all of ours)."""
+    tiles, health, answers = evidence.tiles, evidence.health, ask_all(evidence, asked)
+    return Report(
+        verdict=_verdict(answers),
+        tiles=TileCounts(
+            moved=tiles.moved,
+            verified=tiles.verified,
+            witnessed=tiles.witnessed,
+            mismatched=tiles.mismatched,
+            skipped=tiles.skipped,
+        ),
+        skipped=dict(evidence.skipped),
+        paths=[
+            PathRow(pool=pool, op=op, token_granular=granular, layout=layout, count=count)
+            for (pool, op, granular, layout), count in sorted(evidence.paths.items())
+        ],
+        findings=[_finding(finding) for finding in evidence.kinds_of_finding()],
+        hypotheses=answers,
+        mirrors=evidence.mirrors,
+        classes_built=sorted(evidence.classes_built),
+        classes_unbuilt=sorted(evidence.classes_unbuilt),
+        checked_share=evidence.checked_share,
+        dropped=health.dropped if health else {},
+        internal_errors=health.errors if health else {},
+    )
+
+
+def _verdict(answers: list[Answer]) -> str:
+    """The first confirmed hypothesis, as one sentence; what is open where none is."""
+    for answer in answers:
+        if answer.verdict is Verdict.CONFIRMED:
+            return f"{answer.words}: {answer.evidence}"
+    return "nothing is confirmed: see what is undecided and how to decide it"
+
+
+def _finding(finding: Finding) -> FindingRow:
+    same = {name: getattr(finding, name) for name in FindingRow.__struct_fields__ if name != "cls"}
+    return FindingRow(cls=finding.cls.value, **same)
