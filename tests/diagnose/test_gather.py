@@ -51,7 +51,9 @@ rare = st.one_of(
 
 def counted(evidence: Evidence) -> dict[str, Any]:
     """Everything in it that can be compared; reasons that no tile had say nothing."""
-    plain: dict[str, Any] = {name: getattr(evidence, name) for name in Evidence.__slots__ if name != "sql"}
+    plain: dict[str, Any] = {
+        name: getattr(evidence, name) for name in Evidence.__slots__ if name != "sql"
+    }
     return plain | {"skipped": {why: n for why, n in evidence.skipped.items() if n}}
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 from rich.console import Console
 
+from hicache_dbg.exporters.perfetto import PerfettoError, write_perfetto
 from hicache_dbg.exporters.recording_format import RecordingError
 from hicache_dbg.tracer.cli.diagnose_output import show_comparison
 from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
@@ -20,6 +21,7 @@ from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_h
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
 from hicache_dbg.tracer.diagnose.places import recordings_at
 from hicache_dbg.tracer.diagnose.report import build_report
+from hicache_dbg.tracer.diagnose.timeline import findings_of, slices_of
 from hicache_dbg.tracer.diagnose.user_files import HypothesisFileError, hypothesis_from
 
 __all__ = ["command"]
@@ -47,6 +49,10 @@ def command(
         list[Path] | None,
         typer.Option(help="A Python file with a HYPOTHESIS of yours; it is run. May be repeated."),
     ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(help="Write the run's timeline here, to be opened in ui.perfetto.dev."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say, hypothesis by hypothesis, what recordings or the journal falsify and confirm.
@@ -58,6 +64,7 @@ def command(
       hicache-dbg diagnose ~/.local/state/hicache-dbg
       hicache-dbg diagnose before/ after/
       hicache-dbg diagnose --together rank0.jsonl rank1.jsonl
+      hicache-dbg diagnose run/ --perfetto run.pftrace
       hicache-dbg diagnose --journal --since '1 hour ago'
     """
     places = recordings or []
@@ -67,21 +74,30 @@ def command(
         asked = in_order([*known_hypotheses(), *map(hypothesis_from, hypothesis or [])])
         if journal:
             query = Query(since=since, until=until, namespace=namespace, output="json")
-            _one(JournalSource([*query.journalctl(), "--all", "--no-pager"], _say), asked, as_json)
+            source: Source = JournalSource([*query.journalctl(), "--all", "--no-pager"], _say)
         elif together or len(places) == 1:
-            _one(recordings_at(places, _say), asked, as_json)
+            source = recordings_at(places, _say)
+        elif perfetto is not None:
+            raise CommandError("--perfetto is of one run: name one place, or --together")
         else:
             _several(places, asked, as_json)
-    except (RecordingError, HypothesisFileError) as error:
+        _one(source, asked, as_json=as_json, perfetto=perfetto)
+    except (RecordingError, HypothesisFileError, PerfettoError) as error:
         raise CommandError(str(error)) from error
     except (JournalError, DatabaseMissingError) as error:
         raise CommandError(str(error), MISSING) from error
 
 
-def _one(source: Source, asked: Sequence[Hypothesis], as_json: bool) -> None:
-    """One run: its report."""
+def _one(
+    source: Source, asked: Sequence[Hypothesis], *, as_json: bool, perfetto: Path | None
+) -> NoReturn:
+    """One run: its report, and its timeline where that is asked for."""
     with Database(source) as database:
-        report = build_report(gather(database), asked)
+        evidence = gather(database)
+        report = build_report(evidence, asked)
+        if perfetto is not None:
+            written = write_perfetto(perfetto, slices_of(database), findings_of(evidence.findings))
+            _say(f"{perfetto}: {written} slices and instants; open it in https://ui.perfetto.dev")
     if as_json:
         _print_json(report)
     else:
@@ -91,7 +107,7 @@ def _one(source: Source, asked: Sequence[Hypothesis], as_json: bool) -> None:
     raise typer.Exit(CORRUPT if report.corrupt else OK)
 
 
-def _several(places: Sequence[Path], asked: Sequence[Hypothesis], as_json: bool) -> None:
+def _several(places: Sequence[Path], asked: Sequence[Hypothesis], as_json: bool) -> NoReturn:
     """Several runs: what differs."""
     runs, corrupt = [], False
     for place in places:

@@ -1,25 +1,45 @@
-"""``hicache-dbg schema``: the event fields as JSON Schema."""
+"""``hicache-dbg schema``: events and reports as JSON Schema."""
+
+from enum import StrEnum
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Finding, Health, Started
+from hicache_dbg.tracer.diagnose.compare import Comparison
+from hicache_dbg.tracer.diagnose.report import Report
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Event
 
 __all__ = ["command"]
 
 
-def command() -> None:
-    """Print the JSON Schema of every event, as it stands in recordings.
+class Shape(StrEnum):
+    """What a schema can be asked of."""
 
-    Example: hicache-dbg schema > events.schema.json
+    EVENTS = "events"
+    REPORT = "report"
+    COMPARISON = "comparison"
+
+
+_KINDS: dict[Shape, tuple[str, Any]] = {
+    Shape.EVENTS: (f"hicache-dbg events, schema version {SCHEMA_VERSION}", Event),
+    Shape.REPORT: ("hicache-dbg diagnose --json of one run", Report),
+    Shape.COMPARISON: ("hicache-dbg diagnose --json of several runs", Comparison),
+}
+
+
+def command(
+    of: Annotated[
+        Shape, typer.Option(help="Events as recordings hold them, or what diagnose prints.")
+    ] = Shape.EVENTS,
+) -> None:
+    """Print the JSON Schema of every event, or of what diagnose prints with --json.
+
+    Examples:
+      hicache-dbg schema > events.schema.json
+      hicache-dbg schema --of report > report.schema.json
     """
-    kinds = (Started, Copied, Finding, Health)
-    references, components = msgspec.json.schema_components(kinds)
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"hicache-dbg events, schema version {SCHEMA_VERSION}",
-        "anyOf": list(references),
-        "$defs": components,
-    }
-    text = msgspec.json.format(msgspec.json.encode(schema), indent=2).decode()
-    typer.echo(text)
+    title, kind = _KINDS[of]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    schema = head | msgspec.json.schema(kind)
+    typer.echo(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode())

@@ -1,0 +1,104 @@
+"""How long a diagnosis takes and what memory, from 10^5 events to 10^7: is the curve linear?
+
+Each size is diagnosed by a process of its own, whose peak memory the kernel reports. The events are
+those of a short traced run of real size, written out again and again.
+
+    python benchmarks/diagnose.py --most 10000000
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from hicache_dbg.exporters.recording_format import FORMAT, Header
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event, Health, Op, Tier
+
+BLOCK = 99_999  # copies of a block; a heartbeat stands at its end
+GOAL_S, GOAL_BYTES = 60.0, 2 << 30
+
+
+def block() -> list[Event]:
+    """Backups and loads of three pools with eight pages each, and a heartbeat."""
+    copies: list[Event] = [
+        Copied(
+            time_ns=10**18 + number * 10_000,
+            pool=("mla", "dsa_index_k", "deepseek_v4_c4")[number % 3],
+            op=Op.LOAD if number % 2 else Op.BACKUP,
+            token_granular=False,
+            layout="page_first",
+            h=512,
+            d=512,
+            slot_page=64,
+            unit="token",
+            pages=8,
+            item_bytes=8448,
+            dtype="uint8",
+            layers=61,
+            cls="PagedHostPool",
+            io_backend="kernel",
+            src=Tier.HOST if number % 2 else Tier.DEVICE,
+            dst=Tier.DEVICE if number % 2 else Tier.HOST,
+            bytes=8 * 8448 * 61,
+            duration_us=118.0 + number % 7,
+            verified=488 if number % 2 else 0,
+            witnessed=0 if number % 2 else 488,
+            op_id=number,
+            host_pages=tuple(range(number % 1000, number % 1000 + 8)),
+            device_pages=tuple(range(number % 77, number % 77 + 8)),
+            generations=(1,) * 8,
+        )
+        for number in range(BLOCK)
+    ]
+    return [*copies, Health(time_ns=10**18, copies=BLOCK, events=BLOCK)]
+
+
+def write(path: Path, events: int) -> int:
+    """A recording of ``events`` events; its bytes."""
+    encoder = msgspec.json.Encoder()
+    head = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id="bench", time_ns=0)
+    body = b"".join(encoder.encode(event) + b"\n" for event in block())
+    with path.open("wb") as file:
+        file.write(encoder.encode(head) + b"\n")
+        for _ in range(events // (BLOCK + 1)):
+            file.write(body)
+    return path.stat().st_size
+
+
+def diagnosed(path: Path) -> tuple[float, int]:
+    """Seconds and peak bytes of one ``hicache-dbg diagnose --json``."""
+    command = [sys.executable, "-m", "hicache_dbg", "diagnose", str(path), "--json"]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, f"diagnose ended with {process.returncode}"
+    return seconds, usage.ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure a diagnosis over run length.")
+    parser.add_argument("--most", type=int, default=10_000_000, help="the largest size")
+    most = parser.parse_args().most
+    sizes = [size for size in (100_000, 1_000_000, 3_000_000, 10_000_000) if size <= most]
+    print(f"{'events':>10} {'GB':>6} {'seconds':>8} {'us/event':>9} {'peak MiB':>9}")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            path = Path(folder) / "run.jsonl"
+            volume = write(path, size)
+            seconds, peak = diagnosed(path)
+            print(
+                f"{size:>10} {volume / 1e9:>6.2f} {seconds:>8.2f} {seconds / size * 1e6:>9.2f} "
+                f"{peak / 2**20:>9.0f}"
+            )
+    print(f"goal at 10^7: under {GOAL_S:.0f} s and {GOAL_BYTES >> 20} MiB")
+
+
+if __name__ == "__main__":
+    main()

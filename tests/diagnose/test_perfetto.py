@@ -1,0 +1,129 @@
+"""The timeline read back through Perfetto's own messages: slices nest, every flow arrives."""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import perfetto.protos.perfetto.trace.perfetto_trace_pb2 as pb2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.diagnose.test_gather import LOAD, recorded
+from tests.exporters.samples import TIME_NS, copied, finding
+
+from hicache_dbg.exporters.perfetto import write_perfetto
+from hicache_dbg.exporters.timeline import Slice
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.events import Event
+
+
+PAGES = {"host_pages": (1, 2), "generations": (5, 5)}
+RUN: list[Event] = [
+    copied(op_id=1, time_ns=TIME_NS, **PAGES),
+    copied(op_id=2, time_ns=TIME_NS + 10**6, host_pages=(2, 3), generations=(5, 8)),
+    copied(op_id=3, time_ns=TIME_NS + 2 * 10**6, **LOAD, **PAGES),
+    copied(op_id=4, time_ns=TIME_NS + 3 * 10**6, **LOAD, host_pages=(3,), generations=(9,)),
+    finding(time_ns=TIME_NS + 4 * 10**6, pool="deepseek_v4_c128"),
+]
+
+
+class Read:
+    """A trace, read back."""
+
+    def __init__(self, path: Path) -> None:
+        trace = pb2.Trace()
+        trace.ParseFromString(path.read_bytes())
+        self.names: dict[int, str] = {}
+        above: dict[int, int] = {}
+        events = []
+        for packet in trace.packet:
+            if packet.HasField("track_descriptor"):
+                self.names[packet.track_descriptor.uuid] = packet.track_descriptor.name
+                above[packet.track_descriptor.uuid] = packet.track_descriptor.parent_uuid
+            else:
+                events.append((packet.timestamp, packet.track_event))
+        self.paths = {uuid: self._path(uuid, above) for uuid in self.names}
+        # Perfetto sorts by time and keeps the file's order where times are equal.
+        self.events = sorted(events, key=lambda event: event[0])
+
+    def _path(self, uuid: int, above: dict[int, int]) -> tuple[str, ...]:
+        head = self._path(above[uuid], above) if above[uuid] else ()
+        return (*head, self.names[uuid])
+
+    def of(self, kind: str) -> list[tuple[int, Any]]:
+        """The events of one type, with their times."""
+        number = getattr(pb2.TrackEvent, f"TYPE_{kind}")
+        return [(time, event) for time, event in self.events if event.type == number]
+
+    def deepest(self) -> int:
+        """How deep slices of one track nest; every end must have its begin."""
+        open_now: dict[int, int] = defaultdict(int)
+        deepest = 0
+        for _, event in self.events:
+            if event.type == pb2.TrackEvent.TYPE_SLICE_BEGIN:
+                open_now[event.track_uuid] += 1
+            elif event.type == pb2.TrackEvent.TYPE_SLICE_END:
+                open_now[event.track_uuid] -= 1
+                assert open_now[event.track_uuid] >= 0, "an end before its begin"
+            deepest = max(deepest, open_now[event.track_uuid])
+        assert not any(open_now.values()), "a slice that never ends"
+        return deepest
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12),
+)
+def test_slices_that_overlap_lie_in_lanes(
+    spans: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever overlaps, no slice of a track contains another, and none is lost."""
+    path = tmp_path_factory.mktemp("trace") / "t.pftrace"
+    slices = [Slice(("rank 0", "mla", "load"), "load", *span) for span in sorted(spans)]
+    assert write_perfetto(path, slices, []) == len(spans)
+    trace = Read(path)
+    assert trace.deepest() <= 1
+    begun = Counter(time for time, _ in trace.of("SLICE_BEGIN"))
+    assert begun == Counter(start for start, _ in spans)
+
+
+def test_a_page_flows_from_what_wrote_it_to_what_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A load is joined to the last backup of each of its pages, of the same generation alone."""
+    path = tmp_path / "run.pftrace"
+    place = recorded(tmp_path, "run", RUN)
+    assert main(["diagnose", str(place), "--perfetto", str(path)]) == 1
+    assert "5 slices and instants" in capsys.readouterr().err
+    trace = Read(path)
+    leaving: dict[int, int] = {}
+    arriving: dict[int, int] = {}
+    for _, event in trace.of("SLICE_BEGIN"):
+        details = {note.name: note for note in event.debug_annotations}
+        op = details["op_id"].int_value
+        leaving |= dict.fromkeys(event.flow_ids, op)
+        arriving |= dict.fromkeys(event.terminating_flow_ids, op)
+        assert trace.paths[event.track_uuid][:2] == ("rank 0", "deepseek_v4_c128")
+        assert details["token_granular"].bool_value is False
+    assert set(leaving) == set(arriving)
+    assert {(leaving[flow], arriving[flow]) for flow in leaving} == {(1, 3), (2, 3)}
+    ((time, instant),) = trace.of("INSTANT")
+    assert (time, instant.name) == (TIME_NS + 4 * 10**6, "row_width")
+    assert trace.paths[instant.track_uuid] == ("rank 0", "deepseek_v4_c128", "findings")
+
+
+def test_a_timeline_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two places side by side have no common one."""
+    place = str(recorded(tmp_path, "run", [copied()]))
+    assert main(["diagnose", place, place, "--perfetto", str(tmp_path / "x")]) == 2
+    assert "--perfetto is of one run" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_missing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the file and the reason."""
+    place = str(recorded(tmp_path, "run", [copied()]))
+    missing = tmp_path / "none" / "run.pftrace"
+    assert main(["diagnose", place, "--perfetto", str(missing)]) == 2
+    assert f"cannot write {missing}" in capsys.readouterr().err

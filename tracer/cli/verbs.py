@@ -1,0 +1,81 @@
+"""Verbs that are imported when they are called: a help text must not wait for torch."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["HELP", "VERBS", "Verb", "VerbGroup"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb: the line that the list of verbs shows, and where the rest is.
+
+    Its module holds a ``command``, or an ``app`` where the verb has verbs of its own.
+    """
+
+    summary: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self, name: str) -> Any:
+        """Import the verb called ``name`` and build its command."""
+        module = importlib.import_module(f"hicache_dbg.tracer.cli.{name}")
+        if hasattr(module, "app"):
+            return _named(name, typer.main.get_command(module.app))
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(name, context_settings={**HELP, **self.settings})(module.command)
+        return typer.main.get_command(alone)
+
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+#: In the order in which a person meets them.
+VERBS: Mapping[str, Verb] = MappingProxyType(
+    {
+        "repro": Verb("Run agent sessions through the tiered cache and say what was corrupted."),
+        "ab": Verb("Repeat one run under two or more settings, side by side."),
+        "diagnose": Verb("Say what recordings or the journal falsify and confirm."),
+        "logs": Verb("Ask the journal for copies and findings."),
+        "doctor": Verb("Say what works on this machine, and what does not."),
+        "dashboards": Verb("Grafana dashboards: export, check, preview."),
+        "bundle": Verb("Pack everything a colleague needs to look, with no contents and no ids."),
+        "bench": Verb("Measure what tracing costs here, as ratios."),
+        "selftest": Verb("Inject every fault and show what detects it."),
+        "faults": Verb("List the fault classes and the faults that can be injected."),
+        "schema": Verb("Print the JSON Schema of events and reports."),
+        "run": Verb(
+            "Run a command with the gate set.",
+            {"ignore_unknown_options": True, "allow_extra_args": True},
+        ),
+    }
+)
+
+
+class VerbGroup(TyperGroup):
+    """Lists :data:`VERBS` without importing one, and imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
+        """Every verb, in its order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - click's signature
+        """What the list shows of a verb: its name and summary."""
+        verb = VERBS.get(cmd_name)
+        return verb and TyperCommand(cmd_name, help=verb.summary, rich_markup_mode="rich")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that is called, for real."""
+        verb = VERBS.get(args[0])
+        if verb is None:
+            return super().resolve_command(ctx, args)
+        return args[0], verb.load(args[0]), args[1:]
+
+
+def _named(name: str, command: Any) -> Any:
+    command.name = name
+    return command

@@ -1,0 +1,101 @@
+"""The timeline of a run: copies as slices, findings as instants, and where a page went next.
+
+A flow leaves the operation that last wrote a host page (a backup or a fetch) and arrives at each
+that read it under the same generation (a load or a store).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hicache_dbg.exporters.timeline import Instant, Slice
+from hicache_dbg.tracer.diagnose.database import Database
+from hicache_dbg.tracer.events import Finding
+
+__all__ = ["findings_of", "slices_of"]
+
+#: Host pages of each operation, one row a page.
+_PAGES = """
+    CREATE TABLE page_uses AS
+    SELECT rank, pool, op, op_id, time_ns, op IN ('backup', 'fetch') AS writes,
+           unnest(host_pages) AS page, unnest(generations) AS generation
+    FROM copies WHERE op IN ('backup', 'fetch', 'load', 'store')
+"""
+#: Each pair of operations between which a page flows, once, whatever the number of its pages.
+_FLOWS = """
+    CREATE TABLE flows AS
+    SELECT row_number() OVER () AS id, * FROM (
+        SELECT DISTINCT reader.rank, reader.pool, writer.op AS from_op, writer.op_id AS from_id,
+               reader.op AS to_op, reader.op_id AS to_id
+        FROM (SELECT * FROM page_uses WHERE NOT writes) AS reader
+        ASOF JOIN (SELECT * FROM page_uses WHERE writes) AS writer
+        ON reader.rank = writer.rank AND reader.pool = writer.pool AND reader.page = writer.page
+           AND reader.generation = writer.generation AND reader.time_ns >= writer.time_ns
+    )
+"""
+_SLICES = """
+    SELECT copies.rank, copies.pool, copies.op, copies.op_id,
+           time_ns - (duration_us * 1000)::BIGINT AS start_ns, (duration_us * 1000)::BIGINT,
+           layout, token_granular, pages, layers, bytes, status,
+           verified, witnessed, mismatched, coalesce(list_sum(map_values(skipped)), 0),
+           coalesce(leaving.ids, []), coalesce(arriving.ids, [])
+    FROM copies
+    LEFT JOIN (SELECT rank, pool, from_op AS op, from_id AS op_id, list(id) AS ids
+               FROM flows GROUP BY ALL) AS leaving USING (rank, pool, op, op_id)
+    LEFT JOIN (SELECT rank, pool, to_op AS op, to_id AS op_id, list(id) AS ids
+               FROM flows GROUP BY ALL) AS arriving USING (rank, pool, op, op_id)
+    ORDER BY start_ns
+"""
+_DETAILS = (
+    "layout",
+    "token_granular",
+    "pages",
+    "layers",
+    "bytes",
+    "status",
+    "verified",
+    "witnessed",
+    "mismatched",
+    "skipped",
+)
+
+
+def slices_of(database: Database) -> Iterator[Slice]:
+    """One slice a copy, in the order of their start."""
+    database.sql(_PAGES)
+    database.sql(_FLOWS)
+    for rows in database.batches(_SLICES):
+        yield from map(_slice, rows)
+
+
+def _slice(row: tuple[Any, ...]) -> Slice:
+    rank, pool, op, op_id, start_ns, duration_ns, *told, leaving, arriving = row
+    details = dict(zip(_DETAILS, told, strict=True))
+    details["skipped"] = int(details["skipped"])
+    bad = f", {details['mismatched']} mismatched" if details["mismatched"] else ""
+    return Slice(
+        track=(f"rank {rank}", pool, op),
+        name=f"{op} of {details['pages']} pages{bad}",
+        start_ns=start_ns,
+        duration_ns=duration_ns,
+        details={"op_id": op_id, **details},
+        begins=tuple(leaving),
+        ends=tuple(arriving),
+    )
+
+
+def findings_of(findings: list[Finding]) -> Iterator[Instant]:
+    """One instant a finding, beside the copies of its pool."""
+    for finding in findings:
+        yield Instant(
+            track=(f"rank {finding.rank}", finding.pool, "findings"),
+            name=finding.cls.value,
+            time_ns=finding.time_ns,
+            details={
+                "message": finding.message,
+                "layer": finding.layer,
+                "pages": ", ".join(map(str, finding.pages)),
+                "expected": finding.expected,
+                "got": finding.got,
+                "advice": finding.advice,
+            },
+        )
