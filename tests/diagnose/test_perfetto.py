@@ -16,7 +16,6 @@ from hicache_dbg.exporters.timeline import Slice
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event
 
-
 PAGES = {"host_pages": (1, 2), "generations": (5, 5)}
 RUN: list[Event] = [
     copied(op_id=1, time_ns=TIME_NS, **PAGES),
@@ -116,7 +115,7 @@ def test_a_timeline_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Two places side by side have no common one."""
     place = str(recorded(tmp_path, "run", [copied()]))
     assert main(["diagnose", place, place, "--perfetto", str(tmp_path / "x")]) == 2
-    assert "--perfetto is of one run" in capsys.readouterr().err
+    assert "--perfetto are of one run" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_missing_is_said(

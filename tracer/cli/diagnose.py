@@ -8,6 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from hicache_dbg.exporters.html.page import HtmlError, write_html
 from hicache_dbg.exporters.perfetto import PerfettoError, write_perfetto
 from hicache_dbg.exporters.recording_format import RecordingError
 from hicache_dbg.tracer.cli.diagnose_output import show_comparison
@@ -19,6 +20,7 @@ from hicache_dbg.tracer.diagnose.database import Database, DatabaseMissingError,
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
+from hicache_dbg.tracer.diagnose.page import page_of
 from hicache_dbg.tracer.diagnose.places import recordings_at
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.diagnose.timeline import findings_of, slices_of
@@ -49,6 +51,9 @@ def command(
         list[Path] | None,
         typer.Option(help="A Python file with a HYPOTHESIS of yours; it is run. May be repeated."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report here as one page that needs no network.")
+    ] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option(help="Write the run's timeline here, to be opened in ui.perfetto.dev."),
@@ -64,7 +69,7 @@ def command(
       hicache-dbg diagnose ~/.local/state/hicache-dbg
       hicache-dbg diagnose before/ after/
       hicache-dbg diagnose --together rank0.jsonl rank1.jsonl
-      hicache-dbg diagnose run/ --perfetto run.pftrace
+      hicache-dbg diagnose run/ --html run.html --perfetto run.pftrace
       hicache-dbg diagnose --journal --since '1 hour ago'
     """
     places = recordings or []
@@ -77,24 +82,34 @@ def command(
             source: Source = JournalSource([*query.journalctl(), "--all", "--no-pager"], _say)
         elif together or len(places) == 1:
             source = recordings_at(places, _say)
-        elif perfetto is not None:
-            raise CommandError("--perfetto is of one run: name one place, or --together")
+        elif html or perfetto:
+            raise CommandError(
+                "--html and --perfetto are of one run: name one place, or --together"
+            )
         else:
             _several(places, asked, as_json)
-        _one(source, asked, as_json=as_json, perfetto=perfetto)
-    except (RecordingError, HypothesisFileError, PerfettoError) as error:
+        _one(source, asked, as_json=as_json, html=html, perfetto=perfetto)
+    except (RecordingError, HtmlError, HypothesisFileError, PerfettoError) as error:
         raise CommandError(str(error)) from error
     except (JournalError, DatabaseMissingError) as error:
         raise CommandError(str(error), MISSING) from error
 
 
 def _one(
-    source: Source, asked: Sequence[Hypothesis], *, as_json: bool, perfetto: Path | None
+    source: Source,
+    asked: Sequence[Hypothesis],
+    *,
+    as_json: bool,
+    html: Path | None,
+    perfetto: Path | None,
 ) -> NoReturn:
-    """One run: its report, and its timeline where that is asked for."""
+    """One run: its report, and its page and timeline where they are asked for."""
     with Database(source) as database:
         evidence = gather(database)
         report = build_report(evidence, asked)
+        if html is not None:
+            write_html(html, page_of(database, evidence, report, source.name))
+            _say(f"{html}: open it in a browser")
         if perfetto is not None:
             written = write_perfetto(perfetto, slices_of(database), findings_of(evidence.findings))
             _say(f"{perfetto}: {written} slices and instants; open it in https://ui.perfetto.dev")

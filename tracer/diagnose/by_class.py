@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
-from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.events import FaultClass, Finding, Op
 
-__all__ = ["all_loads_equal", "by_class", "came_back_equal", "no_traffic"]
+__all__ = ["all_loads_equal", "briefly", "by_class", "came_back_equal", "no_traffic"]
 
 #: Says why the cause is ruled out, or None where the evidence does not reach.
 Alibi = Callable[[Evidence], str | None]
@@ -29,7 +29,7 @@ def by_class(
         causes = [finding for finding in evidence.causes() if finding.cls in classes]
         if causes:
             more = sum(finding.count for finding in causes) - 1
-            return Verdict.CONFIRMED, causes[0].message + (f" (and {more} more)" if more else "")
+            return Verdict.CONFIRMED, briefly(causes[0]) + (f" (and {more} more)" if more else "")
         followed = evidence.of_class(*classes)
         if followed:
             return Verdict.UNDECIDED, (
@@ -54,6 +54,11 @@ def by_class(
         decide_by=decide_by,
         cause=classes[0],
     )
+
+
+def briefly(finding: Finding) -> str:
+    """What is wrong, without the accesses that led to it."""
+    return finding.message.partition("; this access: ")[0]
 
 
 def all_loads_equal(evidence: Evidence) -> str | None:

@@ -53,6 +53,7 @@ COLUMNS = {
     "device_pages": "BIGINT[]",
     "generations": "BIGINT[]",
     "status": "VARCHAR",
+    "bad_tiles": "BIGINT[][]",
     "trace_id": "VARCHAR",
 }
 
@@ -69,6 +70,11 @@ class DatabaseMissingError(Exception):
 
 class Source(Protocol):
     """Where events come from."""
+
+    @property
+    def name(self) -> str:
+        """What a report calls it."""
+        ...
 
     def attach(self, database: "Database") -> None:
         """Make the table ``copies`` in ``database``."""
@@ -156,6 +162,12 @@ class RecordingSource:
             read_header(file)
         self._files = [str(file) for file in files]
         self._say = say
+
+    @property
+    def name(self) -> str:
+        """The files, or how many there are."""
+        first = Path(self._files[0]).name
+        return first if len(self._files) == 1 else f"{first} and {len(self._files) - 1} more files"
 
     def attach(self, database: Database) -> None:
         """One view over all files; a line that is not whole becomes a row of nothing."""

@@ -4,6 +4,7 @@ A copy's entry has its fields as text, so the table ``copies`` is made of casts;
 reasons it names all and counts them together. The rare events carry themselves as a record.
 """
 
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,6 +24,7 @@ _ABSENT = {
     "host_pages": "[]::BIGINT[]",
     "device_pages": "[]::BIGINT[]",
     "generations": "[]::BIGINT[]",
+    "bad_tiles": "[]::BIGINT[][]",
 }
 _DERIVED = {
     "time_ns": "__REALTIME_TIMESTAMP::BIGINT * 1000",
@@ -51,6 +53,11 @@ class JournalSource:
     def __init__(self, arguments: Sequence[str], say: Callable[[str], None]) -> None:
         self._arguments = [*arguments, f"--output-fields={','.join(_FIELDS)}"]
         self._say = say
+
+    @property
+    def name(self) -> str:
+        """The call that asked the journal."""
+        return shlex.join(self._arguments[:-1])
 
     def attach(self, database: Database) -> None:
         """Run journalctl once into the database's folder.

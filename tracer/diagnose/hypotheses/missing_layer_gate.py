@@ -1,5 +1,6 @@
 """A layer was read before its load was done."""
 
+from hicache_dbg.tracer.diagnose.by_class import briefly
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
@@ -8,7 +9,7 @@ from hicache_dbg.tracer.events import FaultClass, Op
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     found = [f for f in evidence.findings if f.cls is FaultClass.READ_BEFORE_LOAD]
     if found:
-        return Verdict.CONFIRMED, found[0].message
+        return Verdict.CONFIRMED, briefly(found[0])
     loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.pools}
     wrong = {pool: tiles for pool, tiles in loads.items() if tiles.mismatched}
     if wrong:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from hicache_dbg.tracer.diagnose.by_class import briefly
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
@@ -12,7 +13,7 @@ RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     raced = [f for f in evidence.findings if f.cls in RACES]
     if raced:
-        return Verdict.CONFIRMED, raced[0].message
+        return Verdict.CONFIRMED, briefly(raced[0])
     loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.pools}
     if not sum(tiles.verified + tiles.mismatched for tiles in loads.values()):
         return Verdict.UNDECIDED, "no loaded tile was compared"

@@ -1,0 +1,1 @@
+"""A diagnosis as one self-contained page."""

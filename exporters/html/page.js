@@ -1,0 +1,29 @@
+// A heat map is read by pointer or by arrow keys; what is under the cursor is said beside it.
+for (const grid of document.querySelectorAll("svg.grid")) {
+  const say = document.getElementById(grid.dataset.say);
+  const cursor = grid.querySelector(".cursor");
+  const [columns, rows] = [Number(grid.dataset.columns), Number(grid.dataset.rows)];
+  let [column, row] = [0, 0];
+  const show = () => {
+    cursor.setAttribute("x", column);
+    cursor.setAttribute("y", row);
+    cursor.setAttribute("visibility", "visible");
+    const cell = grid.querySelector(`[x="${column}"][y="${row}"]:not(.cursor)`);
+    say.textContent = cell.querySelector("title").textContent;
+  };
+  grid.addEventListener("pointermove", (event) => {
+    const box = grid.getBoundingClientRect();
+    column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+    row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+    show();
+  });
+  grid.addEventListener("focus", show);
+  grid.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!step) return;
+    column = Math.min(columns - 1, Math.max(0, column + step[0]));
+    row = Math.min(rows - 1, Math.max(0, row + step[1]));
+    show();
+    event.preventDefault();
+  });
+}

@@ -1,0 +1,155 @@
+"""The page: self-contained, true to the events, readable wide and narrow, light and dark."""
+
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.diagnose.test_gather import LOAD, recorded
+from tests.exporters.samples import TIME_NS, copied, finding, health, started
+from tests.services import require
+
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.events import Event, FaultClass
+
+PAGES = {"host_pages": (4, 7), "device_pages": (1, 2), "generations": (1, 1)}
+BAD = {"mismatched": 2, "verified": 6, "bad_tiles": ((2, 7), (3, 7))}
+CONFLICT = (
+    "host pages 7: freed while a copy has it open; this access: free on MainThread at a.py:3 f; "
+    "previous access: load 3 on worker at b.py:9 g; allocated: alloc on MainThread at c.py:1 h"
+)
+RUN: list[Event] = [
+    started(unrecognised=("<script>alert(1)</script>",)),
+    copied(op_id=1, time_ns=TIME_NS, **PAGES),
+    copied(op_id=2, time_ns=TIME_NS + 2 * 10**6, **(LOAD | PAGES | BAD)),
+    finding(),
+    finding(cls=FaultClass.SLOT_REUSE, pool="deepseek_v4_c128", message=CONFLICT, pages=(7,)),
+    health(copies=2),
+]
+BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """The page of a run with a mismatch and a conflict."""
+    html = tmp_path / "run.html"
+    assert main(["diagnose", str(recorded(tmp_path, "run", RUN)), "--html", str(html)]) == 1
+    return html
+
+
+class Tags(HTMLParser):
+    """Every tag, and whether all that were opened were closed."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "hr", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remember it."""
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """It ends what was opened last."""
+        assert self._open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
+    """Every tag is closed, every link of it leads into it, and nothing is fetched."""
+    text = page.read_text(encoding="utf-8")
+    tags = Tags(text).seen
+    ids = {attributes["id"] for _, attributes in tags if "id" in attributes}
+    links = {attributes["href"] for tag, attributes in tags if tag == "a"}
+    assert links == {f"#{name}" for name in ids if name and not name.startswith("say")}
+    assert not [tag for tag, attributes in tags if attributes.get("src") or tag == "link"]
+    assert "url(" not in text
+    assert "<script>alert(1)" not in text
+
+
+def test_the_map_shows_the_tiles_that_differ(page: Path) -> None:
+    """Layers 2 and 3 of host page 7 and no other; page 4 was compared and is equal."""
+    cells = re.findall(r"<title>layer (\d+), host page (\d+): (\w+)</title>", page.read_text())
+    assert len(cells) == 8
+    bad = {(int(layer), int(number)) for layer, number, state in cells if state == "mismatched"}
+    assert bad == {(2, 7), (3, 7)}
+    assert {state for *_, state in cells} == {"mismatched", "verified"}
+
+
+def test_the_story_of_the_bad_page_marks_the_conflicting_pair(page: Path) -> None:
+    """Backup, bad load, then the two accesses and where the page was handed out."""
+    text = page.read_text()
+    title = re.search(r"The first bad tile: [^<]*", text)
+    assert title is not None
+    assert title[0] == "The first bad tile: deepseek_v4_c128, host page 7, layer 2"
+    steps = re.findall(r"<li class=\"([^\"]*)\"><span class=\"when\">(.*?)</span>(.*?)</li>", text)
+    told = [(marks.strip(), re.sub(r"<.*?>", "", words).strip()) for marks, _, words in steps]
+    assert [marks for marks, _ in told] == ["", "bad", "pair", "pair", "bad pair"]
+    assert told[0][1].startswith("backup from device page 2: 7 witnessed")
+    assert told[1][1].startswith("load to device page 2: 2 differ, 6 equal")
+    assert told[3][1] == "conflicting access, first: load 3 on worker at b.py:9 g"
+    assert told[4][1] == "conflicting access, second: free on MainThread at a.py:3 f"
+
+
+def test_both_ends_are_drawn_to_one_scale(page: Path) -> None:
+    """132 of 256 bytes is 51.56 % of the width, and the rest is marked as missing."""
+    widths = re.findall(r'class="(bar|lost)" style="width: ([\d.]+)%">', page.read_text())
+    assert widths == [("bar", "100.00"), ("bar", "51.56"), ("lost", "48.44")]
+
+
+def browsed(page: Path, *options: str) -> bytes:
+    """What Chromium prints, run on ``page``."""
+    require(shutil.which("chromium"), "chromium is not installed")
+    command = [*BROWSER, f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
+
+
+def paper(picture: Path) -> bytes:
+    """The colour of a PNG's first pixel, 8 bits a channel: no filter changes that one."""
+    data, at, packed = picture.read_bytes(), 8, b""
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + length]
+        at += length + 12
+    return zlib.decompress(packed)[1:4]
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("width", [360, 1100])
+def test_the_page_fits_its_window(page: Path, width: int) -> None:
+    """Nothing is wider than the window, down to 360 pixels, and no script failed."""
+    frame = page.parent / "frame.html"
+    frame.write_text(
+        f'<iframe src="{page.name}" style="width: {width}px; height: 900px; border: 0"></iframe>'
+        "<script>onload = () => { const inside = document.querySelector('iframe').contentDocument;"
+        "document.body.dataset.wide = inside.documentElement.scrollWidth;"
+        "const grid = inside.querySelector('svg.grid'); grid.focus();"
+        "for (const key of ['ArrowRight', 'ArrowDown', 'ArrowDown'])"
+        "  grid.dispatchEvent(new KeyboardEvent('keydown', {key}));"
+        "document.body.dataset.said = inside.getElementById('say1').textContent }</script>"
+    )
+    dom = browsed(frame, "--allow-file-access-from-files", "--dump-dom").decode()
+    (wide,) = re.findall(r'data-wide="(\d+)"', dom)
+    assert int(wide) <= width
+    assert 'data-said="layer 2, host page 7: mismatched"' in dom
+
+
+@pytest.mark.service
+def test_the_page_is_light_or_dark_as_its_reader_asks(page: Path) -> None:
+    """Pictures of both: the paper's colour is the reader's."""
+    papers: dict[str, bytes] = {}
+    for scheme, options in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):
+        picture = page.parent / f"{scheme}.png"
+        browsed(page, *options, "--window-size=1100,2400", f"--screenshot={picture}")
+        papers[scheme] = paper(picture)
+    assert papers == {"light": b"\xff\xff\xff", "dark": b"\x14\x17\x1b"}
