@@ -6,6 +6,7 @@ the host itself imports a module that holds pools.
 
 import atexit
 import sys
+from collections.abc import Callable
 from multiprocessing import util
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import wrapt
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.runtime import Runtime
+    from hicache_dbg.tracer.switch.messages import Ask, Reply
 
 __all__ = ["current", "install", "suppress"]
 
@@ -34,6 +36,11 @@ def install() -> None:
         return
     if settings.gate is Gate.OFF:
         return
+    if settings.gate is Gate.ARMED:
+        from hicache_dbg.tracer.switch.listener import listen
+
+        listen(_answer)
+        return
     for name in TRIGGERS:
         wrapt.register_post_import_hook(_attach, name)
 
@@ -47,6 +54,13 @@ def current() -> "Runtime | None":
     """The runtime that the gate started in this process, if any."""
     runtime = _state["runtime"]
     return None if isinstance(runtime, bool) else runtime
+
+
+def _answer(ask: "Ask", reply: Callable[["Reply"], None]) -> None:
+    """Do what the switch asks for; nothing of it is imported before somebody asks."""
+    from hicache_dbg.tracer.switch.switchboard import BOARD
+
+    BOARD.answer(ask, reply)
 
 
 def _attach(_module: ModuleType) -> None:

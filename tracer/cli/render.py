@@ -112,18 +112,15 @@ def _finding(console: Console, finding: FindingRow) -> None:
 
 
 def _hypotheses(answers: Sequence[Answer]) -> Table:
-    """What is confirmed or open one by one; what is ruled out for one reason in one row."""
+    """What is confirmed one by one; what is open or ruled out for one reason in one row."""
     made = table("verdict", "hypothesis and evidence", title="\nHypotheses")
+    alike: dict[tuple[Verdict, str, str], list[Answer]] = {}
     for answer in answers:
-        if answer.verdict is not Verdict.FALSIFIED:
-            made.add_row(_verdict(answer.verdict), _argued(answer))
-    ruled_out: dict[str, list[str]] = {}
-    for answer in answers:
-        if answer.verdict is Verdict.FALSIFIED:
-            ruled_out.setdefault(answer.evidence, []).append(answer.name)
-    for evidence, names in ruled_out.items():
-        text = Text(", ".join(names)).append(f"\n{evidence}", style="dim")
-        made.add_row(_verdict(Verdict.FALSIFIED), text)
+        # A cause that is confirmed stands alone; of the others one reason may serve many.
+        alone = answer.name if answer.verdict is Verdict.CONFIRMED else answer.evidence
+        alike.setdefault((answer.verdict, alone, answer.decide_by), []).append(answer)
+    for group in alike.values():
+        made.add_row(_verdict(group[0].verdict), _argued(group))
     return made
 
 
@@ -131,14 +128,15 @@ def _verdict(verdict: Verdict) -> Text:
     return Text(verdict.value, style=_STYLE[verdict])
 
 
-def _argued(answer: Answer) -> Text:
-    if answer.verdict is Verdict.CONFIRMED:
-        text = Text(f"{answer.name}: {answer.question}\n", style="bold")
+def _argued(group: Sequence[Answer]) -> Text:
+    first, names = group[0], ", ".join(answer.name for answer in group)
+    if first.verdict is Verdict.CONFIRMED:
+        text = Text(f"{names}: {first.question}", style="bold")
+        text.append(f"\n{first.evidence}", style="not bold")
     else:
-        text = Text(f"{answer.name}: ")
-    text.append(answer.evidence, style="not bold")
-    if answer.advice:
-        text.append(f"\ndo: {answer.advice}", style="not bold cyan")
-    if answer.decide_by:
-        text.append(f"\ndecide by: {answer.decide_by}", style="not bold cyan")
+        text = Text(names).append(f"\n{first.evidence}", style="dim")
+    if first.advice:
+        text.append(f"\ndo: {first.advice}", style="not bold cyan")
+    if first.decide_by:
+        text.append(f"\ndecide by: {first.decide_by}", style="not bold cyan")
     return text

@@ -48,6 +48,8 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "selftest": Verb("Inject every fault and show what detects it."),
         "faults": Verb("List the fault classes and the faults that can be injected."),
         "schema": Verb("Print the JSON Schema of events and reports."),
+        "on": Verb("Switch tracing on in a process that runs."),
+        "off": Verb("Switch it off again, and print what it saw."),
         "run": Verb(
             "Run a command with the gate set.",
             {"ignore_unknown_options": True, "allow_extra_args": True},

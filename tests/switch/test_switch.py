@@ -1,0 +1,221 @@
+"""Tracing is switched on and off in a process that runs, by its own user and without a trace."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.test_gate import SCRIPT
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.transfer import TransferEngine
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.switch.client import SwitchError, ask
+from hicache_dbg.tracer.switch.messages import Ask, Reply, address, receive, send
+from hicache_dbg.tracer.switch.switchboard import Switchboard
+
+WAIT_S = 60.0
+COMMAND = [sys.executable, "-m", "hicache_dbg"]
+QUIET = {"HICACHE_DBG_SINKS": "stderr", "HICACHE_DBG_LINES": "paths"}
+
+
+def listens(pid: int) -> bool:
+    """Whether the process's listener answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(address(pid)) == 0
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A repro that runs armed and untraced, until it is done."""
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(
+            [*COMMAND, "repro", "--gate", "off", "--sessions", "30", "--json"],
+            stdout=out,
+            stderr=err,
+            text=True,
+            env=os.environ | {"HICACHE_DBG": "armed"},
+        )
+    deadline = time.monotonic() + WAIT_S
+    while not (listens(process.pid) and "hicache_dbg.pools" in _mapped(process.pid)):
+        assert process.poll() is None, (tmp_path / "err").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def _mapped(pid: int) -> str:
+    """What the process answers to a wish that it refuses; it names what is not there yet."""
+    try:
+        list(ask(pid, Ask(do="on", settings={"HICACHE_DBG_CHECKSUM": "nothing"})))
+    except SwitchError as error:
+        return "hicache_dbg.pools" if "HICACHE_DBG_CHECKSUM" in str(error) else ""
+    return ""
+
+
+def test_a_running_repro_is_traced_for_a_while_and_ends_as_if_it_had_not_been(
+    running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """Attached, copies seen, a report, detached; the repro then ends clean."""
+    wish = Ask(do="on", settings=QUIET, for_s=2.0)
+    first, last = ask(running.pid, wish)
+    assert first.text.startswith(f"tracing process {running.pid}")
+    assert any("unwitnessed" in note for note in first.notes)
+    assert last.report is not None
+    assert last.report["tiles"]["moved"] > 0
+    assert not last.report["findings"], last.report["findings"]
+    assert not last.report["internal_errors"]
+    assert running.wait(WAIT_S) == 0, (tmp_path / "err").read_text()
+    sessions = json.loads((tmp_path / "out").read_text())["sessions"]
+    assert (sessions["corrupted"], sessions["error"]) == (0, 0)
+
+
+def test_an_armed_script_imports_nothing_and_says_nothing() -> None:
+    """Armed is a thread that sleeps: no torch, no exporter, no line."""
+    code = (
+        "import hicache_dbg, sys, threading\n"
+        "print([t.name for t in threading.enumerate()][1:], [n for n in ('torch', 'numpy', "
+        "'hicache_dbg.pools', 'hicache_dbg.tracer.runtime', 'prometheus_client') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HICACHE_DBG": "armed"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == "['hicache-dbg-switch'] []"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HICACHE_DBG": "armed"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_switching_restores_the_very_functions() -> None:
+    """After off, the classes hold the objects that they held before on; a second round works too."""
+    board = Switchboard()
+    before = {owner: dict(owner.__dict__) for owner in (TransferEngine, HiCacheController)}
+    for _ in range(2):
+        said: list[Reply] = []
+        board.answer(Ask(do="on", settings=QUIET), said.append)
+        board.answer(Ask(do="on", settings=QUIET), said.append)
+        assert TransferEngine.backup is not before[TransferEngine]["backup"]
+        board.answer(Ask(do="off"), said.append)
+        board.answer(Ask(do="off"), said.append)
+        assert [reply.done for reply in said] == [True, False, True, False]
+        assert said[2].report is not None
+        for owner, held in before.items():
+            assert all(owner.__dict__[name] is value for name, value in held.items())
+
+
+@pytest.fixture
+def armed() -> Iterator[int]:
+    """The id of a small process that listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import hicache_dbg, time; print('up', flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HICACHE_DBG": "armed"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    yield process.pid
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"import os\n", "not a wish"),
+        (b'{"do": "exec"}\n', "'exec' is no wish, expected on or off"),
+        (b'{"do": "on", "code": "1"}\n', "unknown field"),
+        (b'{"do": "on"}\n', "holds no pools"),
+    ],
+)
+def test_a_listener_takes_wishes_and_nothing_else(armed: int, line: bytes, says: str) -> None:
+    """Whatever else arrives is refused in one sentence, and the next one is heard."""
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(address(armed))
+            connection.sendall(line)
+            reply = json.loads(receive(connection, WAIT_S))
+        assert reply["done"] is False
+        assert says in reply["text"]
+
+
+def test_another_user_is_refused(armed: int) -> None:
+    """The kernel says who asks; only the process's own user and root are heard."""
+    code = (
+        "import os, socket\nos.setuid(65534)\n"
+        "with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:\n"
+        f"    connection.connect({address(armed)!r})\n"
+        "    print(connection.recv(4096).decode())\n"
+    )
+    if os.geteuid() != 0:
+        pytest.skip("changing the user needs root")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "user 65534 may not switch" in json.loads(done.stdout)["text"]
+
+
+def test_a_client_that_goes_away_leaves_the_listener_alone(armed: int) -> None:
+    """A connection that is closed in the middle of a line costs itself."""
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(address(armed))
+            connection.sendall(b'{"do":')
+    with pytest.raises(SwitchError, match="holds no pools"):
+        list(ask(armed, Ask(do="on")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["on", "--pid", str(os.getppid())], 3, "start it with HICACHE_DBG=armed"),
+        (["off", "--pid", "4194304"], 3, "there is no process"),
+        (["on", "--pid", "1", "--for", "soon"], 2, "expected 60s, 5m or 1h"),
+        (["on", "--pid", "1", "--for", "0s"], 2, "is no time"),
+    ],
+)
+def test_the_command_says_in_one_line_what_was_wrong(
+    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the exit code of its kind."""
+    assert main(arguments) == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_process_that_speaks_for_another_is_not_trusted() -> None:
+    """Somebody who binds the name of another process gets no wish."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(address(1))
+        server.listen()
+        with pytest.raises(SwitchError, match="in the name of 1"):
+            list(ask(1, Ask(do="off")))
+
+
+def test_messages_come_back_as_they_were_sent() -> None:
+    """Whatever their length, in as many pieces as the socket likes."""
+    ours, theirs = socket.socketpair()
+    message: Any = Reply(done=True, text="x" * 100_000)
+    with ours, theirs:
+        theirs.settimeout(WAIT_S)
+        thread = threading.Thread(target=send, args=(theirs, message))
+        thread.start()
+        assert json.loads(receive(ours, WAIT_S))["text"] == message.text
+        thread.join()

@@ -1,0 +1,22 @@
+"""``hicache-dbg off``: switch tracing off in a process that runs, and say what it saw."""
+
+from typing import Annotated
+
+import typer
+
+from hicache_dbg.tracer.cli.on import finish, replies
+from hicache_dbg.tracer.switch.messages import Ask
+
+__all__ = ["command"]
+
+
+def command(
+    pid: Annotated[int, typer.Option(help="The process in which tracing was switched on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Detach from the running process and print the report of what was traced.
+
+    Example: hicache-dbg off --pid 4711
+    """
+    for reply in replies(pid, Ask(do="off")):
+        finish(reply, as_json=as_json)

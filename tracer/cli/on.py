@@ -1,0 +1,89 @@
+"""``hicache-dbg on``: switch tracing on in a process that runs."""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
+from hicache_dbg.tracer.settings import Checksum
+from hicache_dbg.tracer.switch.client import SwitchError, ask
+from hicache_dbg.tracer.switch.messages import Ask, Reply
+
+__all__ = ["command", "finish", "replies"]
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
+_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
+
+
+def command(
+    pid: Annotated[int, typer.Option(help="The process; it was started with HICACHE_DBG=armed.")],
+    checksum: Annotated[
+        Checksum | None, typer.Option(help="HICACHE_DBG_CHECKSUM for this run.")
+    ] = None,
+    sinks: Annotated[
+        str, typer.Option(help="HICACHE_DBG_SINKS for this run, comma-separated.")
+    ] = "",
+    pools: Annotated[str, typer.Option(help="HICACHE_DBG_POOLS for this run.")] = "",
+    ops: Annotated[str, typer.Option(help="HICACHE_DBG_OPS for this run.")] = "",
+    span: Annotated[
+        str, typer.Option("--for", help="Trace so long (60s, 5m), then detach and report.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Attach in the running process; with --for, detach after that time and print the report.
+
+    Example: hicache-dbg on --pid 4711 --checksum loads --for 60s
+    """
+    given = {
+        "HICACHE_DBG_CHECKSUM": checksum.value if checksum else "",
+        "HICACHE_DBG_SINKS": sinks,
+        "HICACHE_DBG_POOLS": pools,
+        "HICACHE_DBG_OPS": ops,
+    }
+    wish = Ask(
+        do="on", settings={name: value for name, value in given.items() if value}, for_s=_span(span)
+    )
+    for reply in replies(pid, wish):
+        if reply.report is not None:
+            finish(reply, as_json=as_json)
+        typer.echo(f"hicache-dbg: {reply.text} (attached in {reply.took_s * 1e3:.0f} ms)", err=True)
+        for note in reply.notes:
+            typer.echo(f"  {note}", err=True)
+    raise typer.Exit(OK)
+
+
+def replies(pid: int, wish: Ask) -> Any:
+    """The process's replies; what it can't do ends the command."""
+    try:
+        yield from ask(pid, wish)
+    except SwitchError as error:
+        raise CommandError(str(error), MISSING) from error
+
+
+def finish(reply: Reply, *, as_json: bool) -> None:
+    """Print the report of a run that ended, and exit as diagnose does."""
+    from hicache_dbg.tracer.cli.render import render_report
+    from hicache_dbg.tracer.diagnose.report import Report
+
+    report = msgspec.convert(reply.report, Report)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        console = Console(markup=False)
+        render_report(console, report)
+        console.print(f"\nverdict: {report.verdict}", highlight=False, soft_wrap=True)
+    typer.echo(f"hicache-dbg: {reply.text} (detached in {reply.took_s * 1e3:.0f} ms)", err=True)
+    raise typer.Exit(CORRUPT if report.corrupt else OK)
+
+
+def _span(text: str) -> float:
+    """Seconds of ``60``, ``60s``, ``5m`` or ``1h``; 0 where nothing is given."""
+    if not text:
+        return 0.0
+    match = _SPAN.fullmatch(text)
+    if match is None or not float(match[1]):
+        raise CommandError(f"--for {text!r} is no time: expected 60s, 5m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,74 @@
+"""The command's side of the switch."""
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receive, send
+
+__all__ = ["SwitchError", "ask"]
+
+#: How long after the agreed end the report may take, in seconds.
+GRACE_S = 30.0
+
+
+class SwitchError(Exception):
+    """The process can't be asked, or did not do it; the message says why and what to do."""
+
+
+def ask(pid: int, wish: Ask) -> Iterator[Reply]:
+    """The replies of process ``pid``: one, and a second where the wish has an end.
+
+    Raises:
+        SwitchError: there is no such process or listener, or it refused.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(address(pid))
+        except OSError as error:
+            raise SwitchError(_why_not(pid, error)) from error
+        there, _ = peer(connection)
+        if there != pid:
+            raise SwitchError(
+                f"process {there} answers in the name of {pid}: nothing was sent to it"
+            )
+        send(connection, wish)
+        yield _reply(connection, GRACE_S)
+        if wish.do == "on" and wish.for_s:
+            yield _reply(connection, wish.for_s + GRACE_S)
+
+
+def _reply(connection: socket.socket, within_s: float) -> Reply:
+    try:
+        line = receive(connection, within_s)
+    except (OSError, ValueError) as error:
+        raise SwitchError(
+            f"no answer within {within_s:g} s: {error or type(error).__name__}"
+        ) from error
+    if not line:
+        raise SwitchError("the process ended before it answered")
+    reply = msgspec.json.decode(line, type=Reply)
+    if not reply.done:
+        raise SwitchError(reply.text)
+    return reply
+
+
+def _why_not(pid: int, error: OSError) -> str:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return f"there is no process {pid}"
+    except PermissionError:
+        pass
+    if error.errno == errno.ECONNREFUSED:
+        name = Path(f"/proc/{pid}/comm")
+        what = name.read_text().strip() if name.exists() else "it"
+        return (
+            f"process {pid} ({what}) does not listen: start it with HICACHE_DBG=armed; "
+            "in a container, run this command inside it"
+        )
+    return f"cannot reach process {pid}: {error.strerror or error}"

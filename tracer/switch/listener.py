@@ -1,0 +1,80 @@
+"""The listener of an armed process: one thread that waits for a wish of its own user, or of root."""
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receive, send
+
+__all__ = ["Answer", "listen"]
+
+#: Answers a wish: at once, and where a run was asked for with an end, again when it has ended.
+Answer = Callable[[Ask, Callable[[Reply], None]], None]
+
+
+def listen(answer: Answer) -> None:
+    """Start listening, here and in every process that is forked from this one.
+
+    The thread is a daemon and sleeps in the kernel: an armed process pays nothing for it.
+    """
+    _start(answer)
+    os.register_at_fork(after_in_child=lambda: _start(answer))
+
+
+def _start(answer: Answer) -> None:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(address(os.getpid()))
+        server.listen()
+    except OSError as error:
+        print(  # noqa: T201 - the host may have set up no logging
+            f"hicache-dbg: cannot listen for the switch: {error}; tracing stays off",
+            file=sys.stderr,
+        )
+        server.close()
+        return
+    threading.Thread(
+        target=_serve, args=(server, answer), name="hicache-dbg-switch", daemon=True
+    ).start()
+
+
+def _serve(server: socket.socket, answer: Answer) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            continue
+        threading.Thread(
+            target=_talk, args=(connection, answer), name="hicache-dbg-switch", daemon=True
+        ).start()
+
+
+def _talk(connection: socket.socket, answer: Answer) -> None:
+    """One conversation; whatever the other side does, it ends with itself."""
+
+    def reply(message: Reply) -> None:
+        try:
+            send(connection, message)
+        except OSError:
+            return  # it did not wait for the answer
+
+    with connection:
+        _, user = peer(connection)
+        if user not in {0, os.getuid()}:
+            reply(Reply(done=False, text=f"user {user} may not switch a process of {os.getuid()}"))
+            return
+        try:
+            answer(_ask(receive(connection)), reply)
+        except (OSError, ValueError) as error:
+            reply(Reply(done=False, text=str(error)))
+
+
+def _ask(line: bytes) -> Ask:
+    try:
+        return msgspec.json.decode(line, type=Ask)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a wish: {error}") from error

@@ -1,0 +1,149 @@
+"""What an armed process does when it is told to: attach to what runs in it, and let go again."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hicache_dbg.tracer.settings import Settings, SettingsError
+from hicache_dbg.tracer.switch.messages import Ask, Reply
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.diagnose.evidence import Evidence
+    from hicache_dbg.tracer.events import Event
+    from hicache_dbg.tracer.runtime import Runtime
+
+__all__ = ["BOARD", "Switchboard"]
+
+#: The module whose import says that a process holds pools, and how tracing of them begins.
+Begin = Callable[[Settings, Sequence[Any]], "Runtime"]
+
+#: What a late attachment cannot know, said with every one.
+LATE = (
+    "attached late: pages backed up before now are skipped (unwitnessed) until they are backed up again",
+    "functions that were bound to a name before now are called as they were",
+)
+
+
+def _engine(settings: Settings, sinks: Sequence[Any]) -> "Runtime":
+    from hicache_dbg.tracer.runtime import Runtime
+
+    return Runtime.start(settings, sinks=sinks)
+
+
+SYSTEMS: Mapping[str, Begin] = MappingProxyType({"hicache_dbg.pools.transfer": _engine})
+
+
+class Watch:
+    """A sink that keeps the counts from which a verdict is made, and no event."""
+
+    name = "verdict"
+
+    def __init__(self) -> None:
+        from hicache_dbg.tracer.diagnose.evidence import Evidence
+
+        self.evidence: Evidence = Evidence()
+
+    def emit(self, events: "Sequence[Event]") -> None:
+        """Count them."""
+        for event in events:
+            self.evidence.add(event)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Switchboard:
+    """At most one run of the tracer at a time; its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: list[Runtime] = []
+        self._watch: Watch | None = None
+        self._ended = threading.Event()
+
+    def answer(self, ask: Ask, reply: Callable[[Reply], None]) -> None:
+        """Do what is asked; of a run with an end, answer again when it has ended."""
+        wishes = {"on": self._on, "off": self._off}
+        wish = wishes.get(ask.do)
+        if wish is None:
+            reply(Reply(done=False, text=f"{ask.do!r} is no wish, expected {' or '.join(wishes)}"))
+            return
+        first = wish(ask)
+        reply(first)
+        if first.done and ask.do == "on" and ask.for_s:
+            self._ended.wait(ask.for_s)
+            reply(self._off(ask))
+
+    def _on(self, ask: Ask) -> Reply:
+        began = time.perf_counter()
+        with self._lock:
+            if self._runs:
+                return Reply(done=False, text="tracing is on already; switch it off first")
+            present = [begin for module, begin in SYSTEMS.items() if module in sys.modules]
+            if not present:
+                return Reply(
+                    done=False,
+                    text=f"process {os.getpid()} holds no pools: none of {', '.join(SYSTEMS)} is imported",
+                )
+            try:
+                self._begin(ask, present)
+            except Exception as error:  # noqa: BLE001 - the host goes on, whatever it is
+                self._end()
+                return Reply(done=False, text=f"cannot start: {type(error).__name__}: {error}")
+        return Reply(
+            done=True,
+            text=f"tracing process {os.getpid()}"
+            + (f" for {ask.for_s:g} s" if ask.for_s else ", until it is switched off"),
+            notes=LATE,
+            took_s=time.perf_counter() - began,
+        )
+
+    def _begin(self, ask: Ask, present: Sequence[Begin]) -> None:
+        from hicache_dbg.tracer.sinks import build_sinks
+
+        environ = {**os.environ, **ask.settings, "HICACHE_DBG": "1"}
+        settings = Settings.from_environ(environ)
+        self._watch = Watch()
+        self._ended.clear()
+        for begin in present:
+            sinks = [*build_sinks(settings, lambda: ()).sinks, self._watch]
+            self._runs.append(begin(settings, sinks))
+
+    def _off(self, _: Ask) -> Reply:
+        began = time.perf_counter()
+        with self._lock:
+            if not self._runs or self._watch is None:
+                return Reply(done=False, text="tracing is off already")
+            evidence = self._watch.evidence
+            self._end()
+        return Reply(
+            done=True,
+            text=f"process {os.getpid()} runs as before",
+            took_s=time.perf_counter() - began,
+            report=_report(evidence),
+        )
+
+    def _end(self) -> None:
+        for runtime in self._runs:
+            with contextlib.suppress(SettingsError):
+                runtime.stop()
+        self._runs.clear()
+        self._watch = None
+        self._ended.set()
+
+
+#: The one of this process: its functions can be wrapped once.
+BOARD = Switchboard()
+
+
+def _report(evidence: "Evidence") -> dict[str, Any]:
+    from hicache_dbg.tracer.diagnose.report import build_report
+
+    return dict(msgspec.to_builtins(build_report(evidence)))
