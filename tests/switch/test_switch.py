@@ -65,9 +65,14 @@ def _mapped(pid: int) -> str:
 def test_a_running_repro_is_traced_for_a_while_and_ends_as_if_it_had_not_been(
     running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """Attached, copies seen, a report, detached; the repro then ends clean."""
-    wish = Ask(do="on", settings=QUIET, for_s=2.0)
-    first, last = ask(running.pid, wish)
+    """Attached, copies seen, detached with a report; the repro then ends clean."""
+    (first,) = ask(running.pid, Ask(do="on", settings=QUIET))
+    deadline = time.monotonic() + WAIT_S
+    while "op=load" not in (tmp_path / "err").read_text():
+        assert running.poll() is None, "it ended before a load was seen"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (last,) = ask(running.pid, Ask(do="off"))
     assert first.text.startswith(f"tracing process {running.pid}")
     assert any("unwitnessed" in note for note in first.notes)
     assert last.report is not None
@@ -77,6 +82,15 @@ def test_a_running_repro_is_traced_for_a_while_and_ends_as_if_it_had_not_been(
     assert running.wait(WAIT_S) == 0, (tmp_path / "err").read_text()
     sessions = json.loads((tmp_path / "out").read_text())["sessions"]
     assert (sessions["corrupted"], sessions["error"]) == (0, 0)
+
+
+def test_a_run_with_an_end_reports_by_itself(running: subprocess.Popen[str]) -> None:
+    """Two replies: that it began, and when the time is over what it saw."""
+    first, last = ask(running.pid, Ask(do="on", settings=QUIET, for_s=0.5))
+    assert (first.report, last.done) == (None, True)
+    assert last.report is not None
+    with pytest.raises(SwitchError, match="off already"):
+        list(ask(running.pid, Ask(do="off")))
 
 
 def test_an_armed_script_imports_nothing_and_says_nothing() -> None:
