@@ -26,6 +26,11 @@ class Copier(Protocol):
 class BoundMove(Protocol):
     """A move that can be carried out layer by layer."""
 
+    @property
+    def stream(self) -> int | None:
+        """The raw handle of the stream it is queued on; None where ``copy`` returns when done."""
+        ...
+
     def copy(self, layers: Sequence[int]) -> None:
         """Move, or begin to move, all ids of some of the pool's layers."""
         ...

@@ -49,6 +49,9 @@ class CpuCopier:
 class CpuMove:
     """A move, ready to be carried out for any of its layers."""
 
+    #: Nothing is queued: a copy is done when it returns.
+    stream: int | None = None
+
     def __init__(
         self,
         ends: "Sequence[tuple[_Reach, _Reach]]",

@@ -1,9 +1,10 @@
 """Copies between host pools and pools on a CUDA device.
 
 ``kernel`` gathers and scatters straight from and to pinned memory, all layers it is given in one
-launch. ``direct`` gives the copy engines one batch of plain copies. Each direction has a stream
-of its own, so that backups and loads do not wait for each other; neither waits for what the
-caller has queued elsewhere, unless the operation says so (``CopyOp.after``).
+launch; of a large backup of rows the copy engines take a share. ``direct`` gives the copy engines
+batches of plain copies. Each direction has a stream of its own, so that backups and loads do not
+wait for each other; neither waits for what the caller has queued elsewhere, unless the operation
+says so (``CopyOp.after``).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from functools import cache
 
 import torch
 
+from hicache_dbg.pools.cuda_backup import PieceBackup
 from hicache_dbg.pools.cuda_batch import copy_batch
 from hicache_dbg.pools.cuda_kernel import PieceKernel
 from hicache_dbg.pools.cuda_runs import Runs
@@ -59,11 +61,15 @@ class BoundMove:
         self._launches = launches
         self._stream = stream
 
+    @property
+    def stream(self) -> int:
+        """The raw handle of the stream the move is queued on."""
+        return self._stream.cuda_stream
+
     def copy(self, layers: Sequence[int]) -> None:
         """Queue the copy of all ids of ``layers``."""
-        with torch.cuda.stream(self._stream):
-            for launch in self._launches:
-                launch(layers)
+        for launch in self._launches:
+            launch(layers)
 
     def mark(self) -> Callable[[], None]:
         """A function that blocks until what was queued so far has arrived."""
@@ -93,7 +99,10 @@ def _prepare_kernel(
             f"{piece.component}: io backend kernel reads host memory from the device, but this "
             "host pool is not pinned; open it with pin=True, or use io backend direct"
         )
-    return PieceKernel(move, piece, stream.device, to_host=to_host).launch
+    if to_host:
+        return PieceBackup(move, piece, stream).launch
+    kernel = PieceKernel(move, piece, stream.device, to_host=False)
+    return lambda layers: kernel.launch(layers, stream)
 
 
 def _prepare_direct(move: Move, piece: Piece, stream: torch.cuda.Stream, to_host: bool) -> Launch:

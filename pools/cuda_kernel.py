@@ -1,76 +1,121 @@
-"""How a piece of a move is cut into tiles for the Triton kernel, and launched."""
+"""How a piece of a move is cut into tiles for the copy kernel, and launched."""
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
 from math import gcd, prod
-from typing import Any
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from hicache_dbg.pools.cuda_triton import move_chunks
+from hicache_dbg.pools.cuda_program import Kernel, kernel_of
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.plan import Move, Piece, PieceEnd
 
-__all__ = ["PieceKernel"]
+__all__ = ["BACKUP_BLOCKS", "PieceKernel"]
 
-#: Host memory is served a line at a time: a program's accesses begin where lines do.
-LINE_BYTES = 128
-#: What one program moves at a time: of a long chunk at most, of several short chunks at least.
-LONG_TILE_BYTES, SHORT_TILE_BYTES = 16 << 10, 4 << 10
-#: Programs launched for each multiprocessor, to go on from tile to tile. With a quarter of them
-#: copies lose two per cent of the bus; with more they gain nothing.
-PROGRAMS_PER_SM = 4
+#: Blocks a launch has at most, and threads a block: with these the bus is full. More gain
+#: nothing and take multiprocessors from the model. What is written to the host is on its way at
+#: once; what is read from there is waited for, and more of it has to be under way.
+BACKUP_BLOCKS, LOAD_BLOCKS = 32, 128
+THREADS = 512
+#: Words of a chunk that a lane has under way, at most.
+DEPTH = 8
 
+_SOURCE = Path(__file__).with_name("move_chunks.cu")
+_LINE_BYTES, _WARP = 128, 32
 _MAX_INNER = 2
-_INT32_MAX = 2**31 - 1
-_WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
+_INT32_MAX, _UINT32_MAX = 2**31 - 1, 2**32 - 1
+_ID_BYTES = 4
+
+
+class _Arguments(ctypes.Structure):
+    """``struct Move`` of the kernel."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("host_ids", "device_ids")),
+        *((name, ctypes.c_void_p) for name in ("host_layers", "device_layers")),
+        *((name, ctypes.c_uint) for name in ("ids", "first_layer", "slots")),
+        *((name, ctypes.c_uint) for name in ("count0", "count1", "items", "parts")),
+        ("chunk", ctypes.c_int),
+        ("shift", ctypes.c_longlong),
+        ("host", ctypes.c_longlong * 4),
+        ("device", ctypes.c_longlong * 4),
+    )
 
 
 class PieceKernel:
-    """One piece of a move, ready to be launched for any of its layers."""
+    """One piece of a move, ready to be launched for any of its layers and ids."""
 
     def __init__(self, move: Move, piece: Piece, device: torch.device, *, to_host: bool) -> None:
-        self._tiling = tiling = _tiling_of(piece)
-        table = np.concatenate([move.host, move.device, *tiling.bases])
-        self._table = torch.from_numpy(table).to(device, non_blocking=True)
-        self._ids = move.host.size
-        self._slots = move.slots
-        self._programs = PROGRAMS_PER_SM * _multiprocessors(device)
-        self._constants = {"TO_HOST": to_host, "SINGLE": move.single, **tiling.constants}
+        tiling = _tiling_of(piece)
+        most = move.slots * max(piece.host.buffer.pages, piece.device.buffer.pages)
+        if most > _INT32_MAX:
+            raise ValueError(f"{piece.component}: {most} slots, at most {_INT32_MAX} can be named")
+        self._tiling = tiling
+        self._total = move.host.size
+        self._blocks = BACKUP_BLOCKS if to_host else LOAD_BLOCKS
+        self._kernel = tiling.kernel(device, to_host=to_host, single=move.single)
+        self._ids = _on_device(move, device)
+        host_layers, device_layers = tiling.layers_on(device)
+        self._arguments = _Arguments(
+            host_layers=host_layers.data_ptr(),
+            device_layers=device_layers.data_ptr(),
+            slots=move.slots,
+            count0=tiling.counts[0],
+            count1=tiling.counts[1],
+            parts=tiling.parts,
+            chunk=piece.chunk,
+            host=tiling.host,
+            device=tiling.device,
+        )
 
-    def launch(self, layers: Sequence[int]) -> None:
-        """Queue the copy of all ids of ``layers`` on the current stream."""
-        launch: Any = move_chunks
-        tiling = self._tiling
-        per_layer = self._ids * prod(tiling.counts)
-        for first, count in _ranges(layers, max(1, _INT32_MAX // (per_layer * tiling.parts))):
-            items = count * per_layer
-            tiles = -(-items // tiling.rows) * tiling.parts
-            launch[(min(tiles, self._programs),)](
-                self._table,
-                self._ids,
-                tiling.bases[0].size,
-                first,
-                self._slots,
-                *tiling.steps,
-                *tiling.counts,
-                items,
-                tiling.units,
-                tiling.parts,
-                tiles,
-                **self._constants,
-            )
+    def launch(
+        self,
+        layers: Sequence[int],
+        stream: torch.cuda.Stream,
+        ids: slice = slice(None),
+        shift: int = 0,
+        blocks: int | None = None,
+    ) -> None:
+        """Queue the copy of ``ids`` of ``layers`` on ``blocks`` blocks at most.
+
+        ``shift`` is added to each host address.
+        """
+        tiling, arguments = self._tiling, self._arguments
+        first, end, _ = ids.indices(self._total)
+        per_layer = (end - first) * prod(tiling.counts)
+        if not per_layer:
+            return
+        arguments.ids, arguments.shift = end - first, shift
+        arguments.host_ids = self._ids.data_ptr() + first * _ID_BYTES
+        arguments.device_ids = arguments.host_ids + self._total * _ID_BYTES
+        most = blocks or self._blocks
+        longest = max(1, _UINT32_MAX // (per_layer * tiling.parts))
+        for layer, count in _ranges(layers, longest):
+            arguments.first_layer, arguments.items = layer, count * per_layer
+            groups = -(-count * per_layer * tiling.parts * tiling.lanes // THREADS)
+            self._kernel.launch(min(groups, most), THREADS, stream.cuda_stream, arguments)
+
+
+def _on_device(move: Move, device: torch.device) -> torch.Tensor:
+    """Host ids, then device ids. From pinned memory the copy is queued, and nobody waits."""
+    count = move.host.size
+    pinned = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
+    table = pinned.numpy()
+    table[:count] = move.host
+    table[count:] = move.device
+    return pinned.to(device, non_blocking=True)
 
 
 class _Tiling:
     """What of a launch follows from the piece alone.
 
-    A lane moves a *unit* at a time, the widest that divides every address and the chunk. A tile
-    is some columns of units of some rows of chunks. Where host chunks do not begin at lines, a
-    row is shifted so that its accesses do, and reaches a little further.
+    A lane moves a *word* at a time, the widest that divides every address and the chunk. Where
+    host chunks do not begin at lines, a tile is shifted so that its accesses do, and the last
+    reaches a little further.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -78,26 +123,44 @@ class _Tiling:
             raise ValueError(f"{piece.component}: {len(piece.counts)} inner axes, at most 2")
         self.bases = (_bases(piece.host), _bases(piece.device))
         self.counts = (*piece.counts, 1, 1)[:_MAX_INNER]
-        host = _steps(piece.host)
-        self.steps = (*host, *_steps(piece.device))
+        self.host, self.device = _steps(piece.host), _steps(piece.device)
         starts = [base.tolist() for base in self.bases]
-        unit = gcd(piece.chunk, 16, *self.steps, *starts[0], *starts[1])
-        aligned = gcd(LINE_BYTES, *host, *starts[0]) == LINE_BYTES
-        self.units = piece.chunk // unit
-        reach = self.units + (0 if aligned else LINE_BYTES // unit - 1)
-        columns = min(LONG_TILE_BYTES // unit, 1 << (reach - 1).bit_length())
-        self.parts = -(-reach // columns)
-        self.rows = max(1, SHORT_TILE_BYTES // unit // columns)
-        word = min(unit, 8)
-        self.constants = {
-            "WORD": _WORDS[word],
-            "WORD_BYTES": word,
-            "VEC": unit // word,
-            "LINE": 0 if aligned else LINE_BYTES,
-            "ROWS": self.rows,
-            "COLS": columns,
-            "num_warps": 4 if columns * unit > SHORT_TILE_BYTES else 2,
+        self.word = gcd(piece.chunk, 16, *self.host, *self.device, *starts[0], *starts[1])
+        aligned = gcd(_LINE_BYTES, *self.host, *starts[0]) == _LINE_BYTES
+        reach = piece.chunk + (0 if aligned else _LINE_BYTES - self.word)
+        words = -(-reach // self.word)
+        self.lanes = min(_WARP, _power_of_two(words))
+        self.depth = min(DEPTH, _power_of_two(-(-words // self.lanes)))
+        self.parts = -(-words // (self.lanes * self.depth))
+        self._layers: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kernels: dict[tuple[torch.device, bool, bool], Kernel] = {}
+
+    def layers_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the layers begin at both ends, as tables on ``device``."""
+        found = self._layers.get(device)
+        if found is None:
+            host, own = (torch.from_numpy(base).to(device) for base in self.bases)
+            found = self._layers[device] = (host, own)
+        return found
+
+    def kernel(self, device: torch.device, *, to_host: bool, single: bool) -> Kernel:
+        """The kernel for these tiles."""
+        key = (device, to_host, single)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self._build(*key)
+        return found
+
+    def _build(self, device: torch.device, to_host: bool, single: bool) -> Kernel:
+        macros = {
+            "WORD_BYTES": self.word,
+            "LANES": self.lanes,
+            "DEPTH": self.depth,
+            "TO_HOST": int(to_host),
+            "SINGLE": int(single),
         }
+        named = tuple(f"{name}={value}" for name, value in macros.items())
+        return kernel_of(_SOURCE, "move_chunks", _architecture(device), named)
 
 
 _tilings: WeakKeyDictionary[Piece, _Tiling] = WeakKeyDictionary()
@@ -111,9 +174,13 @@ def _tiling_of(piece: Piece) -> _Tiling:
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.multi_processor_count)
+def _architecture(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _bases(end: PieceEnd) -> Ids:

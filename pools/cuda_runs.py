@@ -8,7 +8,7 @@ from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.pinning import CHUNK_BYTES
 from hicache_dbg.pools.plan import Move, Piece, PieceEnd
 
-__all__ = ["Runs"]
+__all__ = ["Runs", "cut_at_chunks"]
 
 
 class Runs:
@@ -29,7 +29,7 @@ class Runs:
         host = np.concatenate([self._piece.host.address(n) + self._host for n in layers])
         device = np.concatenate([self._piece.device.address(n) + self._device for n in layers])
         base = self._piece.host.buffer.tensors[0].data_ptr()
-        return _cut(host, device, np.tile(self._sizes, len(layers)), base)
+        return cut_at_chunks(host, device, np.tile(self._sizes, len(layers)), base)
 
 
 def _offsets(move: Move, piece: Piece, end: PieceEnd, ids: Ids) -> Ids:
@@ -41,8 +41,11 @@ def _offsets(move: Move, piece: Piece, end: PieceEnd, ids: Ids) -> Ids:
     return offsets.reshape(-1)
 
 
-def _cut(host: Ids, device: Ids, sizes: Ids, base: int) -> tuple[Ids, Ids, Ids]:
-    """Cut runs where one registered chunk of host memory ends: CUDA refuses a copy across."""
+def cut_at_chunks(host: Ids, device: Ids, sizes: Ids, base: int) -> tuple[Ids, Ids, Ids]:
+    """Cut runs where one registered chunk of host memory ends: CUDA refuses a copy across.
+
+    ``base`` is where the memory begins that was registered.
+    """
     while True:
         room = CHUNK_BYTES - (host - base) % CHUNK_BYTES
         over = sizes > room

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's pools: five geometries under one anchor whose page is 256 tokens.
+"""DeepSeek-V4's pools: six geometries under one anchor whose page is 256 tokens.
 
 An entry of the attention pools is 448 fp8 elements, 64 rotary elements in bf16, seven ue8m0
 scales and a byte of padding: 576 + 8 B. A page holds all values, then all scales, and is rounded
@@ -16,6 +16,7 @@ from hicache_dbg.pools.kinds import IndexDtype, index_k_component
 __all__ = [
     "deepseek_v4_c4",
     "deepseek_v4_c4_indexer",
+    "deepseek_v4_c4_indexer_state",
     "deepseek_v4_c4_state",
     "deepseek_v4_c128",
     "deepseek_v4_pools",
@@ -28,8 +29,9 @@ PAGE_TOKENS = 256
 _VALUE_BYTES = 448 + 64 * torch.bfloat16.itemsize
 _SCALE_BYTES = 7 + 1
 _INDEX_HEAD_DIM = 128
-#: Elements of a c4 compress state: key and value parts, twice for the overlap, 512 each.
-_C4_STATE_ELEMENTS = 4 * 512
+_HEAD_DIM = 512
+#: Parts of a compress state, a head's width each: key and score, twice for the overlap.
+_STATE_PARTS = 4
 
 
 def deepseek_v4_swa(layers: int | Sequence[int], page_size: int = PAGE_TOKENS) -> PoolGeometry:
@@ -66,11 +68,22 @@ def deepseek_v4_c4_state(
     Token ``t`` of a page writes slot ``t % ring``, so a slot belongs to no one token and is
     never copied alone.
     """
-    run = RunSpec("state", _C4_STATE_ELEMENTS * dtype.itemsize)
-    component = Component("state", dtype, (run,))
-    name = "deepseek_v4_c4_state"
-    geometry = _geometry(name, layers, page_size, _divide(name, page_size, ring), component)
-    return replace(geometry, single_slots=False)
+    component = _state(dtype, _HEAD_DIM)
+    return _ring("deepseek_v4_c4_state", layers, page_size, ring, component)
+
+
+def deepseek_v4_c4_indexer_state(
+    layers: int | Sequence[int],
+    page_size: int = PAGE_TOKENS,
+    ring: int = 8,
+    dtype: torch.dtype = torch.float32,
+) -> PoolGeometry:
+    """Compress states of the c4 indexer, a ring of its own: 8 x 2,048 B in fp32 = 16,384 B.
+
+    As :func:`deepseek_v4_c4_state`, with the indexer's head of 128 in place of 512.
+    """
+    component = _state(dtype, _INDEX_HEAD_DIM)
+    return _ring("deepseek_v4_c4_indexer_state", layers, page_size, ring, component)
 
 
 def deepseek_v4_pools(
@@ -80,10 +93,13 @@ def deepseek_v4_pools(
     c128_layers: Sequence[int],
     page_size: int = PAGE_TOKENS,
     index_dtype: IndexDtype = "fp8",
+    indexer_state: bool = False,
 ) -> tuple[PoolGeometry, ...]:
     """All pools of a model under one anchor; each layer list holds the model's layer numbers.
 
     A kind without layers has no pool. The sliding window comes first: it is the anchor.
+    ``indexer_state`` adds the indexer's own ring, which a model needs that compresses index keys
+    as it goes.
     """
     if not swa_layers:
         raise GeometryError(
@@ -96,6 +112,8 @@ def deepseek_v4_pools(
             deepseek_v4_c4_indexer(c4_layers, page_size, index_dtype),
             deepseek_v4_c4_state(c4_layers, page_size),
         ]
+        if indexer_state:
+            pools.append(deepseek_v4_c4_indexer_state(c4_layers, page_size))
     if c128_layers:
         pools.append(deepseek_v4_c128(c128_layers, page_size))
     return tuple(pools)
@@ -120,6 +138,18 @@ def _attention(
     runs = (RunSpec("value", _VALUE_BYTES), RunSpec("scale", _SCALE_BYTES))
     component = Component("kv", torch.uint8, runs, page_align=_VALUE_BYTES)
     return _geometry(name, layers, page_size, ratio, component)
+
+
+def _state(dtype: torch.dtype, head_dim: int) -> Component:
+    run = RunSpec("state", _STATE_PARTS * head_dim * dtype.itemsize)
+    return Component("state", dtype, (run,))
+
+
+def _ring(
+    name: str, layers: int | Sequence[int], page_size: int, ring: int, component: Component
+) -> PoolGeometry:
+    ratio = _divide(name, page_size, ring)
+    return replace(_geometry(name, layers, page_size, ratio, component), single_slots=False)
 
 
 def _geometry(

@@ -26,6 +26,7 @@ class TransferEngine:
         parts = _begin(op)
         for part in parts:
             part.bound.copy(tuple(part.own_layer.values()))
+        self._queued(parts, 0)
         _mark(parts)()
         op.status = "done"
 
@@ -38,14 +39,29 @@ class TransferEngine:
         parts = _begin(op)
         under_way: deque[tuple[int, Callable[[], None]]] = deque()
         in_flight = min((part.in_flight for part in parts), default=0)
-        for layer in sorted({layer for part in parts for layer in part.own_layer}):
+        layers = sorted({layer for part in parts for layer in part.own_layer})
+        for layer in layers:
             for part in parts:
                 if layer in part.own_layer:
                     part.bound.copy((part.own_layer[layer],))
+            if layer == layers[-1]:
+                self._queued(parts, in_flight + 1)
             under_way.append((layer, _mark(parts)))
             _finish(under_way, in_flight, on_layer_done)
         _finish(under_way, 0, on_layer_done)
         op.status = "done"
+
+    def on_queued(self, stream: int, under_way: int) -> None:
+        """What to do when ``stream`` was given all copies of an operation, and not yet its last mark.
+
+        Work that is put there now belongs to the operation. Of a load no more than the last
+        ``under_way`` layers have not arrived. Nothing by default.
+        """
+
+    def _queued(self, parts: "list[_Part]", under_way: int) -> None:
+        for stream in dict.fromkeys(part.bound.stream for part in parts):
+            if stream is not None:
+                self.on_queued(stream, under_way)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

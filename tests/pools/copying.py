@@ -10,6 +10,7 @@ from hicache_dbg.pools.buffer import Buffer
 from hicache_dbg.pools.deepseek_v4 import (
     deepseek_v4_c4,
     deepseek_v4_c4_indexer,
+    deepseek_v4_c4_indexer_state,
     deepseek_v4_c4_state,
     deepseek_v4_c128,
     deepseek_v4_swa,
@@ -39,6 +40,7 @@ KINDS: dict[str, Callable[[int], PoolGeometry]] = {
     "c4_indexer_fp8": lambda layers: deepseek_v4_c4_indexer(layers, 12),
     "c4_indexer_bf16": lambda layers: deepseek_v4_c4_indexer(layers, 16, "bf16"),
     "c4_state": lambda layers: deepseek_v4_c4_state(layers, 8, ring=2),
+    "c4_indexer_state": lambda layers: deepseek_v4_c4_indexer_state(layers, 8, ring=2),
 }
 COMBINATIONS: list[Combination] = [
     (kind, layout, backend)

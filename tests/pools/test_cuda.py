@@ -1,4 +1,4 @@
-"""The same copies on a real device; ``benchmarks/copies.py`` adds their speed."""
+"""The same copies on a real device; ``benchmarks.copies`` adds their speed."""
 
 from collections.abc import Iterator
 from typing import Literal

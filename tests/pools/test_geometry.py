@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hicache_dbg.pools.deepseek_v4 import (
     deepseek_v4_c4,
     deepseek_v4_c4_indexer,
+    deepseek_v4_c4_indexer_state,
     deepseek_v4_c4_state,
     deepseek_v4_c128,
     deepseek_v4_pools,
@@ -41,6 +43,7 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
         (deepseek_v4_c128(1), 584, 1_728),
         (deepseek_v4_swa(1), 584, 149_760),
         (deepseek_v4_c4_state(1), 8_192, 65_536),
+        (deepseek_v4_c4_indexer_state(1), 2_048, 16_384),
         (mha(1, 16, heads=8, head_dim=128), 2_048, 2 * 16 * 2_048),
     ],
     ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
@@ -59,6 +62,7 @@ def test_published_byte_counts(geometry: PoolGeometry, slot_bytes: int, page_byt
         (deepseek_v4_c128(1), 2, 128, 560),
         (deepseek_v4_c4_indexer(1), 64, 4, 0),
         (deepseek_v4_c4_state(1), 8, 32, 0),
+        (deepseek_v4_c4_indexer_state(1), 8, 32, 0),
     ],
     ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
 )
@@ -118,6 +122,25 @@ def test_the_composite_shares_pages_and_maps_model_layers() -> None:
         (2, 4),
         (3, 5),
     ]
+
+
+def test_the_indexer_has_a_ring_of_its_own_where_it_is_asked_for() -> None:
+    """Its ring goes with the c4 layers, and its slots, which belong to no one token, never alone."""
+    make = partial(deepseek_v4_pools, swa_layers=range(3), c128_layers=(1,), indexer_state=True)
+    pools = make(c4_layers=(0, 2))
+    (ring,) = (pool for pool in pools if pool.name == "deepseek_v4_c4_indexer_state")
+    assert ring.layer_ids == (0, 2)
+    assert not ring.single_slots
+    assert ring.tokens_per_page == 256
+    assert [pool.name for pool in make(c4_layers=())] == ["deepseek_v4_swa", "deepseek_v4_c128"]
+
+
+@pytest.mark.parametrize("ring", [8, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_ring_grows_with_its_slots_and_its_dtype(ring: int, dtype: torch.dtype) -> None:
+    """Both rings hold four parts of a head: 512 wide for attention, 128 for the indexer."""
+    for make, head in ((deepseek_v4_c4_state, 512), (deepseek_v4_c4_indexer_state, 128)):
+        assert make(1, ring=ring, dtype=dtype).page_bytes() == ring * 4 * head * dtype.itemsize
 
 
 def test_a_draft_pool_shares_the_page_but_not_the_layers() -> None:

@@ -1,0 +1,84 @@
+"""What the benchmarks of copies share: pools of every kind, and one operation on one mirror."""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+
+from hicache_dbg.pools.deepseek_v4 import (
+    deepseek_v4_c4,
+    deepseek_v4_c4_indexer,
+    deepseek_v4_c4_indexer_state,
+    deepseek_v4_c4_state,
+    deepseek_v4_c128,
+    deepseek_v4_swa,
+)
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import IoBackend, Layout, PoolGeometry
+from hicache_dbg.pools.host import HostPool, Mirror
+from hicache_dbg.pools.indices import Ids, Indices
+from hicache_dbg.pools.kinds import index_k, mha, mla
+from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.pools.validate import LAYOUTS_OF
+
+Way = Literal["backup", "load"]
+Combination = tuple[str, Layout, IoBackend]
+
+KINDS: dict[str, Callable[[], PoolGeometry]] = {
+    "mla bf16": lambda: mla(4, 64),
+    "mla fp8": lambda: mla(3, 16, torch.uint8),
+    "index_k bf16": lambda: index_k(3, 64, "bf16"),
+    "index_k fp8": lambda: index_k(3, 64, "fp8"),
+    "mha": lambda: mha(4, 64, heads=8, head_dim=128, v_head_dim=64),
+    "mha one head": lambda: mha(3, 16, heads=1, head_dim=64),
+    "swa": lambda: deepseek_v4_swa(2),
+    "c4": lambda: deepseek_v4_c4(3),
+    "c128": lambda: deepseek_v4_c128(21),
+    "c4 indexer fp8": lambda: deepseek_v4_c4_indexer(3),
+    "c4 indexer bf16": lambda: deepseek_v4_c4_indexer(3, dtype="bf16"),
+    "c4 state": lambda: deepseek_v4_c4_state(2),
+    "c4 indexer state": lambda: deepseek_v4_c4_indexer_state(3),
+}
+
+_ENGINE = TransferEngine()
+
+
+def combinations() -> Iterator[Combination]:
+    """Every pool kind in every layout with every io backend that serves it."""
+    for kind in KINDS:
+        for backend, layouts in LAYOUTS_OF.items():
+            for layout in layouts:
+                if layout is not Layout.PAGE_HEAD or kind.startswith("mha"):
+                    yield kind, layout, backend
+
+
+def fill(pool: DevicePool | HostPool, seed: int, device: torch.device) -> None:
+    """Random bytes everywhere, drawn on ``device``."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for buffer in pool.buffers.values():
+        for number in range(len(buffer.tensors)):
+            flat = buffer.flat(number)
+            drawn = torch.empty(flat.shape, dtype=torch.uint8, device=device)
+            flat.copy_(drawn.random_(0, 256, generator=generator))
+
+
+def operation(
+    mirror: Mirror, way: Way, host: Ids, device: Ids, backend: IoBackend, *, single: bool = False
+) -> CopyOp:
+    """An operation on one mirror."""
+    geometry = mirror.device.geometry
+    at_host, at_device = (
+        Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
+    )
+    layers = tuple(range(geometry.layers))
+    copy = PoolCopy(mirror, at_host, at_device, single, backend, layers)
+    return CopyOp(1, way, (copy,), np.zeros(host.size, dtype=np.uint32))
+
+
+def carry_out(op: CopyOp) -> None:
+    """Do it; the bytes have arrived on return."""
+    if op.kind == "backup":
+        _ENGINE.backup(op)
+    else:
+        _ENGINE.load(op, lambda _: None)
