@@ -4,8 +4,8 @@
     python benchmarks/digest.py --device cpu --json
 
 On the CPU: the digester against the bare xxhash package. On CUDA: throughput against torch's own
-read, copies with and without digests beside them, and the host's time to enqueue them. It needs
-torch, numpy and xxhash only; ``hicache-dbg bench`` prints the same.
+read, copies with and without digests beside them, the host's time, and our own engine traced.
+``hicache-dbg bench`` prints the same.
 """
 
 import argparse

@@ -2,7 +2,8 @@
 
 Keyed by (mirror, component, layer, host page, allocation generation): two caches may have pools
 of one name. Filled when a backup's record is taken off the ring, asked when a load's is; both on
-the bus's thread, so nothing here locks. Memory: 9 B a tile, 17 B a page and component.
+the bus's thread, so nothing here locks. Memory: 8 B a tile, 17 B a page and component; lengths are
+the views', one a pool.
 """
 
 from dataclasses import dataclass
@@ -27,17 +28,22 @@ class PageState(IntEnum):
     SAMPLED_OUT = 2
 
 
+#: A plain int: numpy asks an enum for a dozen attributes at each comparison.
+_WITNESSED = int(PageState.WITNESSED)
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What the ledger knows of some pages, column by column.
 
     ``known`` marks tiles whose digests stand in ``digests`` (both [layers, pages]);
-    ``sampled_out`` pages that were left out on purpose; the rest was never witnessed, or under
-    another generation or slot range.
+    ``sampled_out`` pages that were left out on purpose, ``reused`` those that were given to
+    somebody else since they were written; the rest was never witnessed, or another slot range.
     """
 
     known: Flags
     sampled_out: Flags
+    reused: Flags
     digests: Digests
 
 
@@ -45,17 +51,19 @@ class Book:
     """Digests of one component of one pool, for every layer and host page."""
 
     def __init__(self, layers: int, pages: int) -> None:
+        # 0 is not known: a backup may bring some layers only, and a tile whose digest really is 0
+        # (one in 2**64) is then never vouched for.
         self._digests = np.zeros((layers, pages), np.uint64)
-        self._seen = np.zeros((layers, pages), np.bool_)  # a backup may bring some layers only
+        self._layers = tuple(range(layers))
         self._generations = np.full(pages, -1, np.int64)
-        self._spans = np.zeros((pages, 2), np.int32)
+        self._spans = np.zeros(pages, np.int64)  # first << 32 | last
         self._state = np.zeros(pages, np.uint8)
 
     @property
     def nbytes(self) -> int:
         """Host memory the book takes, in bytes."""
-        tiles, pages = (self._digests, self._seen), (self._generations, self._spans, self._state)
-        return sum(array.nbytes for array in (*tiles, *pages))
+        arrays = (self._digests, self._generations, self._spans, self._state)
+        return sum(array.nbytes for array in arrays)
 
     def witness(
         self,
@@ -66,10 +74,11 @@ class Book:
         span: tuple[int, int],
     ) -> None:
         """Keep ``digests`` (uint64 [layers, pages]) of slots ``span[0] .. span[1] - 1``."""
-        self._seen[:, pages[~self._witnessed(pages, generations, span)]] = False
-        tiles = np.array(layers)[:, None], pages
-        self._digests[tiles] = digests
-        self._seen[tiles] = True
+        witnessed = self._witnessed(pages, generations, span)
+        if b"\0" in witnessed.tobytes():
+            self._digests[:, pages[~witnessed]] = 0
+        for layer, row in zip(layers, digests, strict=True):
+            self._digests[layer][pages] = row
         self._set(pages, generations, PageState.WITNESSED, span)
 
     def leave_out(self, pages: Pages, generations: Pages) -> None:
@@ -80,31 +89,49 @@ class Book:
         """These pages were written in a way the ledger could not follow; there may be no such page."""
         self._state[pages[(pages >= 0) & (pages < len(self._state))]] = PageState.UNKNOWN
 
+    def whole(
+        self, pages: Pages, generations: Pages, layers: tuple[int, ...], span: tuple[int, int]
+    ) -> Digests | None:
+        """What these tiles should hold, as [layers, pages]; None unless every one of them is known."""
+        if b"\0" in self._witnessed(pages, generations, span).tobytes():
+            return None
+        digests = self._of(pages, layers)
+        return digests if digests.all() else None
+
     def expect(
         self, pages: Pages, generations: Pages, layers: tuple[int, ...], span: tuple[int, int]
     ) -> Expected:
         """What these pages should hold under ``generations``."""
         same = self._generations[pages] == generations
-        tiles = np.array(layers)[:, None], pages
+        digests = self._of(pages, layers)
         return Expected(
-            known=self._seen[tiles] & self._witnessed(pages, generations, span),
+            known=(digests != 0) & self._witnessed(pages, generations, span),
             sampled_out=same & (self._state[pages] == PageState.SAMPLED_OUT),
-            digests=self._digests[tiles],
+            reused=~same & (self._state[pages] != PageState.UNKNOWN),
+            digests=digests,
         )
 
     def _witnessed(self, pages: Pages, generations: Pages, span: tuple[int, int]) -> Flags:
         """Pages of which some layers were witnessed under this generation and slot range."""
         same = self._generations[pages] == generations
-        covers = (self._spans[pages] == span).all(axis=1)
-        witnessed: Flags = same & covers & (self._state[pages] == PageState.WITNESSED)
+        covers = self._spans[pages] == _packed(span)
+        witnessed: Flags = same & covers & (self._state[pages] == _WITNESSED)
         return witnessed
+
+    def _of(self, pages: Pages, layers: tuple[int, ...]) -> Digests:
+        digests = self._digests.take(pages, axis=1)
+        return digests if layers == self._layers else digests[list(layers)]
 
     def _set(
         self, pages: Pages, generations: Pages, state: PageState, span: tuple[int, int]
     ) -> None:
         self._generations[pages] = generations
         self._state[pages] = state
-        self._spans[pages] = span
+        self._spans[pages] = _packed(span)
+
+
+def _packed(span: tuple[int, int]) -> int:
+    return span[0] << 32 | span[1]
 
 
 class Ledger:

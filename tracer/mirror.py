@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hicache_dbg.tracer.checks.pinning import Pinning
 from hicache_dbg.tracer.events import DIRECTION, ComponentInfo, EndInfo, MirrorInfo, Op, Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import View
@@ -28,7 +29,9 @@ class MirrorViews:
         slot_page: how many indices make up a page.
         tokens_per_page: how many tokens a page holds.
         page_indexed: whether dimension 0 of the device tensor is pages.
+        one_item: whether copies find a page at both ends by one item size, the host page's.
         pinned: whether the host memory is really pinned; None where that is not known.
+        pinning: what became of the wish to page-lock the host memory; None where nobody says.
         generation: reads the current allocation generations of host pages; None where nobody
             keeps them, and a page is taken to be the one it was.
     """
@@ -44,6 +47,8 @@ class MirrorViews:
     page_indexed: bool
     pinned: bool | None
     generation: Callable[[Pages], Pages] | None = None
+    pinning: Pinning | None = None
+    one_item: bool = False
     #: How often each host page began to be written, int64 [host pages].
     writes: Pages = field(init=False, repr=False)
 
@@ -153,7 +158,8 @@ class Copy:
         """Whether every page id lies inside its end's tensors."""
         device = min(view.pages for view in self.mirror.device.values())
         ends = (self.host_pages, len(self.mirror.writes)), (self.device_pages, device)
-        return all(not ids.size or 0 <= ids.min() <= ids.max() < pages for ids, pages in ends)
+        # As unsigned numbers negative ones are the greatest: one look at each array.
+        return all(not ids.size or ids.view(np.uint64).max() < pages for ids, pages in ends)
 
     @property
     def moved_bytes(self) -> int:

@@ -1,23 +1,32 @@
 """What runs on the host's own threads, around a copy: digest, call, digest, append.
 
 Nothing here waits, logs or raises on its own account. What the digests mean is worked out on the
-bus's thread (:mod:`hicache_dbg.tracer.judge`).
+bus's thread (:mod:`hicache_dbg.tracer.judge`). Whole pages on a GPU are watched there
+(:mod:`hicache_dbg.tracer.digest.watch`); everything else is digested by call.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 import numpy as np
 
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.events import Event, Op, SkipReason, Tier
-from hicache_dbg.tracer.ledger import Digests, Pages
+from hicache_dbg.tracer.following import Watcher, parts_of
+from hicache_dbg.tracer.ledger import Digests
 from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.record import (
+    POINTS,
+    Copies,
+    CopyRecord,
+    Digester,
+    Noted,
+    Pending,
+    Point,
+)
 from hicache_dbg.tracer.sampling import chosen
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Checksum, Settings
@@ -25,105 +34,7 @@ from hicache_dbg.tracer.view import View
 
 __all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
 
-Copies = Callable[[], Sequence[Copy]]
 LayerDone = Callable[[int], None]
-
-
-class Digester(Protocol):
-    """Digests tiles where they lie."""
-
-    def digest(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: Pages,
-        first: int = 0,
-        last: int | None = None,
-    ) -> Digests:
-        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages].
-
-        Of tiles on a CPU they are there on return, of others after :meth:`join`.
-        """
-        ...
-
-    def join(self) -> None:
-        """Wait until what this thread asked for can be read."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """Digests that are readable after the digester's join, and where they belong."""
-
-    into: Digests
-    at: tuple[slice, "slice | np.ndarray"]
-    digests: Digests
-
-
-class Point(StrEnum):
-    """When and where a digest is taken."""
-
-    SOURCE_BEFORE = "source_before"
-    SOURCE_AFTER = "source_after"
-    DESTINATION = "destination"
-
-
-#: Which digests the probe takes around an operation, by how much is asked for. ``ends`` adds the
-#: host end of a backup on the bus's thread, where it costs the host nothing.
-_LOADS: dict[Op, tuple[Point, ...]] = {
-    Op.BACKUP: (Point.SOURCE_BEFORE,),
-    Op.LOAD: (Point.DESTINATION,),
-}
-POINTS: dict[Checksum, dict[Op, tuple[Point, ...]]] = {
-    Checksum.OFF: {},
-    Checksum.SAMPLE: _LOADS,
-    Checksum.LOADS: _LOADS,
-    Checksum.ENDS: _LOADS,
-    Checksum.THREE: dict.fromkeys(
-        (Op.BACKUP, Op.LOAD), (Point.SOURCE_BEFORE, Point.SOURCE_AFTER, Point.DESTINATION)
-    ),
-}
-
-
-@dataclass(slots=True)
-class CopyRecord:
-    """One copy and the digests taken around it, on its way to the judge.
-
-    ``digests`` maps (point, component) to uint64 [layers, digested pages]; ``digested`` marks the
-    pages (of the copy's order) that were digested, ``writes`` counts how often each host page had
-    begun to be written when this copy was. ``skip`` says why no tile can be judged, if none can.
-    ``pending`` are digests that a device may still be writing.
-    """
-
-    copy: Copy
-    judge: "Callable[[CopyRecord], list[Event]]"
-    digested: np.ndarray  # bool [pages]
-    writes: Pages
-    time_ns: int = 0
-    duration_us: float = 0.0
-    status: str = "ok"
-    digests: dict[tuple[Point, str], Digests] = field(default_factory=dict)
-    skip: SkipReason | None = None
-    pending: list[_Pending] = field(default_factory=list)
-
-    def settle(self) -> None:
-        """Take over what was pending; its digester was joined."""
-        for part in self.pending:
-            part.into[part.at] = part.digests
-        self.pending.clear()
-
-    def room(self, point: Point, component: str) -> Digests:
-        """The array for the digests of one component at one point, made at first use."""
-        shape = (len(self.copy.layers), int(self.digested.sum()))
-        return self.digests.setdefault((point, component), np.zeros(shape, np.uint64))
-
-    def ready(self) -> bool:
-        """The digests were joined before the record was appended."""
-        return True
-
-    def events(self) -> list[Event]:
-        """The copy's event and what is wrong with it."""
-        return self.judge(self)
 
 
 class Probe:
@@ -157,6 +68,30 @@ class Probe:
         self._judge = judge
         self._enforce = enforce
         self._points = POINTS[settings.checksum]
+        self._samples = settings.checksum is Checksum.SAMPLE
+        self._traces: dict[tuple[str, Op], bool] = {}
+        self._watcher: Watcher | None = None
+        if isinstance(digester, Watcher) and settings.checksum is not Checksum.THREE:
+            self._watcher = digester
+        #: Whether the attachment says what the engine has queued (:meth:`queued`).
+        self.watching = False
+        #: Whether copies may be described on the bus's thread: what they refer to does not change.
+        self.describes_later = False
+        self._local = threading.local()
+
+    def queued(self, stream: int, under_way: int) -> None:
+        """The engine has given ``stream`` all copies of this thread's operation.
+
+        To be called before the engine marks there what it waits for last: digests are joined
+        there. Of a load no more than the last ``under_way`` layers have not arrived.
+        """
+        for record in getattr(self._local, "records", ()):
+            for part in record.watched:
+                try:
+                    part.watch.queued(stream, under_way)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
+                    record.skip = SkipReason.INTERNAL_ERROR
+                    self._errors.record("digest/queued", error)
 
     def observe(self, copies: Copies, call: Callable[[], None]) -> None:
         """Run ``call``, which performs what ``copies()`` describes, with digests around it.
@@ -166,6 +101,9 @@ class Probe:
         """
         if not self.enabled:
             call()
+            return
+        if self.describes_later and not self._points:
+            self._note(copies, call)
             return
 
         def plain(_: list[CopyRecord]) -> float:
@@ -188,12 +126,19 @@ class Probe:
         if not self.enabled:
             call(on_layer_done)
             return
+        if self.describes_later and not self._points:
+            self._note(copies, lambda: call(on_layer_done))
+            return
 
         waiting: set[int] = set()
 
         def tapped(records: list[CopyRecord]) -> float:
             ours = 0.0
             waiting.update(layer for record in records for layer in record.copy.model_layers)
+            if all(record.is_followed for record in records):
+                waiting.clear()
+                call(on_layer_done)  # the device knows by itself when the bytes are there
+                return ours
 
             def layer_done(layer: int) -> None:
                 nonlocal ours
@@ -217,6 +162,32 @@ class Probe:
 
         self._run(copies, tapped, unannounced)
 
+    def _note(self, copies: Copies, call: Callable[[], None]) -> None:
+        """Run ``call`` and leave everything else to the bus's thread: nothing is digested."""
+        self._enforce()
+        status, started = "ok", time.perf_counter()
+        try:
+            call()
+        except BaseException as error:
+            status = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            ended = time.perf_counter()
+            took = (ended - started) * 1e6
+            self._bus.push(Noted(self._describe, copies, time.time_ns(), took, status))
+            self.overhead_s += time.perf_counter() - ended
+
+    def _describe(self, noted: Noted) -> list[Event]:
+        """On the bus's thread: what :meth:`_run` would have said of the same copies."""
+        events: list[Event] = []
+        for copy in noted.copies():
+            if self._traced(copy):
+                record = self._open(copy)
+                record.time_ns, record.duration_us = noted.time_ns, noted.duration_us
+                record.status = noted.status
+                events += self._judge(record)
+        return events
+
     def _run(
         self,
         copies: Copies,
@@ -228,7 +199,9 @@ class Probe:
         records: list[CopyRecord] = []
         with self._errors.at("probe/before"):
             records = [self._open(copy) for copy in copies() if self._traced(copy)]
+            self._watch(records)
             self._take(records, Point.SOURCE_BEFORE)
+        self._local.records = records
         started = time.perf_counter()
         status, ours = "ok", 0.0  # seconds of our own inside the call
         try:
@@ -238,6 +211,7 @@ class Probe:
             raise
         finally:
             ended = time.perf_counter()
+            self._local.records = ()
             with self._errors.at("probe/after"):
                 if status == "ok":
                     after(records)
@@ -248,28 +222,67 @@ class Probe:
             self.overhead_s += spent  # nothing is called in between: another thread adds as well
 
     def _traced(self, copy: Copy) -> bool:
-        settings = self._settings
-        return settings.traces(copy.mirror.pool) and any(
-            fnmatchcase(copy.op, glob) for glob in settings.ops
-        )
+        settings, what = self._settings, (copy.mirror.pool, copy.op)
+        traced = self._traces.get(what)
+        if traced is None:
+            traced = self._traces[what] = settings.traces(copy.mirror.pool) and any(
+                fnmatchcase(copy.op, glob) for glob in settings.ops
+            )
+        return traced
 
     def _open(self, copy: Copy) -> CopyRecord:
         digested = np.full(len(copy.host_pages), copy.op in self._points)
-        if self._settings.checksum is Checksum.SAMPLE and copy.op in self._points:
+        if self._samples and copy.op in self._points:
             digested = chosen(copy.host_pages, copy.generations, self._settings.sample)
         if not copy.fits:  # whoever refuses it or not: such pages have no tiles to look at
             none = np.zeros(len(copy.host_pages), np.int64)
-            return CopyRecord(copy, self._judge, digested, none, skip=SkipReason.UNWITNESSED)
+            unknown = (copy.host_pages < 0).any()  # nobody could tell which pages they are
+            skip = SkipReason.UNREADABLE if unknown else SkipReason.UNWITNESSED
+            return CopyRecord(copy, self._judged, digested, none, skip=skip)
         writes = copy.mirror.writes
         if copy.tiers[1] is Tier.HOST:
             writes[copy.host_pages] += 1
-        return CopyRecord(copy, self._judge, digested, writes[copy.host_pages])
+        return CopyRecord(copy, self._judged, digested, writes[copy.host_pages])
+
+    def _judged(self, record: CopyRecord) -> list[Event]:
+        """On the bus's thread: read what the device found, then judge."""
+        try:
+            record.take_over()
+        except Exception as error:  # noqa: BLE001 - what cannot be read vouches for nothing
+            record.skip = SkipReason.INTERNAL_ERROR
+            self._errors.record("digest/read", error)
+        return self._judge(record)
+
+    def _watch(self, records: Sequence[CopyRecord]) -> None:
+        """Let the device follow what it can: whole pages, of components that lie there."""
+        if self._watcher is None or not self.watching:
+            return
+        for record in records:
+            copy = record.copy
+            if copy.op not in self._points or copy.spans is not None or record.skip is not None:
+                continue
+            if list(copy.model_layers) != sorted(copy.model_layers):  # the order of the copies
+                continue
+            try:
+                followed, which = True, record.digested if self._samples else None
+                for component, view in copy.mirror.device.items():
+                    parts = parts_of(self._watcher, copy, which, record.writes, component, view)
+                    record.watched += parts
+                    followed = followed and bool(parts)
+                record.is_followed = followed
+            except DigestRefusedError as refused:
+                record.skip = SkipReason(refused.reason)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
+                record.skip = SkipReason.INTERNAL_ERROR
+                self._errors.record("digest/watch", error)
 
     def _take(self, records: list[CopyRecord], point: Point, layer: int | None = None) -> None:
         """Digest at ``point`` what the level asks for: all layers, or the model's ``layer``."""
         for record in records:
             copy = record.copy
-            if point not in self._points.get(copy.op, ()) or record.skip is not None:
+            if record.is_followed or record.skip is not None:
+                continue
+            if point not in self._points.get(copy.op, ()):
                 continue
             rows = slice(None)
             if layer is not None:
@@ -277,9 +290,11 @@ class Probe:
                     continue
                 row = copy.model_layers.index(layer)
                 rows = slice(row, row + 1)
+            watched = {part.component for part in record.watched}
             try:
                 for component in copy.mirror.device:
-                    self._digest(record, point, component, rows)
+                    if component not in watched:
+                        self._digest(record, point, component, rows)
             except DigestRefusedError as refused:
                 record.skip = SkipReason(refused.reason)
             except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
@@ -296,7 +311,7 @@ class Probe:
             if view.device == "cpu":
                 into[rows, columns] = digests
             else:
-                record.pending.append(_Pending(into, (rows, columns), digests))
+                record.pending.append(Pending(into, (rows, columns), digests))
 
     def _join(self, records: Sequence[CopyRecord] = ()) -> None:
         """With the engine's next step the pages may be written: every digest must be taken."""
@@ -304,6 +319,8 @@ class Probe:
             self._digester.join()
             for record in records:
                 record.settle()
+                for part in record.watched:
+                    part.watch.finish()
         except Exception as error:  # noqa: BLE001 - as above: what is not there vouches for nothing
             for record in records:
                 record.skip = SkipReason.INTERNAL_ERROR
@@ -315,7 +332,9 @@ class Probe:
             record.time_ns = now
             record.duration_us = duration_us
             record.status = status
-            self._bus.push(record)
+            if not self._bus.push(record):
+                for part in record.watched:
+                    part.watch.drop()
 
 
 def _view(copy: Copy, component: str, point: Point) -> View | None:

@@ -1,5 +1,7 @@
 """The tracer on an engine whose device pools are on a GPU: same outcomes, same findings."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,12 @@ from hicache_dbg.pools.host import IndexKHostPool, Mirror, host_geometry_like, h
 from hicache_dbg.pools.indices import Indices
 from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+from hicache_dbg.tracer.view import View
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,14 +99,18 @@ def round_trip(
     return sink.of(Copied), sink.of(Finding)
 
 
+@pytest.mark.parametrize("level", [Checksum.LOADS, Checksum.ENDS, Checksum.THREE])
 @pytest.mark.parametrize(("kind", "layout", "backend"), CASES)
-def test_clean_copies_verify_on_the_device(kind: str, layout: Layout, backend: IoBackend) -> None:
+def test_clean_copies_verify_on_the_device(
+    kind: str, layout: Layout, backend: IoBackend, level: Checksum
+) -> None:
     """Every tile is verified through the device's own digest, the bytes moved, nothing is found."""
     mirror = mirror_on_cuda(KINDS[kind], layout)
-    (backup, load), findings = round_trip(mirror, backend, Checksum.THREE)
+    (backup, load), findings = round_trip(mirror, backend, level)
     tiles = len(HOST) * 3 * len(KINDS[kind].components)
     assert findings == []
-    assert (backup.verified, load.verified) == (tiles, tiles)
+    assert (backup.witnessed if level is Checksum.LOADS else backup.verified) == tiles
+    assert load.verified == tiles
     for buffer in mirror.device.buffers.values():
         for tensor in buffer.tensors:
             pages = tensor.view(torch.uint8)
@@ -116,6 +124,49 @@ def test_a_flipped_bit_is_found_on_the_device(kind: str) -> None:
     (_, load), (finding,) = round_trip(mirror, IoBackend.KERNEL, Checksum.LOADS, flip=True)
     assert load.mismatched == 1
     assert (finding.cls, finding.pages, finding.layer) == (FaultClass.BIT_FLIP, (7,), 0)
+
+
+@pytest.mark.parametrize("layers", [3, 9])
+def test_the_device_compares_by_itself(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+    """Loads of whole pages are verified although no digest of the device is ever asked for by call."""
+    asked: list[str] = []
+    digest = TileDigester.digest
+
+    def remember(self: TileDigester, view: View, *args: Any) -> Any:
+        asked.append(view.device)
+        return digest(self, view, *args)
+
+    monkeypatch.setattr(TileDigester, "digest", remember)
+    mirror = mirror_on_cuda(mla(layers, 64), Layout.PAGE_FIRST)
+    (backup, load), findings = round_trip(mirror, IoBackend.KERNEL, Checksum.LOADS)
+    assert (backup.witnessed, load.verified, findings) == (3 * layers, 3 * layers, [])
+    assert asked == []
+
+
+def test_pages_that_are_written_at_once_after_their_operation() -> None:
+    """Whoever is told that an operation is over may overwrite its pages: no digest comes too late."""
+    mirror, engine, sink = (
+        mirror_on_cuda(mla(9, 64), Layout.PAGE_FIRST),
+        TransferEngine(),
+        MemorySink(),
+    )
+    buffers = [tensor for buffer in mirror.device.buffers.values() for tensor in buffer.tensors]
+    with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime:
+        for round_ in range(20):
+            for tensor in buffers:
+                tensor.fill_(round_)
+            torch.cuda.synchronize()
+            engine.backup(operation(mirror, "backup", SOURCE, IoBackend.KERNEL))
+            for tensor in buffers:
+                tensor.fill_(77)
+            torch.cuda.synchronize()
+            engine.load(operation(mirror, "load", TARGET, IoBackend.KERNEL), lambda _: None)
+            for tensor in buffers:
+                tensor.fill_(99)
+        assert runtime.flush()
+    mirror.host.close()
+    assert sink.of(Finding) == []
+    assert [event.verified for event in sink.of(Copied)] == [0, 27] * 20
 
 
 def test_the_story_on_the_device() -> None:

@@ -87,11 +87,11 @@ BookMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15
 TestBook = BookMachine.TestCase
 
 
-def test_a_book_costs_nine_bytes_a_tile_and_seventeen_a_page() -> None:
+def test_a_book_costs_eight_bytes_a_tile_and_seventeen_a_page() -> None:
     """Memory grows with tiles as the design says, so that a 64 GiB host pool stays affordable."""
     ledger, mirror = Ledger(), Mirror()
     ledger.book(mirror, "c", 61, 10_000)
-    assert ledger.nbytes == 61 * 10_000 * 9 + 10_000 * 17
+    assert ledger.nbytes == 61 * 10_000 * 8 + 10_000 * 17
 
 
 class Mirror:

@@ -3,8 +3,11 @@
 Each fault stands beside its clean twin, and each test shows that bytes moved.
 """
 
+import threading
 from collections.abc import Callable
+from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -14,6 +17,7 @@ from tests.tracer.rig import LAYERS, PAGE, PAGES, WIDTH, Rig, outcomes
 
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.settings import Checksum
 
 
@@ -97,13 +101,13 @@ def test_a_narrower_host_is_row_width_from_the_bytes_too(level: Checksum) -> Non
 
 
 def test_a_page_of_another_generation_is_skipped_not_accused() -> None:
-    """A host page given away and never seen to be written again is unwitnessed."""
+    """A host page given away and never seen to be written again is reused."""
     rig = Rig(Checksum.LOADS)
     rig.backup([5, 6], [1, 2])
     rig.generations[5] += 1
     rig.load([5, 6], [3, 4])
     (_, load), findings = rig.finish()
-    assert outcomes(load) == (3, 0, 0, {"unwitnessed": 3})
+    assert outcomes(load) == (3, 0, 0, {"reused": 3})
     assert findings == []
 
 
@@ -195,6 +199,41 @@ def test_armed_records_nothing_until_it_is_switched_on() -> None:
     rig.backup([6], [2])
     copies, _ = rig.finish()
     assert [event.host_pages for event in copies] == [(6,)]
+
+
+def test_what_is_described_later_is_the_same_event() -> None:
+    """With nothing to digest copies are looked at on the bus's thread, and told as they always are."""
+    told = []
+    for later in (False, True):
+        rig = Rig(Checksum.OFF)
+        rig.session.probe.describes_later = later
+        threads: list[int] = []
+        opened: list[int] = []
+
+        def copies(op: Op, rig: Rig = rig, threads: list[int] = threads) -> list[Copy]:
+            threads.append(threading.get_ident())
+            return [rig.copy(op, [5], [1])]
+
+        def load(layer_done: Callable[[int], None]) -> None:
+            layer_done(12)
+
+        def fail() -> None:
+            raise OSError("the bus is gone")
+
+        probe = rig.session.probe
+        probe.observe(partial(copies, Op.BACKUP), lambda: None)
+        probe.observe_layers(partial(copies, Op.LOAD), load, opened.append)
+        with pytest.raises(OSError, match="the bus is gone"):
+            probe.observe(partial(copies, Op.BACKUP), fail)
+        events, findings = rig.finish()
+        assert (opened, findings) == ([12], [])
+        assert (threading.get_ident() in threads) != later
+        assert len(threads) == 3
+        told.append(
+            [msgspec.structs.replace(event, time_ns=0, duration_us=0.0) for event in events]
+        )
+    assert told[0] == told[1]
+    assert [event.status for event in told[0]] == ["ok", "ok", "OSError: the bus is gone"]
 
 
 def test_a_slot_range_is_compared_with_the_same_range_only() -> None:

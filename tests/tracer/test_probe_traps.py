@@ -138,9 +138,12 @@ def test_a_component_without_a_mirror_is_named_as_the_cause(level: Checksum) -> 
     assert (finding.cls, finding.component) == (FaultClass.SIDECAR_MISSING, "scale")
 
 
-@pytest.mark.parametrize(("host", "device"), [([PAGES], [1]), ([5], [PAGES]), ([-1], [1])])
+@pytest.mark.parametrize(
+    ("host", "device", "reason"),
+    [([PAGES], [1], "unwitnessed"), ([5], [PAGES], "unwitnessed"), ([-1], [1], "unreadable")],
+)
 def test_a_page_that_does_not_exist_is_recorded_with_the_engines_refusal(
-    host: list[int], device: list[int]
+    host: list[int], device: list[int], reason: str
 ) -> None:
     """The operation is an event with its status, and none of it a failure of the tracer."""
     rig = Rig(Checksum.LOADS)
@@ -155,7 +158,7 @@ def test_a_page_that_does_not_exist_is_recorded_with_the_engines_refusal(
     (refused, passed), findings = rig.finish()
     assert refused.status == "ValueError: out of range"
     assert outcomes(refused) == (0, 0, 0, {"failed": LAYERS})
-    assert outcomes(passed) == (0, 0, 0, {"unwitnessed": LAYERS})
+    assert outcomes(passed) == (0, 0, 0, {reason: LAYERS})
     assert findings == []
 
 

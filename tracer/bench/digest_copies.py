@@ -1,159 +1,196 @@
 """Copies over the bus with and without digests beside them."""
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from hicache_dbg.tracer.bench.memory import one_piece, random_bytes
 from hicache_dbg.tracer.bench.table import Row, event, median, seconds
-from hicache_dbg.tracer.digest.ring import ViolationRing
+from hicache_dbg.tracer.digest.rollup import keys_of
 from hicache_dbg.tracer.digest.select import DeviceDigester
+from hicache_dbg.tracer.digest.watch import Wanted, Watch
 
-__all__ = ["copy_rows"]
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.digest.watches import Watches
+
+__all__ = ["Reader", "copy_rows", "wanted_of"]
+
+
+class Reader:
+    """The bus's part: a thread that reads what watches have seen, as they become ready."""
+
+    def __init__(self) -> None:
+        self._watches: SimpleQueue[Watch | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.unconfirmed = 0
+        self.take = self._watches.put
+
+    def close(self) -> int:
+        """Read the rest; pages of loads, and of backups, that were not confirmed."""
+        self._watches.put(None)
+        self._thread.join()
+        return self.unconfirmed
+
+    def _run(self) -> None:
+        while (watch := self._watches.get()) is not None:
+            while not watch.ready():
+                time.sleep(0.0005)
+            self.unconfirmed += int((~watch.seen().confirmed).sum())
+
+
+def wanted_of(
+    mirror: object, memory: torch.Tensor, size: int, pages: np.ndarray, *, loads: bool
+) -> Wanted:
+    """All layers of ``pages`` of ``size`` bytes, each the twin of the host page of its number."""
+    view = one_piece(memory, size)
+    lives = np.ones(len(pages), np.int64)
+    return Wanted(
+        mirror=mirror,
+        component="kv",
+        view=view,
+        loads=loads,
+        layers=tuple(range(view.layers)),
+        pages=pages,
+        entries=pages,
+        keys=keys_of(lives, lives),
+        size=view.pages,
+    )
 
 
 class Copies:
     """A device pool, pinned host pages, and operations whose slots are recycled while they run.
 
     Operation ``n`` uses the page set ``n % SETS``. When it is complete another stream overwrites
-    the set's device pages, and the next operation on it waits for that. ``held`` records
-    completion on the copy's stream after it has waited for the digests, ``aside`` on theirs.
+    the set's device pages, and the next operation on it waits for that. Completion is recorded on
+    the copy's stream, which waits for the digests first.
     """
 
     LAYERS, PAGE, COUNT, SETS = 61, 16384, 256, 4
 
-    def __init__(self, digester: DeviceDigester) -> None:
-        from hicache_dbg.tracer.digest.side import SideStream
-
+    def __init__(self, watches: "Watches") -> None:
         layers, count, words = self.LAYERS, self.COUNT, self.PAGE // 8
-        self.digester = digester
-        self.pool = random_bytes((layers, self.SETS * count, self.PAGE), "cuda").view(torch.int64)
-        self.view = one_piece(self.pool.view(torch.uint8).flatten(1), self.PAGE)
+        self.watches, self.reader = watches, Reader()
+        memory = random_bytes((layers, self.SETS * count, self.PAGE), "cuda")
+        self.pool = memory.view(torch.int64)
         self.host = [
             torch.empty(layers, count, words, dtype=torch.int64, pin_memory=True)
             for _ in range(self.SETS)
         ]
-        self.ledger = [
-            torch.empty(layers, count, dtype=torch.int64, pin_memory=True) for _ in range(self.SETS)
-        ]
-        self.digests = [torch.empty_like(kept, device="cuda") for kept in self.ledger]
         self.ids = list(torch.randperm(self.SETS * count, device="cuda").view(self.SETS, count))
+        self.wanted = {
+            loads: [
+                wanted_of(self, memory.flatten(1), self.PAGE, ids.cpu().numpy(), loads=loads)
+                for ids in self.ids
+            ]
+            for loads in (False, True)
+        }
         self.fresh = random_bytes((layers, count, self.PAGE), "cuda").view(torch.int64)
         self.staged = [torch.empty_like(self.fresh) for _ in range(2)]
-        self.copy, self.writer = SideStream().stream, SideStream().stream
-        self.side, self.ring = SideStream(), ViolationRing("cuda")
+        self.copy, self.writer = torch.cuda.Stream(), torch.cuda.Stream()
         self.done = [event() for _ in range(self.SETS)]
         self.written = [event() for _ in range(self.SETS)]
-        digester.prepare(self.view)
 
-    def backup(self, number: int, how: str) -> None:
-        """Device to host. The source is digested beside the bus copy, before it may be written."""
+    def backup(self, number: int, *, traced: bool, at_once: bool) -> None:
+        """Device to host; the source is digested from its gather on or, if not at once, behind it."""
         at = number % self.SETS
         self.copy.wait_event(self.written[at])
-        staged = self.staged[number % 2]
+        watch = self._watch(at, loads=False) if traced and at_once else None
         with torch.cuda.stream(self.copy):
+            staged = self.staged[number % 2]
             torch.index_select(self.pool, 1, self.ids[at], out=staged)
-        if how != "off":
-            self.side.follow(self.copy.cuda_stream)
-            self._digest(at)
+        if traced and not at_once:
+            watch = self._watch(at, loads=False)
         with torch.cuda.stream(self.copy):
             self.host[at].copy_(staged, non_blocking=True)
-        self._complete(at, how)
-        if how != "off":
-            self.side.copy(self.ledger[at], self.digests[at])
+        self._complete(at, watch, 0)
 
-    def load(self, number: int, how: str, groups: Sequence[int] = (0, 61)) -> None:
-        """Host to device, in groups of layers, each compared once its copy is done."""
-        at = number % self.SETS
+    def load(self, number: int, *, traced: bool) -> None:
+        """Host to device: all layers but three, then these; each part compared once it is there."""
+        at, last = number % self.SETS, 3
         self.copy.wait_event(self.written[at])
-        if how != "off":
-            self.side.copy(self.digests[at], self.ledger[at])
-        for low, high in pairwise(groups):
+        watch = self._watch(at, loads=True) if traced else None
+        for part in (slice(0, -last), slice(-last, None)):
             with torch.cuda.stream(self.copy):
-                staged = self.staged[number % 2][low:high]
-                staged.copy_(self.host[at][low:high], non_blocking=True)
-                self.pool[low:high].index_copy_(1, self.ids[at], staged)
-            if how != "off":
-                self.side.follow(self.copy.cuda_stream)
-                self._compare(at, low, high)
-        self._complete(at, how)
+                staged = self.staged[number % 2][part]
+                staged.copy_(self.host[at][part], non_blocking=True)
+                self.pool[part].index_copy_(1, self.ids[at], staged)
+            if watch is not None and part.stop == -last:
+                watch.arrived(self.copy.cuda_stream)
+        self._complete(at, watch, last)
 
-    def _digest(self, at: int) -> None:
-        self.digester.digest(
-            *(self.view, range(self.LAYERS), self.ids[at]),
-            out=self.digests[at],
-            stream=self.side.handle,
-        )
+    def _watch(self, at: int, *, loads: bool) -> Watch:
+        watch = self.watches.watch(self.wanted[loads][at], self.copy.cuda_stream)
+        if watch is None:
+            raise RuntimeError("the reader lags more than 64 operations behind")
+        return watch
 
-    def _compare(self, at: int, low: int, high: int) -> None:
-        self.digester.compare(
-            *(self.view, range(low, high), self.ids[at]),
-            expected=self.digests[at][low:high],
-            ring=self.ring,
-            tag=at,
-            stream=self.side.handle,
-        )
-
-    def _complete(self, at: int, how: str) -> None:
+    def _complete(self, at: int, watch: Watch | None, under_way: int) -> None:
         """Record the operation as complete, and recycle its pages once it is."""
-        if how == "held":
-            self.side.hold(self.copy.cuda_stream)
-        if how == "aside":
-            self.side.follow(self.copy.cuda_stream)
-            self.done[at].record(self.side.stream)
-        else:
-            self.done[at].record(self.copy)
+        if watch is not None:
+            watch.queued(self.copy.cuda_stream, under_way)
+            self.reader.take(watch)
+        self.done[at].record(self.copy)
         self.writer.wait_event(self.done[at])
         with torch.cuda.stream(self.writer):
             self.pool.index_copy_(1, self.ids[at], self.fresh)
         self.written[at].record(self.writer)
 
-    def violations(self) -> int:
-        """How many tiles were found to differ since this was last asked."""
-        torch.cuda.synchronize()
-        self.ring.fetch()
-        torch.cuda.synchronize()
-        taken = self.ring.take()
-        return len(taken.violations) + taken.lost
-
 
 def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
     """Streams of 24 operations and single ones; at the end one flipped bit, to show that it counts."""
-    copies = Copies(digester)
+    watches = digester.watches()
+    if watches is None:
+        return
+    copies = Copies(watches)
     size = copies.LAYERS * copies.COUNT * copies.PAGE
-    for number in range(copies.SETS):  # what the ledger and the host hold before a load
-        copies.backup(number, "held")
-    two_groups = partial(copies.load, groups=(0, 50, 61))
-    for name, operation in (
-        ("backup", copies.backup),
+    backup = partial(copies.backup, at_once=True)
+    cases: tuple[tuple[str, Callable[..., None]], ...] = (
+        ("backup, beside its gather", backup),
+        ("backup, beside its bus copy", partial(copies.backup, at_once=False)),
         ("load", copies.load),
-        ("load in 2 groups", two_groups),
-    ):
+    )
+    for name, operation in cases:
         for count, limit in ((24, "<= 1.003"), (1, "<= 1.015")):
-            for how in ("held", "aside"):
-                run = partial(run_operations, operation, count)
-                for warm in ("off", how):
-                    run(warm)
-                ratios = [run(how) / run("off") for _ in range(pairs)]
-                speed = size * count / run(how) / 1e9
-                detail = f"{speed:.1f} GB/s, min {min(ratios):.4f} max {max(ratios):.4f}"
-                case = f"{name}, {f'stream of {count}' if count > 1 else 'one op'}, {how}"
-                yield Row("with over without", case, median(ratios), detail, limit)
-    wrong = copies.violations()
-    copies.host[1][7, 5, 3] ^= 1
-    copies.load(1, "held")
-    detail = f"{wrong} violations in the runs above, {copies.violations()} after one flipped bit"
-    yield Row("with over without", "what was found", None, detail)
+            run = partial(run_operations, operation, count)
+            # Traced last: what the pages hold is then what a load compares with.
+            for traced in (False, True):
+                run(traced=traced)
+            if name == "load":  # backups of what the pages hold now
+                run_operations(backup, copies.SETS, traced=True)
+            ratios = [run(traced=True) / run(traced=False) for _ in range(pairs)]
+            speed = size * count / run(traced=True) / 1e9
+            detail = f"{speed:.1f} GB/s, min {min(ratios):.4f} max {max(ratios):.4f}"
+            case = f"{name}, {f'stream of {count}' if count > 1 else 'one op'}"
+            yield Row("with over without", case, median(ratios), detail, limit)
+    yield Row("with over without", "what was found", None, _found(copies))
 
 
-def run_operations(operation: Callable[[int, str], None], count: int, how: str) -> float:
+def _found(copies: Copies) -> str:
+    """Loads of what was backed up, then again with one bit flipped."""
+    counts = []
+    for flip in (0, 1):
+        copies.reader.close()
+        copies.reader = Reader()
+        copies.host[1][7, 5, 3] ^= flip
+        run_operations(copies.load, copies.SETS, traced=True)
+        counts.append(copies.reader.close())
+    copies.reader = Reader()
+    return f"{counts[0]} pages of 1024 differ, {counts[1]} after one flipped bit"
+
+
+def run_operations(operation: Callable[..., None], count: int, *, traced: bool) -> float:
     """Seconds from a quiet device until ``count`` operations are done."""
 
     def run() -> None:
         for number in range(count):
-            operation(number, how)
+            operation(number, traced=traced)
 
     torch.cuda.synchronize()
     return seconds(run)

@@ -36,6 +36,9 @@ def throughput_rows(digester: DeviceDigester) -> Iterator[Row]:
     for count in (16, 64, 256, 1024, 8000):
         view = one_piece(memory, 16384)
         yield from against_read(digester, view, f"16384 B, 61 layers x {count} pages", count=count)
+    for layers in (1, 4, 16):
+        view = one_piece(memory[:layers], 16384)
+        yield from against_read(digester, view, f"16384 B, {layers} layers x 256 pages", count=256)
     del memory
     memory = random_bytes((1, 500_000 * 8448), "cuda")
     for count in (16, 256, 4096, 65536, 500_000):

@@ -6,6 +6,7 @@ import torch
 
 from hicache_dbg.tracer.bench.digest_copies import copy_rows
 from hicache_dbg.tracer.bench.digest_cpu import cpu_rows
+from hicache_dbg.tracer.bench.digest_engine import engine_rows, probe_rows
 from hicache_dbg.tracer.bench.digest_host import host_rows
 from hicache_dbg.tracer.bench.digest_read import throughput_rows
 from hicache_dbg.tracer.bench.table import Row
@@ -17,6 +18,8 @@ PARTS: tuple[Callable[[DeviceDigester], Iterator[Row]], ...] = (
     throughput_rows,
     copy_rows,
     host_rows,
+    probe_rows,
+    engine_rows,
 )
 
 

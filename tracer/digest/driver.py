@@ -4,13 +4,29 @@ import ctypes
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["DriverError", "check", "driver"]
+import torch
+
+__all__ = ["DriverError", "check", "driven", "driver"]
 
 _POINTER = ctypes.c_void_p
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 
 
 class DriverError(RuntimeError):
     """The CUDA driver refused a call; the message says which, and its error."""
+
+
+#: What is called, and the types of its arguments.
+_CALLS: dict[str, list[Any]] = {
+    "cuEventCreate": [_POINTER, ctypes.c_uint],
+    "cuEventDestroy_v2": [_POINTER],
+    "cuEventQuery": [_POINTER],
+    "cuEventRecord": [_POINTER, _POINTER],
+    "cuEventSynchronize": [_POINTER],
+    "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],
+    "cuMemcpyAsync": [_POINTER, _POINTER, ctypes.c_size_t, _POINTER],
+    "cuStreamWaitEvent": [_POINTER, _POINTER, ctypes.c_uint],
+}
 
 
 @lru_cache(maxsize=1)
@@ -21,10 +37,8 @@ def driver() -> Any:
         OSError: If the machine has no CUDA driver.
     """
     library = ctypes.CDLL("libcuda.so.1")
-    library.cuLaunchKernelEx.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER]
-    library.cuEventRecord.argtypes = [_POINTER, _POINTER]
-    library.cuMemcpyAsync.argtypes = [_POINTER, _POINTER, ctypes.c_size_t, _POINTER]
-    library.cuStreamWaitEvent.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
+    for name, types in _CALLS.items():
+        getattr(library, name).argtypes = types
     return library
 
 
@@ -35,3 +49,17 @@ def check(call: str, code: int) -> None:
         driver().cuGetErrorString(code, ctypes.byref(text))
         reason = (text.value or b"unknown").decode()
         raise DriverError(f"{call} failed with CUDA error {code} ({reason}): expected 0")
+
+
+def driven(call: Any, *arguments: Any) -> None:
+    """Make a call of :func:`driver`; a thread that never used the device joins its context first.
+
+    Raises:
+        DriverError: If the driver refuses.
+    """
+    code = call(*arguments)
+    if code == _NO_CONTEXT:
+        torch.cuda.set_device(torch.cuda.current_device())
+        code = call(*arguments)
+    if code:
+        check(call.__name__, code)

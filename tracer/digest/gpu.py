@@ -5,15 +5,18 @@ prepared, allocates. A page id outside the view is never followed: its digest is
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 from hicache_dbg.tracer.digest import kernels
-from hicache_dbg.tracer.digest.launch import Launcher
-from hicache_dbg.tracer.digest.plan import Kernel, reading_of
+from hicache_dbg.tracer.digest.launch import Launcher, PreparedLaunch
+from hicache_dbg.tracer.digest.plan import Kernel, Reading, reading_of
 from hicache_dbg.tracer.digest.ring import ViolationRing
 from hicache_dbg.tracer.view import View
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.digest.watches import Watches
 
 __all__ = ["GRAPH", "UNKNOWN", "GpuDigester"]
 
@@ -22,6 +25,9 @@ GRAPH: Final = "graph"
 #: The expectation of a tile of which nothing is known; it is not compared.
 UNKNOWN: Final = 0
 
+
+#: Pages to a program that rolls up, and layers it looks at together.
+_SETTLED, _TOGETHER = 32, 64
 
 #: The kernels' arguments ring, counter, capacity and tag that stand for "store the digests".
 _NO_RING = (0, 0, 1, 0)
@@ -46,6 +52,7 @@ class GpuDigester:
         self._table = torch.tensor(signed, dtype=torch.int64, device=self.device)
         self._views: dict[int, _PreparedView] = {}
         self._compiled: dict[Kernel, Any] = {}
+        self._settle: Launcher | None = None
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
         """Compile and upload what digests of ``view`` need. Takes seconds the first time.
@@ -58,14 +65,78 @@ class GpuDigester:
             ValueError: If the view is on another device, or its pages are 2 GiB or longer.
         """
         prepared = self._prepared(view)
-        prepared.launch(0, None)
+        prepared.whole(few=False)
         if partial and view.slots_per_page > 1:
             for last in {1, view.slots_per_page - 1}:
                 prepared.launch(0, last)
 
+    def watches(self) -> "Watches":
+        """What follows whole operations on this device."""
+        from hicache_dbg.tracer.digest.watches import Watches
+
+        return Watches(self)
+
     def forget(self, view: View) -> None:
         """Let go of a view whose tensors are to be freed."""
         self._views.pop(id(view), None)
+
+    def digest_launch(
+        self,
+        view: View,
+        layers: Sequence[int],
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        few: bool,
+    ) -> PreparedLaunch:
+        """A launch that digests whole pages, as :meth:`digest`; it is called with how many of them.
+
+        Args:
+            view: Where the tiles are.
+            layers: Indices into ``view.bases``.
+            pages: Page ids, as for :meth:`digest`.
+            out: int64 [layers, pages].
+            few: Whether there are few tiles and somebody waits for them.
+        """
+        prepared = self._prepared(view)
+        launch, tiles = prepared.whole(few=few)
+        rows, arguments = _arguments(prepared, layers, pages, out, 1, self._index)
+        return launch.prepared(tiles, rows, *arguments, *_NO_RING)
+
+    def settle_launch(  # noqa: PLR0917
+        self,
+        digests: torch.Tensor,
+        layers: torch.Tensor,
+        head: torch.Tensor,
+        entries: torch.Tensor,
+        keys: torch.Tensor,
+        rollups: torch.Tensor,
+        *,
+        ring: ViolationRing,
+        compare: bool,
+    ) -> PreparedLaunch:
+        """A launch that rolls ``digests`` [layers, pages] up, and stores or compares.
+
+        It is called with how many pages there are. The formula is :func:`hicache_dbg.tracer.digest.rollup.rolled`.
+
+        Args:
+            digests: int64 [layers, pages], as :meth:`digest` leaves them.
+            layers: Their numbers, int64 [layers].
+            head: int64 [2]: the operation's tag, and a count to which pages found equal are added.
+            entries: Which entry of ``rollups`` each page has, int64 [pages]; -1 for none.
+            keys: The bits of each page's key, int64 [pages].
+            rollups: The table, int64; 0 where nothing is known.
+            ring: Where every layer of a page goes that is known and differs.
+            compare: Whether to compare with the table or to store there.
+        """
+        if self._settle is None:
+            self._settle = Launcher(_compiled_settle(), len(kernels.SETTLE), ())
+        rows, pages = digests.shape
+        return self._settle.prepared(
+            *(_SETTLED, 1, digests.data_ptr(), digests.stride(0)),
+            *(layers.data_ptr(), rows, head.data_ptr(), entries.data_ptr(), keys.data_ptr()),
+            *(pages, rollups.data_ptr(), int(compare), ring.records, ring.counter, ring.capacity),
+        )
 
     def digest(
         self,
@@ -146,16 +217,11 @@ class GpuDigester:
             return GRAPH
         prepared = self._views.get(id(view)) or self._prepared(view)
         launch, tiles = prepared.launches.get(slots) or prepared.launch(*slots)
-        bases, rows = prepared.bases(layers)
-        count = _count(pages, digests, rows, self._index)
+        rows, arguments = _arguments(prepared, layers, pages, digests, unit, self._index)
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 (0.2 us, not 8)
-        if count and rows:
-            launch(
-                *(-(-count // tiles), rows, stream, bases),
-                *(pages.data_ptr(), pages.stride(0), unit, count),
-                *(digests.data_ptr(), digests.stride(0), *ring),
-            )
+        if len(pages) and rows:
+            launch(-(-len(pages) // tiles), rows, stream, *arguments, *ring)
         return None
 
     def _prepared(self, view: View) -> "_PreparedView":
@@ -176,21 +242,30 @@ class _PreparedView:
 
     def __init__(self, view: View, table: torch.Tensor, compiled: dict[Kernel, Any]) -> None:
         self.launches: dict[tuple[int, int | None], tuple[Launcher, int]] = {}
+        self._few: tuple[Launcher, int] | None = None
         self._view, self._table, self._compiled = view, table, compiled
         self._uploaded: dict[tuple[int, ...], torch.Tensor] = {}
         self._every_base = self._upload(tuple(range(view.layers)))
 
+    def whole(self, *, few: bool) -> tuple[Launcher, int]:
+        """The launcher for whole pages, or the one that is quick with a few of them."""
+        known = self._few if few else self.launches.get((0, None))
+        if known is None and few:
+            known = self._few = self._made(reading_of(self._view, few=True))
+        return known or self.launch(0, None)
+
     def launch(self, first: int, last: int | None) -> tuple[Launcher, int]:
         """The launcher for a slot range, and how many tiles one of its programs takes."""
-        view, reading = self._view, reading_of(self._view, first, last)
-        kernel = reading.kernel
+        made = self.launches[first, last] = self._made(reading_of(self._view, first, last))
+        return made
+
+    def _made(self, reading: Reading) -> tuple[Launcher, int]:
+        view, kernel = self._view, reading.kernel
         if kernel not in self._compiled:
             self._compiled[kernel] = _compile(kernel)
         slots = (reading.offset, reading.first, reading.slots, reading.size)
         fixed = (self._table.data_ptr(), view.pages, view.page_stride, *slots)
-        launcher = Launcher(self._compiled[kernel], len(kernels.VARYING), fixed)
-        self.launches[first, last] = launcher, kernel.tiles
-        return launcher, kernel.tiles
+        return Launcher(self._compiled[kernel], len(kernels.VARYING), fixed), kernel.tiles
 
     def bases(self, layers: Sequence[int]) -> tuple[int, int]:
         """Device address of the base addresses of ``layers``, and how many they are."""
@@ -223,6 +298,27 @@ def _compile(kernel: Kernel) -> Any:
     # Integers past 32 bits stand for 64-bit arguments; nothing is launched.
     values = [1 << 40] * (len(kernels.VARYING) + len(kernels.FIXED))
     return function.warmup(*values, **constants, grid=(1,), num_warps=kernel.warps)
+
+
+def _arguments(  # noqa: PLR0917
+    prepared: _PreparedView,
+    layers: Sequence[int],
+    pages: torch.Tensor,
+    digests: torch.Tensor,
+    unit: int,
+    device: int,
+) -> tuple[int, tuple[int, ...]]:
+    """How many layers, and the varying arguments up to the ring's, once they are known to fit."""
+    bases, rows = prepared.bases(layers)
+    count = _count(pages, digests, rows, device)
+    where = (digests.data_ptr(), digests.stride(0))
+    return rows, (bases, pages.data_ptr(), pages.stride(0), unit, count, *where)
+
+
+def _compiled_settle() -> Any:
+    function: Any = kernels.settle_pages
+    values = [1 << 40] * len(kernels.SETTLE)
+    return function.warmup(*values, P=_SETTLED, LAYERS=_TOGETHER, grid=(1,), num_warps=4)
 
 
 def _count(pages: torch.Tensor, digests: torch.Tensor, rows: int, device: int) -> int:

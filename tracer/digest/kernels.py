@@ -14,7 +14,15 @@ import triton.language as tl
 
 from hicache_dbg.tracer.digest import xxh3
 
-__all__ = ["FIXED", "TABLE", "VARYING", "long_tiles", "short_tiles"]
+__all__ = [
+    "FIXED",
+    "SETTLE",
+    "TABLE",
+    "VARYING",
+    "long_tiles",
+    "settle_pages",
+    "short_tiles",
+]
 
 #: What kernels read from device memory: the secret's words at every offset, then the accumulators.
 TABLE = (*xxh3.SECRET_WORDS, *xxh3.INITIAL)
@@ -35,6 +43,19 @@ VARYING = (
 #: ``table``: :data:`TABLE`. ``pages``, ``page_stride``: the view's extent and stride. ``offset``:
 #: of a tile in one piece. ``first``, ``slots``: the slots of a tile in runs. ``size``: a tile's.
 FIXED = ("table", "pages", "page_stride", "offset", "first", "slots", "size")
+
+#: The arguments of :func:`settle_pages`, in order.
+#:
+#: ``digests``, ``row``: int64 [layers, capacity] with ``row`` elements from layer to layer.
+#: ``layers``, ``count``: the layers' numbers, and how many. ``head``: where an operation's tag lies,
+#: and behind it the count of pages found equal. ``pages``, ``keys``, ``capacity``: an entry and a
+#: key for each page; the entry -1 stands for no page. ``rollups``: the table of entries. ``compare``:
+#: 0 to store roll-ups there, 1 to compare with them. ``ring``, ``counter``, ``room``: where the tiles
+#: of pages that differ go, see :class:`hicache_dbg.tracer.digest.ring.ViolationRing`.
+SETTLE = (
+    *("digests", "row", "layers", "count", "head", "pages", "keys", "capacity"),
+    *("rollups", "compare", "ring", "counter", "room"),
+)
 
 _ARGUMENTS = (*VARYING, *FIXED)
 _INITIAL_AT = tl.constexpr(len(xxh3.SECRET_WORDS))
@@ -171,6 +192,56 @@ def short_tiles(
     _finish(got, expected, at, live, digests, row, ring, counter, capacity, tag)
 
 
+@triton.jit(do_not_specialize=SETTLE)
+def settle_pages(
+    digests,
+    row,
+    layers,
+    count,
+    head,
+    pages,
+    keys,
+    capacity,
+    rollups,
+    compare,
+    ring,
+    counter,
+    room,
+    P: tl.constexpr,
+    LAYERS: tl.constexpr,
+):
+    """Roll digests up over layers, and store or compare; ``P`` pages to a program.
+
+    The formula is :func:`hicache_dbg.tracer.digest.rollup.rolled`. ``LAYERS`` are looked at together.
+    """
+    at = tl.program_id(0) * P + tl.arange(0, P)
+    page = tl.load(pages.to(tl.pointer_type(tl.int64)) + at, mask=at < capacity, other=-1)
+    live = page >= 0
+    mine = digests.to(tl.pointer_type(tl.int64)) + at
+    total = tl.load(keys.to(tl.pointer_type(tl.uint64)) + at, mask=live, other=0)
+    for first in range(0, count.to(tl.int32), LAYERS):
+        layer = first + tl.arange(0, LAYERS)[:, None]
+        here = (layer < count) & live[None, :]
+        digest = tl.load(mine[None, :] + layer * row, mask=here, other=0)
+        number = tl.load(layers.to(tl.pointer_type(tl.uint64)) + layer, mask=layer < count, other=0)
+        mixed = _avalanche(digest.to(tl.uint64, bitcast=True) + (number + 1) * _PRIME64_1)
+        total += tl.sum(tl.where(here, mixed, 0), axis=0)
+    got = tl.where(total == 0, 1, total).to(tl.int64, bitcast=True)
+    entry = rollups.to(tl.pointer_type(tl.int64)) + page
+    if compare == 0:
+        tl.store(entry, got, mask=live)
+    else:
+        known = tl.load(entry, mask=live, other=0)
+        operation = head.to(tl.pointer_type(tl.int64))
+        tl.atomic_add(operation + 1, tl.sum((live & (known == got)).to(tl.int64), axis=0))
+        bad = live & (known != 0) & (known != got)
+        if tl.max(bad.to(tl.int32), axis=0) != 0:
+            tag = tl.load(operation)
+            for layer in range(count.to(tl.int32)):
+                digest = tl.load(mine + layer * row, mask=bad, other=0)
+                _record(digest, bad, at, layer, ring, counter, room, tag)
+
+
 @triton.jit
 def _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride):
     """Base address of each page, which are asked for, and which of these the view really has."""
@@ -200,14 +271,20 @@ def _finish(got, expected, at, live, digests, row, ring, counter, capacity, tag)
         tl.store(digests.to(tl.pointer_type(tl.int64)) + layer * row + at, got, mask=live)
     else:
         bad = live & (expected != 0) & (expected != got)
-        ones = tl.where(bad, 1, 0).to(tl.int64)
-        counters = counter.to(tl.pointer_type(tl.int64)) + at * 0
-        slot = tl.atomic_add(counters, ones, mask=bad)
-        record = ring.to(tl.pointer_type(tl.int64)) + slot % capacity * 4
-        tl.store(record, tag + at * 0, mask=bad)
-        tl.store(record + 1, layer + at * 0, mask=bad)
-        tl.store(record + 2, at.to(tl.int64), mask=bad)
-        tl.store(record + 3, got, mask=bad)
+        _record(got, bad, at, layer, ring, counter, capacity, tag)
+
+
+@triton.jit
+def _record(got, bad, at, layer, ring, counter, capacity, tag):
+    """Append a record for each bad tile, and count it; the oldest give way."""
+    ones = tl.where(bad, 1, 0).to(tl.int64)
+    counters = counter.to(tl.pointer_type(tl.int64)) + at * 0
+    slot = tl.atomic_add(counters, ones, mask=bad)
+    record = ring.to(tl.pointer_type(tl.int64)) + slot % capacity * 4
+    tl.store(record, tag + at * 0, mask=bad)
+    tl.store(record + 1, layer + at * 0, mask=bad)
+    tl.store(record + 2, at.to(tl.int64), mask=bad)
+    tl.store(record + 3, got, mask=bad)
 
 
 @triton.jit

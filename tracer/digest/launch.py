@@ -11,18 +11,17 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+from hicache_dbg.tracer.digest.driver import driven, driver
 
-from hicache_dbg.tracer.digest.driver import check, driver
+__all__ = ["LaunchError", "Launcher", "PreparedLaunch"]
 
-__all__ = ["LaunchError", "Launcher"]
-
-_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 _POINTER = ctypes.c_void_p
 
 #: CUlaunchConfig: grid and block extents, shared bytes, (padding), stream, attributes, their count.
 _CONFIG = "7I4xQQQ"
 _CONFIG_BYTES = struct.calcsize(_CONFIG)
+_STREAM_AT = struct.calcsize("7I4x")
+_COLUMNS, _STREAM = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class LaunchError(RuntimeError):
@@ -58,9 +57,7 @@ class Launcher:
         struct.pack_into(
             f"<{len(fixed)}q", self._values, _CONFIG_BYTES + 8 * varying, *(int(x) for x in fixed)
         )
-        self._config = _POINTER(ctypes.addressof(self._values))
-        at = ctypes.addressof(self._values) + _CONFIG_BYTES
-        self._pointers = (_POINTER * len(bits))(*(at + 8 * index for index in range(len(bits))))
+        self._config, self._pointers = _addresses(self._values, len(bits))
         self._pack = struct.Struct(f"<{_CONFIG}{varying}q").pack_into
         self._launch = driver().cuLaunchKernelEx
         self._lock = threading.Lock()
@@ -73,12 +70,58 @@ class Launcher:
         """
         with self._lock:
             self._pack(self._values, 0, columns, rows, *self._block, stream, 0, 0, *varying)
-            code = self._launch(self._config, self._function, self._pointers, None)
-            if code == _NO_CONTEXT:
-                torch.cuda.set_device(torch.cuda.current_device())
-                code = self._launch(self._config, self._function, self._pointers, None)
-        if code:
-            check("cuLaunchKernelEx", code)
+            driven(self._launch, self._config, self._function, self._pointers, None)
+
+    def prepared(self, per_column: int, rows: int, *varying: int) -> "PreparedLaunch":
+        """A launch with these leading arguments, to be enqueued again and again.
+
+        Args:
+            per_column: Of how many things one program takes care.
+            rows: The grid's rows.
+            varying: The leading arguments.
+        """
+        with self._lock:
+            self._pack(self._values, 0, 1, rows, *self._block, 0, 0, 0, *varying)
+            values = self._values.raw
+        return PreparedLaunch(self, self._function, values, len(self._pointers), per_column)
+
+
+class PreparedLaunch:
+    """A launch all of whose arguments stay as they are, to be made with one call of the driver.
+
+    Made by :meth:`Launcher.prepared`; its memory is its own. For one thread at a time.
+    """
+
+    def __init__(
+        self, launcher: "Launcher", function: Any, values: bytes, parameters: int, per_column: int
+    ) -> None:
+        self._launcher = launcher  # keeps the kernel loaded
+        self._per_column = per_column
+        self._function = function
+        self._values = ctypes.create_string_buffer(values, len(values))
+        self._config, self._pointers = _addresses(self._values, parameters)
+        self._launch = driver().cuLaunchKernelEx
+        self._as_packed = (0, 0)
+
+    def __call__(self, stream: int, count: int) -> None:
+        """Enqueue it on ``stream`` (a raw handle), with programs for ``count``.
+
+        Raises:
+            DriverError: If the driver refuses.
+        """
+        if self._as_packed != (stream, count):
+            self._as_packed = (stream, count)
+            _COLUMNS.pack_into(self._values, 0, -(-count // self._per_column))
+            _STREAM.pack_into(self._values, _STREAM_AT, stream)
+        driven(self._launch, self._config, self._function, self._pointers, None)
+
+
+def _addresses(values: "ctypes.Array[ctypes.c_char]", parameters: int) -> tuple[Any, Any]:
+    """Where in ``values`` the launch's description is, and each parameter."""
+    config = ctypes.addressof(values)
+    at = config + _CONFIG_BYTES
+    pointers = (_POINTER * parameters)(*(at + 8 * index for index in range(parameters)))
+    return _POINTER(config), pointers
 
 
 def _parameter_bits(ptx: str) -> list[str]:

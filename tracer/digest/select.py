@@ -4,12 +4,15 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
 from hicache_dbg.tracer.digest.ring import ViolationRing
 from hicache_dbg.tracer.view import View
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.digest.watches import Watches
 
 __all__ = ["DeviceDigester", "digester_for"]
 
@@ -59,6 +62,10 @@ class DeviceDigester(Protocol):
         stream: int | None = None,
     ) -> Literal["graph"] | None:
         """Enqueue a comparison of tiles with ``expected``."""
+        ...
+
+    def watches(self) -> "Watches | None":
+        """What follows whole operations there; None where only single digests can be asked for."""
         ...
 
 

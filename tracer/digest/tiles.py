@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hicache_dbg.tracer.digest.select import DeviceDigester
     from hicache_dbg.tracer.digest.side import SideStream
+    from hicache_dbg.tracer.digest.watch import Wanted, Watch
 
 __all__ = ["DigestRefusedError", "TileDigester"]
 
@@ -30,7 +31,8 @@ class DigestRefusedError(Exception):
 class TileDigester:
     """Digests tiles on any device, for an engine whose own worker waits for its copies.
 
-    What lies on a CUDA device is digested on a stream of ours and read back into pinned memory;
+    Whole operations on a CUDA device are watched (:meth:`watch`): nothing is read back but by the
+    bus. What else lies there is digested on a stream of ours and read back into pinned memory;
     those digests may be read after :meth:`join`, which the caller asks for where the engine is
     about to take the operation for complete. Each thread has a stream of its own.
     """
@@ -59,6 +61,19 @@ class TileDigester:
             return self._cpu.digest(view, layers, pages, first, last)
         return self._device(view.device).digest(view, layers, pages, first, last)
 
+    def watch(self, wanted: "Wanted") -> "Watch | None":
+        """Begin to digest, or to compare, a whole operation beside the engine's own work.
+
+        None where that cannot be done: on the CPU, without the kernels, or while the bus lags far
+        behind. Then :meth:`digest` is the way.
+
+        Raises:
+            DigestRefusedError: the caller is capturing a CUDA graph.
+        """
+        if wanted.view.device == "cpu":
+            return None
+        return self._device(wanted.view.device).watch(wanted)
+
     def join(self) -> None:
         """Wait until every digest that this thread asked for can be read."""
         for device in tuple(self._devices.values()):  # another thread may add one
@@ -80,7 +95,15 @@ class _Device:
 
         self._name = name
         self._digester: DeviceDigester = digester_for(name)
+        self._watches = self._digester.watches()
         self._local = threading.local()
+
+    def watch(self, wanted: "Wanted") -> "Watch | None":
+        import torch
+
+        if torch.cuda.is_current_stream_capturing():
+            raise DigestRefusedError("graph")
+        return self._watches.watch(wanted) if self._watches is not None else None
 
     def digest(
         self,

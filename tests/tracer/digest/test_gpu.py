@@ -1,14 +1,12 @@
 """The GPU digester: exact for any tile, ordered, and never in the way."""
 
 import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from tests.tracer.digest.waiting import no_waiting
 
 from hicache_dbg.tracer.digest import CpuDigester
 from hicache_dbg.tracer.digest.ring import Violation, ViolationRing
@@ -101,18 +99,6 @@ def _out(pages: torch.Tensor) -> torch.Tensor:
 
 def _unsigned(out: torch.Tensor) -> np.ndarray:
     return out.cpu().numpy().view(np.uint64)
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Any call of torch that waits for the device is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "a prototype feature"
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
@@ -226,7 +212,7 @@ def test_a_prepared_launch_neither_waits_nor_allocates(digester: "GpuDigester") 
     digester.prepare(pair.on_device, partial=True)
     out, ring, side = _out(pages), ViolationRing("cuda", 8), SideStream()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    with _no_waiting():
+    with no_waiting():
         for last in (None, 17):
             side.follow(0)
             where = (pair.on_device, range(_LAYERS), pages, 0, last)

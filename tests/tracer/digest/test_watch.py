@@ -1,0 +1,285 @@
+"""No page can be written again between its digest and the mark behind its operation.
+
+The watch that the GPU's digests run under is driven here over simulated streams, which take any
+order a device may take, beside a stream that writes every page again as soon as it may. What is
+found is checked twice: by the bytes each digest saw, and by the happens-before of the ordering checks.
+"""
+
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_dbg.pools.streams import Event, SimulatedStreams
+from hicache_dbg.tracer.checks.ordering import Ordering, Role, Space
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks
+from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.digest.watch import Seen, Watch
+
+LAYERS, PAGES = 5, 6
+#: A load's groups: the last layers are digested by themselves.
+GROUPS = ((0, 1), (2, 3, 4))
+SPACE = Space("device", "kv")
+HOST = ActorId(1000)
+COPY, SIDE, WRITER = (ActorId(2000 + n) for n in range(3))
+
+Pages = list[int]
+
+
+class World:
+    """Streams and memory; every access is also told to the ordering checks."""
+
+    def __init__(self, seed: int) -> None:
+        self.memory = np.zeros((LAYERS, PAGES), np.int64)
+        self.found: list[Violation] = []
+        self._streams = SimulatedStreams(seed)
+        self._clocks, self._ordering = Clocks(), Ordering()
+        self._ordering.watch(SPACE, LAYERS, PAGES)
+        self._kept: list[Event] = []  # so that no two have one identity
+
+    def submit(
+        self,
+        stream: int,
+        role: Role,
+        layers: tuple[int, ...],
+        pages: Pages,
+        work: Callable[[], object],
+    ) -> None:
+        """Work of ``stream`` on these tiles."""
+        actor = ActorId(stream)
+        self.found += self._ordering.access(
+            SPACE,
+            layers,
+            np.array(pages),
+            role=role,
+            stamp=self._clocks.submit(HOST, actor),
+            by=Access(role.name, f"stream {stream}"),
+        )
+        self._streams.stream(str(stream)).submit(work)
+
+    def record(self, stream: int) -> Event:
+        """An event behind what ``stream`` was given so far."""
+        event = self._streams.stream(str(stream)).record()
+        self._kept.append(event)
+        self._clocks.record(ActorId(stream), id(event))
+        return event
+
+    def wait(self, stream: int, event: Event) -> None:
+        """``stream`` goes on after ``event``."""
+        self._streams.stream(str(stream)).wait_for(event)
+        self._clocks.wait(ActorId(stream), id(event))
+
+    def block(self, event: Event) -> None:
+        """The host goes on after ``event``."""
+        event.synchronize()
+        self._clocks.wait(HOST, id(event))
+
+    def run(self) -> None:
+        """Everything."""
+        self._streams.synchronize()
+
+
+class Room:
+    """The device's part: as the lane's graph, on simulated streams."""
+
+    def __init__(self, world: World, pages: Pages, *, loads: bool) -> None:
+        self.world, self.pages = world, pages
+        self.role = Role.COMPUTE_READ if loads else Role.BACKUP_READ
+        self.groups = GROUPS if loads else (tuple(range(LAYERS)),)
+        self.seen = np.full((LAYERS, len(pages)), -1)
+        self._arrived: Event | None = None
+
+    def arrive(self, stream: int) -> None:
+        """An event behind the first group's copies."""
+        self._arrived = self.world.record(stream)
+
+    def launch(self, stream: int) -> None:
+        """The first group's digests, behind that event."""
+        if self._arrived is not None:
+            self.world.wait(stream, self._arrived)
+        self._submit(stream, self.groups[0])
+        self._event = self._beside = self.world.record(stream)
+
+    def close(self, stream: int) -> None:
+        """The second group's digests behind the first's."""
+        self.world.wait(stream, self._beside)
+        for layers in self.groups[1:]:
+            self._submit(stream, layers)
+            self._event = self.world.record(stream)
+
+    def _submit(self, stream: int, layers: tuple[int, ...]) -> None:
+        self.world.submit(stream, self.role, layers, self.pages, lambda: self._digest(layers))
+
+    @property
+    def done(self) -> "Room":
+        """The event, of which the host's waits are told to the checks too."""
+        return self
+
+    def query(self) -> bool:
+        """Whether the digests are taken."""
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        """Block until they are."""
+        self.world.block(self._event)
+
+    def _digest(self, layers: tuple[int, ...]) -> None:
+        self.seen[list(layers)] = self.world.memory[np.ix_(layers, self.pages)]
+
+
+class Unheld(Room):
+    """The engine's stream does not wait for the digests beside it."""
+
+    def close(self, stream: int) -> None:
+        """Nothing is waited for."""
+        for layers in self.groups[1:]:
+            self._submit(stream, layers)
+
+
+class Unasked(Room):
+    """Digests do not wait for what came before."""
+
+    def arrive(self, stream: int) -> None:
+        """Nobody will know."""
+
+
+class Unplaced(Room):
+    """The second group is digested beside as well, not behind its copies."""
+
+    def close(self, stream: int) -> None:
+        """On the side stream."""
+        super().close(SIDE)
+        self.world.wait(stream, self._event)
+
+
+class Engine:
+    """Copies in one stream; another writes pages again once their operation is marked as over."""
+
+    def __init__(self, seed: int, room: type[Room]) -> None:
+        self.world, self._room = World(seed), room
+        self._values = count(1)
+        self._may_use: dict[int, Event] = {}
+        self.rooms: list[tuple[Room, np.ndarray]] = []
+        self.watches: list[Watch] = []
+        everything = list(range(PAGES))
+        self._write(WRITER, tuple(range(LAYERS)), everything, Role.LOAD_WRITE)
+        self._release(everything, self.world.record(WRITER))
+
+    def operate(self, pages: Pages, *, loads: bool, says: bool) -> None:
+        """One operation; an engine that ``says`` nothing waits for its own copies on the host."""
+        for page in pages:
+            self.world.wait(COPY, self._may_use[page])
+        room = self._room(self.world, pages, loads=loads)
+        second = len(GROUPS[-1]) if loads else None
+        watch = Watch(room, SIDE, second, read=_nothing, give_back=lambda: None)
+        watch.begin(COPY)
+        expected = np.zeros((LAYERS, len(pages)), np.int64)
+        for group in GROUPS:
+            if loads:
+                expected[list(group)] = self._write(COPY, group, pages, Role.LOAD_WRITE)
+            else:
+                expected[list(group)] = self._last[np.ix_(group, pages)]
+                self.world.submit(COPY, Role.BACKUP_READ, group, pages, lambda: None)
+            if loads and says and group is not GROUPS[-1]:
+                watch.arrived(COPY)
+        if says:
+            watch.queued(COPY, len(GROUPS[-1]) if loads else 0)
+            mark = self.world.record(COPY)
+        else:
+            self.world.block(self.world.record(COPY))
+            watch.finish()
+            mark = self.world.record(COPY)
+        self.rooms.append((room, expected))
+        self.watches.append(watch)
+        self.world.wait(WRITER, mark)
+        self._write(WRITER, tuple(range(LAYERS)), pages, Role.LOAD_WRITE)
+        self._release(pages, self.world.record(WRITER))
+
+    def _write(self, stream: int, layers: tuple[int, ...], pages: Pages, role: Role) -> int:
+        value, tiles = next(self._values), np.ix_(layers, pages)
+        if not hasattr(self, "_last"):
+            self._last = np.zeros((LAYERS, PAGES), np.int64)
+        self._last[tiles] = value
+
+        def work() -> None:
+            self.world.memory[tiles] = value
+
+        self.world.submit(stream, role, layers, pages, work)
+        return value
+
+    def _release(self, pages: Pages, event: Event) -> None:
+        self._may_use |= dict.fromkeys(pages, event)
+
+
+def _nothing() -> Seen:
+    raise AssertionError("nobody reads here")
+
+
+operations = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=3, unique=True),
+        st.booleans(),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10_000), program=operations)
+def test_every_digest_is_of_its_own_operations_bytes(
+    seed: int, program: list[tuple[Pages, bool, bool]]
+) -> None:
+    """In any order a device may take: no digest is early or late, and none is unordered."""
+    engine = Engine(seed, Room)
+    for pages, loads, says in program:
+        engine.operate(pages, loads=loads, says=says)
+    engine.world.run()
+    assert engine.world.found == []
+    assert all(watch.ready() for watch in engine.watches)
+    for room, expected in engine.rooms:
+        assert (room.seen == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("room", "loads"),
+    [
+        (Unheld, False),
+        (Unheld, True),
+        (Unasked, False),
+        (Unasked, True),
+        (Unplaced, True),
+    ],
+)
+def test_without_one_of_its_waits_a_digest_can_be_wrong(room: type[Room], loads: bool) -> None:
+    """Each wait is needed: without it some order gives a wrong digest, and the checks see it in all."""
+    wrong = 0
+    for seed in range(60):
+        engine = Engine(seed, room)
+        engine.operate([1, 2], loads=loads, says=True)
+        engine.world.run()
+        assert engine.world.found
+        ((seen, expected),) = engine.rooms
+        wrong += bool((seen.seen != expected).any())
+    assert wrong
+
+
+@pytest.mark.parametrize("under_way", range(LAYERS + 1))
+def test_the_first_group_is_waited_for_unless_it_is_known_to_be_there(under_way: int) -> None:
+    """Of a load that was not told of, an event is recorded whenever the first group may be missing."""
+    arrived: list[int] = []
+
+    class Listening(Room):
+        def arrive(self, stream: int) -> None:
+            arrived.append(stream)
+            super().arrive(stream)
+
+    engine = Engine(1, Listening)
+    room = Listening(engine.world, [1], loads=True)
+    watch = Watch(room, SIDE, len(GROUPS[-1]), read=_nothing, give_back=lambda: None)
+    watch.queued(COPY, under_way)
+    assert arrived == ([COPY] if under_way > len(GROUPS[-1]) else [])

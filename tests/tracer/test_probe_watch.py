@@ -1,0 +1,288 @@
+"""A probe whose device follows operations by itself says what one that digests by call says.
+
+The device is played by the CPU: the same watches, roll-ups in a table, digests when launched.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tracer.rig import LAYERS, PAGES, Rig, outcomes
+
+from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.digest.cpu import CpuDigester
+from hicache_dbg.tracer.digest.rollup import rolled
+from hicache_dbg.tracer.digest.tiles import DigestRefusedError
+from hicache_dbg.tracer.digest.watch import Seen, Wanted, Watch
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
+from hicache_dbg.tracer.settings import Checksum
+
+SIDE, STREAM = 0, 5
+
+
+class Watched(CpuDigester):
+    """A CPU that digests by call, and follows what is said to lie on a device."""
+
+    def __init__(self) -> None:
+        self.rollups: dict[str, np.ndarray] = {}
+        self.under_way = 0
+        self.refuses: Exception | None = None
+        self.called: list[str] = []
+
+    def digest(self, view, layers, pages, first=0, last=None):  # type: ignore[no-untyped-def]
+        """By call; which device was asked is remembered."""
+        self.called.append(view.device)
+        return super().digest(replace(view, device="cpu"), layers, pages, first, last)
+
+    def join(self) -> None:
+        """Digests by call are there at once."""
+
+    def watch(self, wanted: Wanted) -> Watch | None:
+        """A watch of what lies on a device."""
+        if self.refuses is not None:
+            raise self.refuses
+        if wanted.view.device == "cpu":
+            return None
+        table = self.rollups.setdefault(wanted.component, np.zeros(wanted.size, np.uint64))
+        room = Room(wanted, table)
+        self.under_way += 1
+        second = wanted.view.layers if wanted.loads else None
+        watch = Watch(room, SIDE, second, read=lambda: room.seen, give_back=self._take_back)
+        watch.begin()
+        return watch
+
+    def _take_back(self) -> None:
+        self.under_way -= 1
+
+
+@dataclass
+class Room:
+    """One operation on the played device."""
+
+    wanted: Wanted
+    table: np.ndarray
+    log: list[str] = field(default_factory=list)
+
+    def arrive(self, stream: int) -> None:
+        """The bytes are there already: copies run on the caller's thread."""
+
+    def launch(self, stream: int) -> None:
+        """Digest now, and store or compare."""
+        assert stream == SIDE
+        wanted = self.wanted
+        view = replace(wanted.view, device="cpu")
+        digests = CpuDigester().digest(view, wanted.layers, wanted.pages)
+        found = rolled(digests, wanted.layers, wanted.keys)
+        same = self.table[wanted.entries] == found if wanted.loads else np.zeros(len(found), bool)
+        if not wanted.loads:
+            self.table[wanted.entries] = found
+        self.seen = Seen(same, np.where(same, np.uint64(0), digests))
+
+    def close(self, stream: int) -> None:
+        """The order is the caller's."""
+        assert stream in {STREAM, SIDE}
+
+    @property
+    def done(self) -> "Room":
+        """Done when launched."""
+        return self
+
+    def query(self) -> bool:
+        """Always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def watched_rig(level: Checksum = Checksum.LOADS, sample: float = 1.0) -> Rig:
+    """A rig whose device end is watched."""
+    rig = Rig(level, digester=Watched(), sample=sample)
+    rig.mirror.device["part"] = replace(rig.mirror.device["part"], device="cuda:0")
+    rig.session.probe.watching = True
+    return rig
+
+
+def watcher_of(rig: Rig) -> Watched:
+    """The rig's digester."""
+    assert isinstance(rig.digester, Watched)
+    return rig.digester
+
+
+def load_by_layer(rig: Rig, host: list[int], device: list[int]) -> list[int]:
+    """A load that says what it queued and opens its gates; the layers whose gates were opened."""
+    opened: list[int] = []
+
+    def call(layer_done: Callable[[int], None]) -> None:
+        rig.device[:, device] = rig.host[:, host]
+        rig.session.probe.queued(STREAM, 3)
+        for layer in range(LAYERS):
+            layer_done(10 + layer)
+
+    rig.session.probe.observe_layers(lambda: [rig.copy(Op.LOAD, host, device)], call, opened.append)
+    return opened
+
+
+def test_a_watched_round_trip_asks_for_no_digest_by_call() -> None:
+    """Backup and load are witnessed and verified, gates open, and every room is given back."""
+    rig = watched_rig()
+    rig.backup([5, 6], [1, 2])
+    assert load_by_layer(rig, [5, 6], [3, 4]) == [10, 11, 12]
+    (backup, load), findings = rig.finish()
+    assert outcomes(backup) == (0, 6, 0, {})
+    assert outcomes(load) == (6, 0, 0, {})
+    assert findings == []
+    assert watcher_of(rig).called == []
+    assert watcher_of(rig).under_way == 0
+
+
+@pytest.mark.parametrize("level", [Checksum.LOADS, Checksum.ENDS])
+def test_a_flipped_bit_is_found_by_the_watch(level: Checksum) -> None:
+    """The bus resolves what was expected: one tile, with both digests, is named."""
+    rig = watched_rig(level)
+    rig.backup([5, 6], [1, 2])
+    rig.session.bus.flush()
+    rig.host[2, 6, 9] ^= 1
+    load_by_layer(rig, [5, 6], [3, 4])
+    (_, load), (finding,) = rig.finish()
+    assert outcomes(load) == (5, 0, 1, {})
+    assert (finding.cls, finding.layer, finding.pages) == (FaultClass.BIT_FLIP, 2, (6,))
+    assert finding.got != finding.expected
+
+
+def test_a_page_written_again_by_a_way_that_is_not_watched_is_not_confirmed() -> None:
+    """A load of older bytes than the ledger's is a mismatch, whatever the device remembers of them."""
+    rig = watched_rig()
+    rig.backup([5], [1])
+    rig.session.bus.flush()
+    old = rig.host[:, 5].copy()
+    span = np.array([[0, 4, 0, 4]], np.int64)  # a token-granular copy of every slot
+
+    def store() -> None:
+        rig.host[:, 5] = rig.device[:, 2]
+
+    rig.session.probe.observe(lambda: [rig.copy(Op.BACKUP, [5], [2], spans=span)], store)
+    rig.host[:, 5] = old
+    rig.load([5], [3])
+    (_, _, load), (finding,) = rig.finish()
+    assert outcomes(load) == (0, 0, LAYERS, {})
+    assert finding.cls is FaultClass.BIT_FLIP
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [(DigestRefusedError("graph"), "graph"), (MemoryError("planted"), "internal_error")],
+)
+def test_what_cannot_be_watched_is_skipped_with_its_reason(
+    refusal: Exception, reason: str, internal_errors: list[str]
+) -> None:
+    """While a graph is captured, or where we fail, the copy is done and its tiles say why not."""
+    rig = watched_rig()
+    watcher_of(rig).refuses = refusal
+    rig.backup([5], [1])
+    (backup,), _ = rig.finish()
+    assert backup.skipped == {reason: LAYERS}
+    assert (rig.host[:, 5] == rig.device[:, 1]).all()
+    assert len(internal_errors) == (reason == "internal_error")
+    internal_errors.clear()
+
+
+def test_a_watch_that_cannot_be_read_vouches_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """A failure on the bus's thread is counted; the tiles are skipped, and the room is free again."""
+    rig = watched_rig()
+    rig.backup([5], [1])
+    rig.session.bus.flush()
+    monkeypatch.setattr(Room, "seen", property(_broken), raising=False)
+    monkeypatch.setattr(Room, "launch", lambda *_: None)
+    rig.load([5], [3])
+    (_, load), findings = rig.finish()
+    assert load.skipped == {"internal_error": LAYERS}
+    assert findings == []
+    assert watcher_of(rig).under_way == 0
+    assert internal_errors == ["digest/read: OSError: planted"]
+    internal_errors.clear()
+
+
+def _broken(_: Room) -> Seen:
+    raise OSError("planted")
+
+
+def test_a_failed_operation_and_a_full_ring_give_their_rooms_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever becomes of an operation or of its record, its room on the device is free again."""
+    rig = watched_rig()
+
+    def fail() -> None:
+        raise OSError("the bus is gone")
+
+    with pytest.raises(OSError, match="the bus is gone"):
+        rig.backup([5], [1], during=fail)
+    monkeypatch.setattr(Bus, "push", lambda *_: False)
+    rig.backup([6], [2])
+    monkeypatch.undo()
+    (failed,), _ = rig.finish()
+    assert outcomes(failed) == (0, 0, 0, {"failed": LAYERS})
+    assert watcher_of(rig).under_way == 0
+
+
+page_lists = st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=4, unique=True)
+programs = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["backup", "load"]), page_lists),
+        st.tuples(st.sampled_from(["flip", "age", "part", "layers"]), page_lists),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(programs, st.sampled_from([Checksum.SAMPLE, Checksum.LOADS, Checksum.ENDS]), st.data())
+def test_outcomes_are_those_of_digests_by_call(
+    program: list[tuple[str, list[int]]], level: Checksum, data: st.DataObject
+) -> None:
+    """Over any program of copies, faults and reused pages: the same tiles, the same findings."""
+    orders = [data.draw(st.permutations(range(PAGES))) for _ in program]
+    facts = []
+    for rig in (Rig(level, sample=0.5), watched_rig(level, sample=0.5)):
+        for (what, pages), order in zip(program, orders, strict=True):
+            _step(rig, what, pages, order[: len(pages)])
+        copies, findings = rig.finish()
+        facts.append(([outcomes(event) for event in copies], [_fact(item) for item in findings]))
+        assert all(isinstance(event, Copied) for event in copies)
+    assert facts[0] == facts[1]
+
+
+def _step(rig: Rig, what: str, pages: list[int], other: list[int]) -> None:
+    rig.session.bus.flush()  # what is looked at again lies still meanwhile
+    if what == "flip":
+        rig.host[1, pages[0], 3] ^= 4
+    elif what == "age":
+        rig.generations[pages] += 1
+    elif what == "part":
+        spans = np.tile(np.array([[0, 4, 0, 4]], np.int64), (len(pages), 1))
+
+        def store() -> None:
+            rig.host[:, pages] = rig.device[:, other]
+
+        rig.session.probe.observe(lambda: [rig.copy(Op.BACKUP, pages, other, spans=spans)], store)
+    elif what == "layers":
+
+        def some() -> None:
+            rig.host[:2, pages] = rig.device[:2, other]
+
+        rig.session.probe.observe(
+            lambda: [rig.copy(Op.BACKUP, pages, other, layers=(0, 1), model_layers=(10, 11))], some
+        )
+    else:
+        (rig.backup if what == "backup" else rig.load)(pages, other)
+
+
+def _fact(finding: Finding) -> tuple[object, ...]:
+    return finding.cls, finding.layer, finding.pages, finding.expected, finding.got, finding.message

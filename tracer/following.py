@@ -1,0 +1,68 @@
+"""Whole operations that a device follows by itself: how a copy is handed to it, part by part."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from hicache_dbg.tracer.digest.rollup import keys_of
+from hicache_dbg.tracer.digest.watch import MOST_PAGES, Wanted, Watch
+from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.ledger import Flags, Pages
+from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.view import View
+
+__all__ = ["Part", "Watcher", "parts_of"]
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A digester that can also follow whole operations where the bytes are."""
+
+    def watch(self, wanted: Wanted) -> Watch | None:
+        """Begin to; None where it cannot be done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A watch of some of a copy's digested pages, of one component."""
+
+    component: str
+    columns: slice
+    watch: Watch
+
+
+def parts_of(  # noqa: PLR0917
+    watcher: Watcher, copy: Copy, digested: Flags | None, writes: Pages, component: str, view: View
+) -> list[Part]:
+    """Watches of all pages of one component that are ``digested`` (None: of all pages).
+
+    None at all if its device cannot follow every one of them. ``writes`` are the copy's host pages'.
+    """
+    pages, entries, generations = copy.device_pages, copy.host_pages, copy.generations
+    if digested is not None:
+        pages, entries = pages[digested], entries[digested]
+        generations, writes = generations[digested], writes[digested]
+    keys = keys_of(generations, writes)
+    parts: list[Part] = []
+    for first in range(0, len(pages), MOST_PAGES):
+        these = slice(first, min(first + MOST_PAGES, len(pages)))
+        watch = watcher.watch(
+            Wanted(
+                mirror=copy.mirror,
+                component=component,
+                view=view,
+                loads=copy.op is Op.LOAD,
+                layers=copy.layers,
+                pages=pages[these],
+                entries=entries[these],
+                keys=keys[these],
+                size=len(copy.mirror.writes),
+            )
+        )
+        if watch is None:
+            for part in parts:
+                part.watch.finish()
+                part.watch.drop()
+            return []
+        parts.append(Part(component, these, watch))
+    return parts
