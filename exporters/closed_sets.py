@@ -8,14 +8,17 @@ from collections.abc import Mapping
 
 __all__ = ["DURATION_BUCKETS_S", "LOSS_REASONS"]
 
-#: Why each sink of this package loses events. The first two are the bus's doing.
+#: The bus's own doing, and a sink that could not be built.
+_ANY_SINK = ("queue_full", "closed", "refused")
+
+#: Why each sink of this package loses events.
 LOSS_REASONS: Mapping[str, tuple[str, ...]] = {
     "bus": ("queue_full", "closed"),
-    "journald": ("queue_full", "closed", "absent", "blocked"),
-    "otel": ("queue_full", "closed", "export"),
-    "prometheus": ("queue_full", "closed"),
-    "recording": ("queue_full", "closed", "enospc", "eio"),
-    "stderr": ("queue_full", "closed", "io"),
+    "journald": (*_ANY_SINK, "absent", "blocked"),
+    "otel": (*_ANY_SINK, "export"),
+    "prometheus": _ANY_SINK,
+    "recording": (*_ANY_SINK, "enospc", "eio"),
+    "stderr": (*_ANY_SINK, "io"),
 }
 
 #: Seconds. A page of one layer on PCIe takes tens of microseconds, a stuck tier seconds.

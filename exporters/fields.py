@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Started
+from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Started, Stated
 
 __all__ = ["IDENTIFIER", "MESSAGE_IDS", "PRIORITIES", "fields"]
 
@@ -18,10 +18,11 @@ MESSAGE_IDS: dict[type[Event], str] = {
     Copied: "42b149dc40154b35a66abdf8a2d7a2ab",
     Finding: "e740cb6bdfc84a1b8faa471d32a1c3a6",
     Health: "b1286ccb46e347d990d1bb0a35a77ece",
+    Stated: "3f5aedc7a50244709d20046b25428f9d",
 }
 
 #: Syslog priority of each event type: err, info, debug.
-PRIORITIES: dict[type[Event], int] = {Finding: 3, Started: 6, Health: 6, Copied: 7}
+PRIORITIES: dict[type[Event], int] = {Finding: 3, Started: 6, Health: 6, Copied: 7, Stated: 7}
 
 
 def fields(event: Event) -> dict[str, str]:
@@ -98,6 +99,7 @@ def _started(event: Started) -> dict[str, str]:
         "HICACHE_CLASSES_BUILT": ",".join(event.classes_built),
         "HICACHE_CLASSES_UNBUILT": ",".join(event.classes_unbuilt),
         "HICACHE_UNRECOGNISED": ",".join(event.unrecognised),
+        "HICACHE_PLACE": event.place,
         "HICACHE_RECORD": _record(event),
     }
 
@@ -118,6 +120,15 @@ def _health(event: Health) -> dict[str, str]:
     }
 
 
+def _stated(event: Stated) -> dict[str, str]:
+    return {
+        "HICACHE_TOPIC": event.topic.value,
+        "HICACHE_POOL": event.pool,
+        "HICACHE_COMPONENT": event.component,
+        "HICACHE_RECORD": _record(event),
+    }
+
+
 def _reasons(skipped: dict[str, int]) -> str:
     return ",".join([reason for reason, tiles in sorted(skipped.items()) if tiles])
 
@@ -132,4 +143,5 @@ _FIELDS: dict[type[Event], Callable[[Any], dict[str, str]]] = {
     Finding: _finding,
     Started: _started,
     Health: _health,
+    Stated: _stated,
 }

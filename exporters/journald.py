@@ -2,19 +2,22 @@
 
 The socket is connected: a blocked send then waits for room instead of spinning, and a restarted
 journald shows itself as a refused send, upon which the sink connects anew. What a send may wait
-is bounded; what does not arrive is counted by the bus.
+is bounded; what does not arrive is counted by the bus. A batch is one system call, or a thread that
+waits for the interpreter between two entries would be the limit (see ``datagrams``).
 """
 
 import errno
 import fcntl
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from structlog.typing import EventDict, WrappedLogger
 
+from hicache_dbg.exporters.datagrams import Datagrams
 from hicache_dbg.exporters.journal_format import encode_entry
 from hicache_dbg.exporters.pipeline import add_fields, add_line, add_syslog, pipeline, selection
 from hicache_dbg.tracer.events import Event
@@ -23,7 +26,9 @@ from hicache_dbg.tracer.sink import SinkError
 
 __all__ = ["JournaldSink"]
 
-RECONNECT_PAUSE_S = 0.01
+#: A restart takes a moment, and a journald that is gone for good is not asked a hundred times a second.
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.2
 
 #: journald took the socket away, or has not made it yet: worth another connect.
 _GONE = frozenset(
@@ -42,8 +47,9 @@ class JournaldSink:
         path: journald's native socket; that of a namespace is
             ``/run/systemd/journal.NAMESPACE/socket``.
         lines: which events become an entry.
-        limit_s: the longest time one entry may wait for journald, reconnects included. The first
-            that waits longer ends its batch, so a dead journald costs a batch this time once.
+        limit_s: the longest time that a batch may wait without one more entry going, reconnects
+            included. Then the rest of the batch is given up, so a dead journald costs a batch
+            this time once, and a hanging one twice.
 
     A journald that is absent at construction is not an error: it may come later.
     """
@@ -56,57 +62,59 @@ class JournaldSink:
         self._path = path
         self._limit_s = limit_s
         self._socket: socket.socket | None = None
+        self._datagrams = Datagrams()
         self._render: Callable[[Event], bytes | None] = pipeline(
             *selection(lines), add_line, add_syslog, add_fields, _take_entry
         )
 
     def emit(self, events: Sequence[Event]) -> None:
         """Send ``events``; a :class:`SinkError` says how many were left when waiting ended."""
-        for sent, event in enumerate(events):
-            entry = self._render(event)
-            if entry is None:
-                continue
-            try:
-                self._deliver(entry, time.monotonic() + self._limit_s)
-            except OSError as error:
-                self._disconnect()
-                lost = len(events) - sent
-                raise SinkError(
-                    f"journald socket {self._path}: {error.strerror or error}; {lost} of "
-                    f"{len(events)} events not sent after waiting {self._limit_s} s",
-                    reason=_reason(error),
-                    lost=lost,
-                ) from error
+        entries = [entry for entry in map(self._render, events) if entry is not None]
+        sent = 0
+        try:
+            while sent < len(entries):
+                sent += self._deliver(entries[sent:], time.monotonic() + self._limit_s)
+        except OSError as error:
+            self._disconnect()
+            lost = len(entries) - sent
+            raise SinkError(
+                f"journald socket {self._path}: {error.strerror or error}; {lost} of "
+                f"{len(entries)} entries not sent after waiting {self._limit_s} s",
+                reason=_reason(error),
+                lost=lost,
+            ) from error
 
     def close(self) -> None:
         """Close the socket; what was sent is journald's already."""
         self._disconnect()
 
-    def _deliver(self, entry: bytes, deadline: float) -> None:
-        """Send one entry, connecting anew while journald restarts, until ``deadline``."""
+    def _deliver(self, entries: Sequence[bytes], deadline: float) -> int:
+        """Send the first of ``entries``, connecting anew until ``deadline``; how many went."""
+        pause = FIRST_PAUSE_S
         while True:
             try:
-                self._send(self._connected(), entry, deadline)
+                return self._send(self._connected(), entries)
             except OSError as error:
                 if error.errno not in _GONE or time.monotonic() >= deadline:
                     raise
                 self._disconnect()
-                time.sleep(RECONNECT_PAUSE_S)
-            else:
-                return
+                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _send(self, connection: socket.socket, entry: bytes, deadline: float) -> None:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
+    def _send(self, connection: socket.socket, entries: Sequence[bytes]) -> int:
         try:
-            connection.send(entry)
+            return self._datagrams.send(connection.fileno(), entries)
         except OSError as error:
             if error.errno != errno.EMSGSIZE:
                 raise
-            _send_sealed(connection, entry)
+            _send_sealed(connection, entries[0])
+            return 1
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
             fresh = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            # The kernel's own limit: Python's would be a poll, and a switch of threads, an entry.
+            fresh.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._limit_s))
             try:
                 fresh.connect(str(self._path))
             except OSError:
@@ -140,8 +148,14 @@ def _take_entry(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes
     return encode_entry(event)
 
 
+def _timeval(seconds: float) -> bytes:
+    """``struct timeval``; all zeros would mean no limit."""
+    whole, part = divmod(max(1, round(seconds * 1e6)), 1_000_000)
+    return struct.pack("@ll", whole, part)
+
+
 def _reason(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
+    if error.errno == errno.EAGAIN:
         return "blocked"
     if error.errno in _GONE:
         return "absent"

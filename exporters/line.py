@@ -10,7 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hicache_dbg.tracer.events import Copied, EndInfo, Event, Finding, Health, MirrorInfo, Started
+from hicache_dbg.tracer.events import (
+    Copied,
+    EndInfo,
+    Event,
+    Finding,
+    Health,
+    MirrorInfo,
+    Started,
+    Stated,
+)
 
 __all__ = ["MARK", "line", "page_ranges"]
 
@@ -105,8 +114,9 @@ def _mirror(mirror: MirrorInfo) -> str:
 
 
 def _started(event: Started) -> str:
+    place = f"{event.place} " if event.place else ""
     head = (
-        f"hicache-dbg started rank={event.rank} system={_word(event.system)} "
+        f"hicache-dbg started rank={event.rank} {place}system={_word(event.system)} "
         f"version={_word(event.version)} checksum={_word(event.checksum)} "
         f"built={_words(event.classes_built)} unbuilt={_words(event.classes_unbuilt)} "
         f"unrecognised={_words(event.unrecognised)} pools={len(event.mirrors)}"
@@ -128,9 +138,27 @@ def _health(event: Health) -> str:
     )
 
 
+def _stated(event: Stated) -> str:
+    about = " ".join(
+        f"{name}={_word(value)}"
+        for name, value in (
+            ("role", event.role),
+            ("key", event.key),
+            ("request", event.request),
+            ("pool", event.pool),
+        )
+        if value
+    )
+    return (
+        f"hicache-dbg stated rank={event.rank} topic={event.topic} {about} "
+        f"values={_words(event.values)}"
+    )
+
+
 _LINES: dict[type[Event], Callable[[Any], str]] = {
     Copied: _copied,
     Finding: _finding,
     Started: _started,
     Health: _health,
+    Stated: _stated,
 }

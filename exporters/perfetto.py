@@ -90,11 +90,12 @@ class _Writer:
         known = self._tracks.get(track)
         if known is not None:
             return known
-        above = self._track(track[:-1]) if len(track) > 1 else 0
+        *outer, name = track
+        above = self._track(tuple(outer)) if outer else 0
         number = self._tracks[track] = len(self._tracks) + 1
         packet = self._builder.create_packet()
         packet.track_descriptor.uuid = number
-        packet.track_descriptor.name = track[-1]
+        packet.track_descriptor.name = name
         if above:
             packet.track_descriptor.parent_uuid = above
         self._builder.write_packet(packet)

@@ -14,7 +14,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from hicache_dbg.exporters.fields import IDENTIFIER, MESSAGE_IDS, PRIORITIES, fields
 from hicache_dbg.exporters.line import line
-from hicache_dbg.tracer.events import Copied, Event, Health
+from hicache_dbg.tracer.events import Copied, Event, Health, Stated
 from hicache_dbg.tracer.settings import Lines
 
 __all__ = [
@@ -94,6 +94,8 @@ class FirstOfPath:
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         """Drop a copy whose path was seen before."""
         record = event["record"]
+        if isinstance(record, Stated):  # for a join of recordings, not for a reader
+            raise structlog.DropEvent
         if isinstance(record, Copied):
             path = (record.pool, record.op.value, record.token_granular, record.layout)
             if path in self._seen:

@@ -6,6 +6,7 @@ so a pool's tiles appear with all four outcomes and all reasons as soon as the p
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,11 +14,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from hicache_dbg.exporters.closed_sets import LOSS_REASONS
+from hicache_dbg.exporters.prometheus_dead import Claim
 from hicache_dbg.exporters.prometheus_metrics import Metrics, metrics_of
 from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess, shared_registry
+from hicache_dbg.exporters.prometheus_port import Port
 from hicache_dbg.tracer.events import (
     DIRECTION,
     Copied,
@@ -31,11 +34,10 @@ from hicache_dbg.tracer.events import (
     SkipReason,
     Started,
 )
-from hicache_dbg.tracer.sink import PoolStateReader
+from hicache_dbg.tracer.sink import PoolStateReader, SinkError
 
 __all__ = ["PrometheusSink"]
 
-CLOSE_WAIT_S = 2.0
 #: The library refuses more than 128 characters of names and values together.
 LONGEST_EXEMPLAR = 128 - len("trace_id")
 
@@ -64,7 +66,8 @@ class PrometheusSink:
     Under ``PROMETHEUS_MULTIPROC_DIR`` the port serves the sum of all processes.
 
     A port in use, or names that another owner registered, are degraded states: said once to the
-    log and kept in :attr:`problems`, and the host carries on.
+    log and kept in :attr:`problems`, and the host carries on. The port is tried again every few
+    seconds, and each trial that fails is one failure of this sink, so that the others tell of it.
     """
 
     name = "prometheus"
@@ -82,6 +85,8 @@ class PrometheusSink:
         self._rank = rank
         self._registry, self._metrics = self._registered(registry)
         self._totals: dict[tuple[Counter, tuple[str, ...]], float] = {}
+        self._latest: dict[int, int] = {}
+        self._lock = threading.Lock()
         self._path = cache(self._bind_path)
         self._tiles = cache(self._bind_tiles)
         self._skipped = cache(self._bind_skipped)
@@ -92,19 +97,35 @@ class PrometheusSink:
             Health: self._health,
         }
         self._metrics.pages.read(rank, pool_state)
+        self._claim = Claim(_folder()) if is_multiprocess() else None
         self._create_known()
-        self._stop_serving = self._serve(address, port)
+        self._port = Port(address, port, self._scraped) if port else None
+        if self._port is not None and not self._port.open():
+            self._say(self._port.trouble)
+
+    def watch(self, health: Callable[[], Health]) -> None:
+        """Ask ``health`` for the tracer's own state at each scrape, not only at each heartbeat."""
+        self._metrics.own.read(self._rank, lambda: self._health(health()))
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Count ``events``; it can't fail."""
+        """Count ``events``; a :class:`SinkError` that lost none says that nobody can see them."""
         for event in events:
-            self._handlers[type(event)](event)
+            handler = self._handlers.get(type(event))
+            if handler is not None:  # what processes state is for a join, not a count
+                handler(event)
         self._metrics.pages.refresh()
+        if self._claim is not None:  # no scrape can ask
+            self._claim.renew()
+            self._metrics.own.refresh()
+        if self._port is not None and not self._port.open():
+            raise SinkError(self._port.trouble, reason="not_served", lost=0)
 
     def close(self) -> None:
         """Stop serving and reading the pools; the counters stay in the registry."""
         self._metrics.pages.read(self._rank, None)
-        self._stop_serving()
+        self._metrics.own.read(self._rank, None)
+        if self._port is not None:
+            self._port.close()
 
     def _registered(self, registry: CollectorRegistry) -> tuple[CollectorRegistry, Metrics]:
         try:
@@ -118,29 +139,7 @@ class PrometheusSink:
         """What a scrape gets: this registry, or the sum of all processes."""
         if not is_multiprocess():
             return self._registry
-        return shared_registry(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
-
-    def _serve(self, address: str, port: int) -> Callable[[], None]:
-        """Serve over HTTP; what stops it again."""
-        if not port:
-            return lambda: None
-        try:
-            server, thread = start_http_server(port, address, self._scraped())
-        except OSError as error:
-            self._say(f"metrics are not served on {address}:{port}: {error.strerror or error}")
-            return lambda: None
-
-        here = os.getpid()
-
-        def stop() -> None:
-            if os.getpid() != here:  # a forked child has the socket and not the thread
-                server.socket.close()
-                return
-            server.shutdown()
-            server.server_close()
-            thread.join(CLOSE_WAIT_S)
-
-        return stop
+        return shared_registry(_folder())
 
     def _say(self, problem: str) -> None:
         self.problems.append(problem)
@@ -151,6 +150,7 @@ class PrometheusSink:
         metrics, rank = self._metrics, str(self._rank)
         for sink, reasons in LOSS_REASONS.items():
             metrics.sink_errors.labels(sink, rank)
+            metrics.sink_queue_depth.labels(sink, rank)
             for reason in reasons:
                 metrics.dropped.labels(sink, reason, rank)
         for fault in FaultClass:
@@ -173,6 +173,7 @@ class PrometheusSink:
                 self._metrics.findings.labels(fault.value, mirror.pool, rank)
             for end in (mirror.device, mirror.host):
                 self._geometry(mirror.pool, end, rank)
+            self._metrics.pinned.labels(mirror.pool, rank).set(_pinned_bytes(mirror.host))
 
     def _geometry(self, pool: str, end: EndInfo, rank: str) -> None:
         for part in end.components:
@@ -204,8 +205,17 @@ class PrometheusSink:
         self._metrics.findings.labels(*labels).inc(event.count)
 
     def _health(self, event: Health) -> None:
+        with self._lock:  # a scrape and a heartbeat may come together
+            # A heartbeat that waited is older than what a scrape has read, and tells nothing new.
+            if event.time_ns >= self._latest.get(event.rank, 0):
+                self._latest[event.rank] = event.time_ns
+                self._told(event)
+
+    def _told(self, event: Health) -> None:
         metrics, rank = self._metrics, str(event.rank)
         metrics.queue_depth.labels(rank).set(event.queue_depth)
+        for sink, waiting in event.queues.items():
+            metrics.sink_queue_depth.labels(sink, rank).set(waiting)
         self._advance(metrics.events, event.events, rank)
         self._advance(metrics.overhead, event.overhead_s, rank)
         for key, lost in event.dropped.items():
@@ -238,3 +248,14 @@ class PrometheusSink:
 
     def _bind_skipped(self, pool: str, op: str, reason: str, rank: str) -> Counter:
         return self._metrics.skipped.labels(pool, op, reason, rank)
+
+
+def _folder() -> Path:
+    """Where the library keeps the values of all processes."""
+    return Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+
+
+def _pinned_bytes(end: EndInfo) -> int:
+    if not end.pinned:
+        return 0
+    return sum(part.page_bytes * part.pages * part.layers for part in end.components)

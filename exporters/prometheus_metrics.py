@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
 from hicache_dbg.exporters.prometheus_multiprocess import PoolPagesGauge, is_multiprocess
+from hicache_dbg.exporters.prometheus_self import SelfReader
 from hicache_dbg.tracer.sink import PoolStateReader
 
 __all__ = ["PATH", "Metrics", "PoolPagesCollector", "metrics_of"]
@@ -79,6 +80,10 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, namespace="hicache_dbg", registry=None)
         gauge = partial(Gauge, namespace="hicache_dbg", registry=None, multiprocess_mode="livesum")
+        self.internal_errors = counter(
+            "internal_errors", "Failures of the tracer itself, by place", ("place", "rank")
+        )
+        self.own = SelfReader(self.internal_errors)
         self.copies = counter("copies", "Operations, one a pool", PATH)
         self.copied_bytes = counter("copied_bytes", "Bytes that operations moved", PATH)
         self.duration = Histogram(
@@ -101,15 +106,20 @@ class Metrics:
         self.geometry = gauge(
             "pool_geometry_info", "Geometry of each end of a mirror, off its tensor", GEOMETRY
         )
+        self.pinned = gauge(
+            "pool_pinned_bytes",
+            "Host memory of a pool that is pinned, off its tensors",
+            ("pool", "rank"),
+        )
         self.events = counter("events", "Events handed to the sinks", ("rank",))
         self.dropped = counter(
             "events_dropped", "Events that a sink lost, by reason", ("sink", "reason", "rank")
         )
         self.queue_depth = gauge("queue_depth", "Records waiting in the bus", ("rank",))
-        self.sink_errors = counter("sink_errors", "Batches that a sink failed", ("sink", "rank"))
-        self.internal_errors = counter(
-            "internal_errors", "Failures of the tracer itself, by place", ("place", "rank")
+        self.sink_queue_depth = gauge(
+            "sink_queue_depth", "Events waiting for a sink", ("sink", "rank")
         )
+        self.sink_errors = counter("sink_errors", "Batches that a sink failed", ("sink", "rank"))
         self.overhead = counter(
             "overhead_seconds", "Time that the tracer cost the threads it traces", ("rank",)
         )
@@ -121,10 +131,13 @@ class Metrics:
         self._register(registry)
 
     def _register(self, registry: CollectorRegistry) -> None:
-        """Register all or none."""
+        """Register all or none; what updates the others first, for a scrape keeps the order."""
         done: list[Collector] = []
         try:
-            for metric in vars(self).values():
+            for metric in (
+                self.own,
+                *(other for other in vars(self).values() if other is not self.own),
+            ):
                 registry.register(metric)
                 done.append(metric)
         except ValueError:

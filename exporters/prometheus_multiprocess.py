@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from hicache_dbg.exporters.prometheus_dead import put_together, undisturbed
 from hicache_dbg.tracer.sink import PoolStateReader
 
 __all__ = ["PoolPagesGauge", "SharedCollector", "is_multiprocess", "shared_registry"]
@@ -79,15 +80,29 @@ class PoolPagesGauge(Collector):
 class SharedCollector(Collector):
     """Adds up the files of all processes, but for damaged ones and the live gauges of dead ones.
 
-    Counters and histograms of a dead process stay: what it did was done.
+    Counters and histograms of a dead process stay, in one file for all of them: what it did was done.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._damaged: set[Path] = set()
+        self._said = False
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of all processes, summed by label set."""
+        self._put_together()
+        with undisturbed(self._folder):
+            return self._collected()
+
+    def _put_together(self) -> None:
+        try:
+            put_together(self._folder)
+        except Exception as error:  # noqa: BLE001 - more files than need be: the scrape goes on
+            if not self._said:
+                _log.warning("hicache-dbg: files of dead processes stay apart: %s", error)
+            self._said = True
+
+    def _collected(self) -> list[Metric]:
         files = [path for path in sorted(self._folder.glob("*.db")) if not _is_stale(path)]
         try:
             return _merge(files)

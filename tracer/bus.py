@@ -111,6 +111,9 @@ class Bus:
         self._idle = threading.Condition()
         self._stop = False
         self._outboxes = tuple(Outbox(sink, self._capacity) for sink in self._sinks)
+        for sink in self._sinks:
+            if watch := getattr(sink, "watch", None):  # it asks for our state when it is asked itself
+                watch(self.health)
         self._thread = threading.Thread(target=self._run, name="hicache-dbg-bus", daemon=True)
         self._thread.start()
 
@@ -176,6 +179,7 @@ class Bus:
             skipped=dict(totals.skipped),
             findings=totals.findings,
             queue_depth=len(self._ring),
+            queues={outbox.name: outbox.depth for outbox in self._outboxes},
             dropped={where: n for where, n in lost.items() if n},
             errors=errors,
             overhead_s=self._overhead(),
@@ -206,8 +210,14 @@ class Bus:
         events: list[Event] = []
         while self._taken < TURN and self._ring and self._is_ready(self._ring[0]):
             self._taken += 1
-            with self._errors.at("bus"):
-                events.extend(self._collapser.pass_on(self._ring[0].events()))
+            try:
+                found = self._ring[0].events()
+                if found:  # most notes have nothing to say
+                    events.extend(self._collapser.pass_on(found))
+            except Exception as error:
+                self._errors.record("bus", error)
+                if self._errors.reraise:
+                    raise
             self._ring.popleft()
         if events:
             self._deliver(events)

@@ -24,7 +24,9 @@ __all__ = [
     "Outcome",
     "SkipReason",
     "Started",
+    "Stated",
     "Tier",
+    "Topic",
 ]
 
 SCHEMA_VERSION = 1
@@ -81,6 +83,7 @@ class SkipReason(StrEnum):
     RESHARDED = "resharded"
     PARTIAL = "partial"
     FAILED = "failed"
+    UNREADABLE = "unreadable"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -105,6 +108,18 @@ class FaultClass(StrEnum):
     CONTROL_TABLE = "control_table"
     DOUBLE_FREE = "double_free"
     BIT_FLIP = "bit_flip"
+
+
+class Topic(StrEnum):
+    """What several processes of one system must agree on."""
+
+    HIT_PAGES = "hit_pages"  #: pages found for a request, one value
+    COLLECTIVE = "collective"  #: the name of a collective call, in the order of the calls
+    CONTRACT = "contract"  #: a field of a handshake, under ``key``
+    SENT = "sent"  #: pages of a request handed over, and how that ended
+    RECEIVED = "received"  #: pages of a request taken over, and how that ended
+    KEY = "key"  #: under which key the content of ``request`` is stored
+    TILES = "tiles"  #: digests of one logical page, a value a layer
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -152,7 +167,8 @@ class Started(_Base, frozen=True, kw_only=True, tag="started"):
     """The start-up record of a rank: attached to what, which pools, what was not recognised.
 
     ``classes_built`` and ``classes_unbuilt`` are host pool classes that exist in the attached
-    system: a formula that was mended in a class of the second list mends nothing.
+    system: a formula that was mended in a class of the second list mends nothing. ``place`` says
+    which of the system's ranks this is, ``tp=1 pp=0 dp=0``.
     """
 
     system: str
@@ -162,6 +178,7 @@ class Started(_Base, frozen=True, kw_only=True, tag="started"):
     classes_built: tuple[str, ...] = ()
     classes_unbuilt: tuple[str, ...] = ()
     unrecognised: tuple[str, ...] = ()
+    place: str = ""
 
 
 class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
@@ -171,6 +188,8 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     ``unit``; ``slot_page`` how many of them make up a page; ``pages`` the pages moved.
     ``item_bytes`` is a page of one layer at the device end, ``bytes`` what the copy really moved.
     ``verified + witnessed + mismatched + sum(skipped.values())`` is the number of tiles moved.
+    Of long operations the page lists hold the first few; ``bad_tiles`` are (layer, host page) of
+    the first that differ.
     """
 
     pool: str
@@ -202,6 +221,7 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     trace_id: str = ""
     span_id: str = ""
     status: str = "ok"
+    bad_tiles: tuple[tuple[int, int], ...] = ()
 
     @property
     def tiles(self) -> int:
@@ -237,11 +257,32 @@ class Finding(_Base, frozen=True, kw_only=True, tag="finding"):
     span_id: str = ""
 
 
+class Stated(_Base, frozen=True, kw_only=True, tag="stated"):
+    """What one process says on a topic, to be joined with what the others say.
+
+    ``role`` is ``prefill`` or ``decode``, empty for ranks of one engine. ``request`` is what all
+    processes call the same request; ``page`` the logical page in it, never a slot. Tiles of one
+    ``shard`` are the same bytes wherever they are; ``layers`` names those of ``values``.
+    """
+
+    topic: Topic
+    values: tuple[str, ...]
+    role: str = ""
+    key: str = ""
+    request: str = ""
+    pool: str = ""
+    component: str = ""
+    shard: str = ""
+    page: int = -1
+    layers: tuple[int, ...] = ()
+
+
 class Health(_Base, frozen=True, kw_only=True, tag="health"):
     """The tracer about itself: a heartbeat, and at the end the last word of a run.
 
     Totals since the start. ``dropped`` maps ``"sink/reason"`` to events lost there; the bus's own
-    ring is the sink ``bus``. ``errors`` maps a place to failures of the tracer itself.
+    ring is the sink ``bus``. ``errors`` maps a place to failures of the tracer itself. ``queues``
+    maps a sink to the events that wait for it, ``queue_depth`` is the bus's own ring.
     """
 
     events: int = 0
@@ -252,10 +293,11 @@ class Health(_Base, frozen=True, kw_only=True, tag="health"):
     skipped: dict[str, int] = {}
     findings: int = 0
     queue_depth: int = 0
+    queues: dict[str, int] = {}
     dropped: dict[str, int] = {}
     errors: dict[str, int] = {}
     overhead_s: float = 0.0
     closing: bool = False
 
 
-Event = Started | Copied | Finding | Health
+Event = Started | Copied | Finding | Health | Stated

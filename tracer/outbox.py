@@ -6,13 +6,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from hicache_dbg.tracer.events import Copied, Event
-from hicache_dbg.tracer.sink import Sink, SinkError
+from hicache_dbg.tracer.sink import Pace, Sink, SinkError
 
 __all__ = ["Outbox"]
 
 BATCH = 512
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
+FULL_SPEED = Pace()
 
 
 class Outbox:
@@ -20,7 +21,8 @@ class Outbox:
 
     Copies and everything else wait in two queues, so that a flood of debug events never crowds
     out a finding; delivery is in the order of arrival over both. A failing sink is tried again
-    after a pause that doubles up to five seconds. What is lost is counted by reason.
+    after a pause that doubles up to five seconds. What is lost is counted by reason. A sink's own
+    pace holds while nobody waits: draining and closing are not slowed.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class Outbox:
         self._others: deque[tuple[int, Event]] = deque()
         self._sequence = 0
         self._pending = 0
+        self._waiting = 0
+        self._enough = 1
         self._changed = threading.Condition()
         self._closing_at: float | None = None
         self._closed = False
@@ -44,6 +48,15 @@ class Outbox:
             target=self._run, name=f"hicache-dbg-{sink.name}", daemon=True
         )
         self._thread.start()
+
+    @property
+    def _pace(self) -> Pace:
+        return getattr(self.sink, "pace", FULL_SPEED)
+
+    @property
+    def _urgent(self) -> bool:
+        """Whether somebody waits for what is queued."""
+        return self._waiting > 0 or self._closing_at is not None
 
     @property
     def depth(self) -> int:
@@ -68,12 +81,17 @@ class Outbox:
                     continue
                 self._sequence += 1
                 queue.append((self._sequence, event))
-            self._changed.notify_all()
+            if self.depth >= self._enough:
+                self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
         """Wait until everything queued so far was tried; False if ``timeout`` seconds ran out."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self.depth and not self._pending, timeout)
+            self._waiting += 1
+            self._changed.notify_all()
+            done = self._changed.wait_for(lambda: not self.depth and not self._pending, timeout)
+            self._waiting -= 1
+            return done
 
     def close(self, timeout: float) -> None:
         """Deliver what waits, for at most ``timeout`` seconds, then stop; count what is left."""
@@ -93,6 +111,7 @@ class Outbox:
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
         while (batch := self._take()) is not None:
+            begun = time.thread_time()
             try:
                 self.sink.emit(batch)
             except SinkError as error:
@@ -102,6 +121,8 @@ class Outbox:
             else:
                 pause = FIRST_PAUSE_S
                 self._settle()
+                if self._pace.rest:
+                    self._rest(self._pace.rest * (time.thread_time() - begun))
                 continue
             self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -114,6 +135,8 @@ class Outbox:
         """The next batch in order of arrival, or None when closing is over."""
         with self._changed:
             self._changed.wait_for(lambda: self.depth or self._closing_at is not None)
+            if self._pace.gather_s:
+                self._gather(self._pace.gather_s)
             late = self._closing_at is not None and self._clock() >= self._closing_at
             if late or not self.depth:
                 return None
@@ -124,6 +147,12 @@ class Outbox:
                 batch.append(first.popleft()[1])
             self._pending = len(batch)
             return batch
+
+    def _gather(self, seconds: float) -> None:
+        """Wait for a whole batch, at most so long, and not if somebody waits."""
+        self._enough = min(BATCH, self._capacity)
+        self._changed.wait_for(lambda: self.depth >= self._enough or self._urgent, seconds)
+        self._enough = 1
 
     def _failed(self, reason: str, lost: int) -> None:
         with self._changed:
@@ -139,6 +168,11 @@ class Outbox:
             self.delivered += self._pending
             self._pending = 0
             self._changed.notify_all()
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the interpreter to others, unless somebody waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._urgent, seconds)
 
     def _wait(self, seconds: float) -> None:
         """Back off, but wake at once for closing."""

@@ -10,12 +10,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-__all__ = ["VARIABLES", "Action", "Checksum", "Gate", "Lines", "Settings", "SettingsError"]
+__all__ = [
+    "VARIABLES",
+    "Action",
+    "Checksum",
+    "Gate",
+    "Lines",
+    "Listen",
+    "Settings",
+    "SettingsError",
+]
 
 SINK_NAMES = ("journald", "prometheus", "otel", "recording", "stderr")
+#: Scrapers are other machines, as a rule.
+EVERYWHERE = "0.0.0.0"  # noqa: S104
 JOURNALD_SOCKET = Path("/run/systemd/journal/socket")
 
 
@@ -112,6 +124,30 @@ def _whole(low: int, high: int, what: str) -> Callable[[str], int]:
     return parse
 
 
+class Listen(int):
+    """A TCP port, and the address of this machine at which it is opened; all of them by default."""
+
+    address: str
+
+    def __new__(cls, port: int, address: str = EVERYWHERE) -> Self:
+        """A port number that knows its address."""
+        listen = super().__new__(cls, port)
+        listen.address = address
+        return listen
+
+
+def _listen(text: str) -> Listen:
+    address, _, port = text.rpartition(":")
+    what = "a port from 0 to 65535, or ADDRESS:PORT such as 127.0.0.1:9464"
+    number = _whole(0, 65535, what)(port)
+    if not address:
+        return Listen(number)
+    try:
+        return Listen(number, str(ip_address(address.strip("[]"))))
+    except ValueError:
+        raise _Rejected(what) from None
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -177,8 +213,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HICACHE_DBG_PROMETHEUS_PORT",
         "prometheus_port",
-        _whole(0, 65535, "a port from 0 to 65535"),
-        "port of rank 0, one a rank from it up; 0 = none",
+        _listen,
+        "port of rank 0, one a rank from it up, at an address or at all; 0 = none",
     ),
     Variable("HICACHE_DBG_JOURNALD_SOCKET", "journald_socket", _path, "journald's socket"),
 )
@@ -213,7 +249,7 @@ class Settings:
     scrub_mb_s: float = 0.0
     directory: Path = Path("hicache-dbg")
     queue: int = 65536
-    prometheus_port: int = 0
+    prometheus_port: Listen = Listen(0)  # noqa: RUF009 - as immutable as the number that it is
     journald_socket: Path = JOURNALD_SOCKET
     rank: int = 0
     ranks: int = 1

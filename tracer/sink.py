@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hicache_dbg.tracer.events import Event
 
-__all__ = ["PoolPages", "PoolStateReader", "Sink", "SinkError"]
+__all__ = ["Pace", "PoolPages", "PoolStateReader", "Sink", "SinkError"]
 
 
 class SinkError(Exception):
@@ -22,8 +22,24 @@ class SinkError(Exception):
         self.lost = lost
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a sink's thread shares the interpreter with the host and the other sinks.
+
+    Args:
+        rest: seconds that it pauses for each second that it computed.
+        gather_s: the longest time that a first event waits for more to go with it.
+    """
+
+    rest: float = 0.0
+    gather_s: float = 0.0
+
+
 class Sink(Protocol):
-    """Takes batches of events away. Called from one thread that belongs to this sink alone."""
+    """Takes batches of events away. Called from one thread that belongs to this sink alone.
+
+    A sink that costs much may have a :class:`Pace` as ``pace``; without one it goes at full speed.
+    """
 
     name: str
 

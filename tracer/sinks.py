@@ -3,23 +3,28 @@
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+from hicache_dbg.tracer.events import Event
 from hicache_dbg.tracer.settings import Lines, Settings
-from hicache_dbg.tracer.sink import PoolStateReader, Sink
+from hicache_dbg.tracer.sink import Pace, PoolStateReader, Sink, SinkError
 
-__all__ = ["BuiltSinks", "build_sinks", "run_id"]
+__all__ = ["BuiltSinks", "LateSink", "build_sinks", "default_sinks", "run_id"]
+
+#: A recording takes 4 GiB of disk at most: an aid for debugging must not fill it.
+PART_BYTES = 64 << 20
+PARTS_KEPT = 64
 
 _log = logging.getLogger("hicache_dbg")
 
 
 @dataclass(slots=True)
 class BuiltSinks:
-    """The sinks that could be built, and why each of the others could not."""
+    """The sinks, and why some of them could not be built yet."""
 
     sinks: list[Sink] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -28,20 +33,61 @@ class BuiltSinks:
 def build_sinks(settings: Settings, pool_state: PoolStateReader) -> BuiltSinks:
     """Build every sink that ``settings`` ask for.
 
-    One that cannot be built is left out with its reason: serving goes on, and the others say so.
+    One that cannot be built is tried again while events wait for it: serving goes on, and the
+    other sinks tell what it loses.
     """
-    names = settings.sinks
-    if names is None:
-        text = "journald" if socket_answers(settings.journald_socket) else "stderr"
-        names = (text, "prometheus")
     built = BuiltSinks()
-    for name in names:
+    for name in settings.sinks or default_sinks(settings.journald_socket):
+        build = partial(_BUILDERS[name], settings, pool_state)
         try:
-            built.sinks.append(_BUILDERS[name](settings, pool_state))
+            sink = build()
         except Exception as error:  # noqa: BLE001 - whatever a sink's library raises, the host goes on
             built.refused[name] = f"{type(error).__name__}: {error}"
-            _log.warning("hicache-dbg: sink %s is left out: %s", name, error)
+            _log.warning("hicache-dbg: sink %s does not work yet: %s", name, error)
+            sink = LateSink(name, build)
+        built.sinks.append(sink)
     return built
+
+
+def default_sinks(journald_socket: Path) -> tuple[str, ...]:
+    """Where events go if nobody says where: the journal if it answers, and counters."""
+    return ("journald" if socket_answers(journald_socket) else "stderr", "prometheus")
+
+
+class LateSink:
+    """Stands for a sink that could not be built, and builds it when that becomes possible.
+
+    The bus waits between two batches that fail, five seconds at most, and so between two trials.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Sink]) -> None:
+        self.name = name
+        self._build = build
+        self._sink: Sink | None = None
+
+    @property
+    def pace(self) -> Pace:
+        """That of the sink, if there is one by now."""
+        return getattr(self._sink, "pace", Pace())
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Deliver ``events``, if the sink can be built by now; else they are lost."""
+        if self._sink is None:
+            try:
+                self._sink = self._build()
+            except Exception as error:
+                raise SinkError(
+                    f"sink {self.name} still does not work: {error}; {len(events)} events lost",
+                    reason="refused",
+                    lost=len(events),
+                ) from error
+            _log.warning("hicache-dbg: sink %s works now", self.name)
+        self._sink.emit(events)
+
+    def close(self) -> None:
+        """Close the sink, if there is one by now."""
+        if self._sink is not None:
+            self._sink.close()
 
 
 def socket_answers(path: Path) -> bool:
@@ -73,17 +119,23 @@ def _stderr(settings: Settings, _: PoolStateReader) -> Sink:
 
 
 def _recording(settings: Settings, _: PoolStateReader) -> Sink:
-    from hicache_dbg.exporters.recording import RecordingSink
+    from hicache_dbg.exporters.recording import RecordingSink, Rotation
 
     settings.directory.mkdir(parents=True, exist_ok=True)
-    return RecordingSink(settings.directory, run_id(settings.rank))
+    rotation = Rotation(part_bytes=PART_BYTES, keep=PARTS_KEPT)
+    return RecordingSink(settings.directory, run_id(settings.rank), rotation=rotation)
 
 
 def _prometheus(settings: Settings, pool_state: PoolStateReader) -> Sink:
     from hicache_dbg.exporters.prometheus import PrometheusSink
 
-    port = settings.prometheus_port + settings.rank if settings.prometheus_port else 0
-    sink = PrometheusSink(port=port, pool_state=pool_state, rank=settings.rank)
+    listen = settings.prometheus_port
+    sink = PrometheusSink(
+        port=listen + settings.rank if listen else 0,
+        address=listen.address,
+        pool_state=pool_state,
+        rank=settings.rank,
+    )
     if settings.rank == 0 and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         _watch_gpus()
     return sink

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from hicache_dbg.tracer.dashboards.live import Prometheus, PrometheusError
 
-__all__ = ["exporting", "scraping"]
+__all__ = ["exporting", "free_port", "scraping"]
 
 WAIT_S = 40.0
 EXPORTER = Path(__file__).with_name("exporter.py")
+
+#: Two scrapes apart, the counters were seen to grow.
+GROWN = "rate(hicache_dbg_copies_total[4s]) > 0"
 
 CONFIGURATION = """
 global: {scrape_interval: 1s, evaluation_interval: 1s}
@@ -57,8 +60,8 @@ def exporting() -> Iterator[int]:
 
 
 @contextmanager
-def scraping(port: int, folder: Path) -> Iterator[str]:
-    """The URL of a Prometheus that has seen the exporter's counters grow."""
+def scraping(port: int, folder: Path, *, until: str = GROWN) -> Iterator[str]:
+    """The URL of a Prometheus that has scraped the exporter until an expression had a series."""
     address = f"127.0.0.1:{free_port()}"
     (folder / "prometheus.yml").write_text(CONFIGURATION % port)
     command = [
@@ -71,7 +74,7 @@ def scraping(port: int, folder: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         url = f"http://{address}"
         try:
-            _wait_for(url, "rate(hicache_dbg_copies_total[4s]) > 0")
+            _wait_for(url, until)
             yield url
         finally:
             process.terminate()

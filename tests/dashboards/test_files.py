@@ -60,6 +60,53 @@ def test_the_compose_file_mounts_files_that_are_there(copy: Path) -> None:
         assert (folder / mount).exists(), mount
 
 
+@pytest.mark.service
+def test_compose_accepts_its_file(copy: Path) -> None:
+    """Docker's own reader takes every key of the file; a misspelt one would be refused."""
+    file = copy / "compose" / "compose.yml"
+    assert compose(file).returncode == 0, compose(file).stderr
+    file.write_text(file.read_text().replace("depends_on:", "depend_on:"))
+    assert "Unsupported config option" in compose(file).stderr
+
+
+def compose(file: Path) -> subprocess.CompletedProcess[str]:
+    """What docker-compose makes of a file; it asks no daemon."""
+    require(shutil.which("docker-compose"), "docker-compose is not installed")
+    command = ["docker-compose", "-f", str(file), "config"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.service
+def test_ports_are_published_once_and_on_the_loopback(copy: Path) -> None:
+    """No two services publish one port, and none is opened to other machines."""
+    resolved = compose(copy / "compose" / "compose.yml").stdout
+    published = re.findall(r"^ +- (\S+):(\d+):\d+/tcp$", resolved, re.MULTILINE)
+    assert sorted(published) == [("127.0.0.1", port) for port in ("3000", "4318", "9090")]
+
+
+def test_data_sources_are_services_on_the_ports_where_they_listen(dashboards: Path) -> None:
+    """Grafana asks services by their name in the compose file, on the port of their configuration."""
+    sources = (dashboards / "provisioning" / "datasources" / "hicache-dbg.yml").read_text()
+    services = (dashboards / "compose" / "compose.yml").read_text()
+    tempo = (dashboards / "compose" / "tempo.yml").read_text()
+    urls = dict(re.findall(r"url: http://(\w+):(\d+)", sources))
+    for name in urls:
+        assert re.search(rf"^  {name}:$", services, re.MULTILINE), name
+    assert urls == {
+        "prometheus": re.search(r'"127.0.0.1:\d+:(9090)"', services).group(1),  # type: ignore[union-attr]
+        "tempo": re.search(r"http_listen_port: (\d+)", tempo).group(1),  # type: ignore[union-attr]
+    }
+    assert "endpoint: 0.0.0.0:4318" in tempo
+    assert "127.0.0.1:4318:4318" in services
+
+
+def test_links_between_data_sources_name_one_that_exists(dashboards: Path) -> None:
+    """An exemplar leads to a data source by its uid."""
+    sources = (dashboards / "provisioning" / "datasources" / "hicache-dbg.yml").read_text()
+    uids = set(re.findall(r"^ +uid: (\w+)$", sources, re.MULTILINE))
+    assert set(re.findall(r"datasourceUid: (\w+)", sources)) == {"tempo"} <= uids
+
+
 def test_grafana_finds_the_dashboards_where_they_are_mounted(dashboards: Path) -> None:
     """The provider's path is the path that the compose file mounts the dashboards at."""
     provider = (dashboards / "provisioning" / "dashboards" / "hicache-dbg.yml").read_text()

@@ -12,7 +12,7 @@ __all__ = ["JOURNALD", "Journal"]
 JOURNALD = Path("/lib/systemd/systemd-journald")
 WAIT_S = 10.0
 
-_CONFIGURATION = "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n"
+_CONFIGURATION = "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\nRuntimeMaxUse=2G\n"
 
 
 class Journal:
@@ -43,8 +43,12 @@ class Journal:
         self.daemon.wait(WAIT_S)
 
     def journalctl(self, *arguments: str) -> str:
-        """What journalctl prints for this namespace, once everything sent is stored."""
-        self._call("--sync")
+        """What journalctl prints for this namespace, once everything sent is stored.
+
+        The daemon of a namespace ends by itself after half a minute without work: all is stored then.
+        """
+        if self.daemon.poll() is None:
+            self._call("--sync")
         return self._call("--no-pager", "--quiet", *arguments)
 
     def lines(self, *arguments: str) -> list[str]:

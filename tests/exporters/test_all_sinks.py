@@ -1,6 +1,5 @@
 """The bus and every sink at once, each against its real service."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,48 +70,3 @@ def test_what_was_sent_arrives_everywhere(
     printed = capsys.readouterr().err.splitlines()
     assert len([text for text in printed if text.startswith("[HICACHE_DBG] pool=")]) == 1
     assert len([text for text in printed if text.startswith("[HICACHE_DBG] finding=")]) == 1
-
-
-def dead_journald(folder: Path) -> Sink:
-    """A socket that nobody made."""
-    return JournaldSink(folder / "socket", limit_s=0.01)
-
-
-def dead_collector(_folder: Path) -> Sink:
-    """A port that nobody listens on."""
-    receiver = Receiver()
-    receiver.close()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        return OtelSink(close_limit_s=0.1)
-
-
-@pytest.mark.parametrize("make", [dead_journald, dead_collector])
-def test_a_dead_sink_is_counted_in_the_living_ones(
-    make: Callable[[Path], Sink], tmp_path: Path
-) -> None:
-    """With a sink dead the others get everything, and tell what the dead one lost."""
-    registry = CollectorRegistry()
-    recording = RecordingSink(tmp_path, "run")
-    dead = make(tmp_path)
-    bus = Bus(
-        [dead, PrometheusSink(registry), recording],
-        capacity=100,
-        errors=InternalErrors(),
-        heartbeat_s=0.2,
-    )
-    bus.publish(started())
-    for number in range(50):
-        bus.publish(copied(op_id=number + 1))
-    assert bus.flush(30)
-    bus.close(5)
-    events = list(read(recording.path))
-    assert len([event for event in events if isinstance(event, Copied)]) == 50
-    last = [event for event in events if isinstance(event, Health)][-1]
-    lost = {key: n for key, n in last.dropped.items() if key.startswith(f"{dead.name}/")}
-    assert sum(lost.values()) >= 50
-    for key, count in lost.items():
-        labels = {"sink": dead.name, "reason": key.partition("/")[2], "rank": "0"}
-        name = "hicache_dbg_events_dropped_total"
-        assert registry.get_sample_value(name, labels) == count

@@ -1,6 +1,7 @@
 """The HICACHE_* fields and the journal's rules for their names."""
 
 import struct
+from typing import get_args
 
 import msgspec
 import pytest
@@ -69,7 +70,8 @@ def test_the_rare_events_come_back_whole(event: Event) -> None:
 
 def test_every_event_type_has_its_own_id_and_a_numeric_priority() -> None:
     """Ids are 128 bits, one an event type; findings are errors, copies are debug."""
-    assert len(set(MESSAGE_IDS.values())) == 4
+    assert set(MESSAGE_IDS) == set(get_args(Event))
+    assert len(set(MESSAGE_IDS.values())) == len(MESSAGE_IDS)
     assert all(len(value) == 32 and int(value, 16) for value in MESSAGE_IDS.values())
     assert [PRIORITIES[type(event)] for event in EVENTS] == [7, 3, 6, 6]
 

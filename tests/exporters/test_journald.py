@@ -150,7 +150,7 @@ def test_a_stopped_journald_is_a_counted_loss(journal: Journal, sink: JournaldSi
     journal.stop()
     quick = JournaldSink(journal.socket, limit_s=0.05)
     with pytest.raises(
-        SinkError, match=r"Connection refused; 2 of 2 events not sent after waiting 0\.05 s"
+        SinkError, match=r"Connection refused; 2 of 2 entries not sent after waiting 0\.05 s"
     ) as caught:
         quick.emit([copied(), finding()])
     assert (caught.value.reason, caught.value.lost) == ("absent", 2)

@@ -17,6 +17,7 @@ from tests.exporters.samples import TIME_NS, copied, finding, health, started
 from hicache_dbg.exporters.line import line
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.exporters.otel_exporters import OtelConfigError
+from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.sink import SinkError
 
 TRACE, SPAN = "0123456789abcdef0123456789abcdef", "0123456789abcdef"
@@ -77,6 +78,32 @@ def test_a_span_links_to_the_requests_span(sink: OtelSink, receiver: Receiver) -
     assert [(link.trace_id.hex(), link.span_id.hex()) for link in linked.links] == [(TRACE, SPAN)]
     assert linked.trace_id.hex() != TRACE
     assert not alone.links
+
+
+def test_ranks_with_equal_operation_numbers_have_spans_of_their_own(
+    sink: OtelSink, receiver: Receiver
+) -> None:
+    """Two ranks, one request, one operation number: two spans with their own ends and findings.
+
+    Both link to the request's span, and so does what a prefill sent and a decode received.
+    """
+    linked = {"trace_id": TRACE, "span_id": SPAN}
+    sink.emit(
+        [
+            copied(rank=0, time_ns=TIME_NS, **linked),
+            copied(rank=1, time_ns=TIME_NS + 5_000, **linked),
+            finding(rank=1),
+            copied(op=Op.SEND, op_id=7, **linked),
+            copied(op=Op.RECV, op_id=7, rank=2, **linked),
+        ]
+    )
+    spans = {(attributes(span)["hicache.rank"], span.name): span for span in receiver.spans}
+    assert len(spans) == 4
+    ends = [spans[rank, "hicache.backup"].end_time_unix_nano for rank in (0, 1)]
+    assert ends == [TIME_NS, TIME_NS + 5_000]
+    assert [len(spans[rank, "hicache.backup"].events) for rank in (0, 1)] == [0, 1]
+    assert {link.trace_id.hex() for span in spans.values() for link in span.links} == {TRACE}
+    assert all(span.links for span in spans.values())
 
 
 def test_a_finding_is_an_event_on_its_operations_span_and_a_record_in_it(
@@ -141,6 +168,7 @@ def test_metrics_have_the_units_and_values_of_the_copies(
         "hicache.copy.io": "By",
         "hicache.tile.count": "{tile}",
         "hicache.finding.count": "{finding}",
+        "hicache.event.lost": "{event}",
     }
     (duration,) = found["hicache.copy.duration"].histogram.data_points
     assert (duration.count, duration.sum) == (2, pytest.approx(501e-6))
@@ -157,11 +185,23 @@ def test_metrics_have_the_units_and_values_of_the_copies(
     assert attributes(findings)["hicache.finding"] == "row_width"
 
 
+def test_losses_of_any_sink_are_told(sink: OtelSink, receiver: Receiver) -> None:
+    """What sinks lost arrives as a counter by sink and reason, and the summary as a record."""
+    sink.emit([health(dropped={"journald/blocked": 6}), health(dropped={"journald/blocked": 9})])
+    sink.close()
+    (point,) = receiver.metrics["hicache.event.lost"].sum.data_points
+    facts = attributes(point)
+    assert (facts["hicache.sink"], facts["hicache.reason"]) == ("journald", "blocked")
+    assert point.as_int == 9
+    assert [record.severity_text for record in receiver.records] == ["INFO", "INFO"]
+    assert "journald/blocked:9" in receiver.records[-1].body.string_value
+
+
 def test_a_collector_that_refuses_is_a_counted_loss(sink: OtelSink, receiver: Receiver) -> None:
     """Spans and records that the collector refused are counted, and later ones arrive."""
     receiver.status = 400
-    with pytest.raises(SinkError, match="3 of 4 events not delivered") as caught:
-        sink.emit([copied(op_id=1), copied(op_id=2), finding(op_id=0), health()])
+    with pytest.raises(SinkError, match="3 of 3 events not delivered") as caught:
+        sink.emit([copied(op_id=1), copied(op_id=2), finding(op_id=0)])
     assert (caught.value.reason, caught.value.lost) == ("export", 3)
     receiver.status = 200
     sink.emit([copied(op_id=3)])

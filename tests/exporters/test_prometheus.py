@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import Metric
@@ -19,8 +20,9 @@ from tests.exporters.samples import copied, finding, health, started
 from tests.services import require
 
 from hicache_dbg.exporters.prometheus import PrometheusSink
-from hicache_dbg.tracer.events import DIRECTION, FaultClass, Op, Outcome, SkipReason, Tier
-from hicache_dbg.tracer.sink import PoolPages
+from hicache_dbg.exporters.prometheus_port import Port
+from hicache_dbg.tracer.events import DIRECTION, FaultClass, Health, Op, Outcome, SkipReason, Tier
+from hicache_dbg.tracer.sink import PoolPages, SinkError
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -176,6 +178,61 @@ def test_a_source_that_began_anew_never_takes_from_a_counter(
     assert value(samples(scrape(port)), "events_total", rank="0") == 105
 
 
+def test_the_tracers_own_state_is_read_when_scraped(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """A scrape tells of losses, queues and costs as they are, without a heartbeat between."""
+    now = health(queues={"journald": 3})
+    sink = serve()
+    sink.watch(lambda: now)
+    lost = {"sink": "journald", "reason": "blocked", "rank": "0"}
+    found = samples(scrape(port))
+    assert value(found, "events_dropped_total", **lost) == 6
+    assert value(found, "events_total", rank="0") == 1000
+    assert value(found, "sink_queue_depth", sink="journald", rank="0") == 3
+    now = health(dropped={"journald/blocked": 8}, queues={"journald": 0})
+    found = samples(scrape(port))
+    assert value(found, "events_dropped_total", **lost) == 8
+    assert value(found, "sink_queue_depth", sink="journald", rank="0") == 0
+    assert value(found, "overhead_seconds_total", rank="0") == 0.125
+
+
+def test_a_heartbeat_older_than_the_last_scrape_adds_nothing(registry: CollectorRegistry) -> None:
+    """A heartbeat that waited in the queue is not taken for a source that began anew."""
+    sink = PrometheusSink(registry)
+    sink.watch(lambda: health(events=1000))
+    assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1000
+    sink.emit([health(events=900, time_ns=health().time_ns - 1)])
+    assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1000
+
+
+def test_a_state_that_cannot_be_read_does_not_break_the_scrape(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """A failing reader is counted, and the rest of the scrape is there."""
+
+    def fail() -> Health:
+        raise OSError("gone")
+
+    sink = serve()
+    sink.watch(fail)
+    sink.emit([copied()])
+    found = samples(scrape(port))
+    assert value(found, "copies_total", **PATH) == 1
+    assert value(found, "internal_errors_total", place="self_state", rank="0") == 1
+
+
+def test_pinned_bytes_are_those_of_the_host_end(registry: CollectorRegistry) -> None:
+    """A pool tells how much pinned memory its host tensors take, and 0 where they are not pinned."""
+    mirror = started().mirrors[0]
+    loose = msgspec.structs.replace(mirror.host, pinned=False)
+    sink = PrometheusSink(registry)
+    labels = {"pool": "index_k", "rank": "0"}
+    for host, expected in ((mirror.host, 132 * 64 * 128 * 4), (loose, 0)):
+        sink.emit([started(mirrors=(msgspec.structs.replace(mirror, host=host),))])
+        assert registry.get_sample_value("hicache_dbg_pool_pinned_bytes", labels) == expected
+
+
 def test_both_ends_of_a_mirror_are_told_with_their_geometry(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
@@ -235,22 +292,44 @@ def test_a_second_sink_on_one_registry_goes_on_counting(
     assert value(samples(scrape(port)), "copies_total", **PATH) == 2
 
 
-def test_a_port_in_use_is_said_once_and_nothing_else_happens(
+def test_a_port_in_use_is_said_once_and_costs_no_count(
     registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the port taken the sink counts on and one line of the log names the port."""
+    """With the port taken the sink counts on, one line of the log names the port, and it is a failure."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
         sink = PrometheusSink(registry, port=taken, address="127.0.0.1")
+        with pytest.raises(SinkError) as caught:
+            sink.emit([copied()])
         sink.emit([copied()])
         sink.close()
-    assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 1
+    assert caught.value.lost == 0
+    assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 2
     assert [record.getMessage() for record in caplog.records] == [
         f"hicache-dbg: metrics are not served on 127.0.0.1:{taken}: Address already in use"
     ]
     assert len(sink.problems) == 1
+
+
+def test_a_port_that_becomes_free_is_served(registry: CollectorRegistry) -> None:
+    """A port is tried at once again, then every five seconds, and served when it can be had."""
+    now = [100.0]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        number = other.getsockname()[1]
+        port = Port("127.0.0.1", number, lambda: registry, clock=lambda: now[0])
+        assert [port.open() for _ in range(4)] == [False, False, True, True]
+    now[0] += 4.9
+    assert port.open()
+    with pytest.raises(OSError, match="refused"):
+        scrape(number)
+    now[0] += 0.2
+    assert port.open()
+    scrape(number)
+    port.close()
 
 
 def test_names_that_another_owner_registered_do_not_stop_the_host(

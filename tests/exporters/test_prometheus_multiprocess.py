@@ -19,6 +19,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from tests.exporters.samples import copied, started
 
+from hicache_dbg.exporters.prometheus_dead import MOST_DEAD, put_together
+
 #: One rank: counts three copies, says so, and waits to be ended.
 RANK = """
 import json, sys
@@ -36,6 +38,9 @@ print("counted", flush=True)
 sys.stdin.read()
 sink.close()
 """
+
+#: A file whose first key is no key.
+DAMAGE = b"\x40\0\0\0\0\0\0\0\x05\0\0\0{{{{{{{{{{{{"
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -116,7 +121,7 @@ def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, por
         assert scrape(port, "pool_pages") == {"0": 100.0}
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, b"\x40\0\0\0\0\0\0\0\x05\0\0\0{{{{{{{{{{{{"])
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, DAMAGE])
 def test_a_damaged_file_costs_its_own_values_only(
     start: Start, folder: Path, port: int, damage: bytes
 ) -> None:
@@ -125,6 +130,56 @@ def test_a_damaged_file_costs_its_own_values_only(
     (folder / "counter_999999.db").write_bytes(damage)
     assert scrape(port, "copies_total") == {"0": 3.0}
     assert serving.poll() is None
+
+
+def test_files_of_the_dead_are_put_together(start: Start, folder: Path, port: int) -> None:
+    """Killed ranks keep their counters in one file a type; the living are not touched."""
+    start(rank=0, port=port)
+    living = {path.name for path in folder.glob("*.db")}
+    for rank in (1, 2, 3):
+        killed = start(rank=rank)
+        killed.kill()
+        killed.wait()
+    (folder / "counter_999999.db").write_bytes(b"\xff" * 64)  # nobody's claim: left alone
+    counted = {str(rank): 3.0 for rank in range(4)}
+    assert scrape(port, "copies_total") == counted
+    before = len(list(folder.glob("*.db")))
+    assert put_together(folder, most=3) == 0
+    assert put_together(folder, most=2) == 3
+    assert put_together(folder, most=0) == 0
+    left = {path.name for path in folder.glob("*.db")}
+    merged = {"counter_hicachedbg.db", "histogram_hicachedbg.db"}
+    assert left == living | merged | {"counter_999999.db"}
+    assert len(left) < before
+    assert scrape(port, "copies_total") == counted
+    assert scrape(port, "copy_duration_seconds_count") == counted
+    assert scrape(port, "pool_pages") == {"0": 100.0}
+
+
+def test_the_number_of_files_is_bounded(start: Start, folder: Path, port: int) -> None:
+    """However many ranks come and go, a scrape leaves no more than a few of their files."""
+    start(rank=0, port=port)
+    for rank in range(1, MOST_DEAD + 2):
+        killed = start(rank=rank)
+        killed.kill()
+        killed.wait()
+    assert len(scrape(port, "copies_total")) == MOST_DEAD + 2
+    assert len(list(folder.glob("counter_*.db"))) == 2
+    assert len(scrape(port, "copies_total")) == MOST_DEAD + 2
+
+
+def test_a_damaged_file_of_a_dead_rank_is_kept_apart(start: Start, folder: Path, port: int) -> None:
+    """What cannot be read is neither merged nor removed, and the scrape goes on without it."""
+    start(rank=0, port=port)
+    killed = [start(rank=rank) for rank in (1, 2)]
+    for rank in killed:
+        rank.kill()
+        rank.wait()
+    damaged = folder / f"counter_{killed[0].pid}.db"
+    damaged.write_bytes(DAMAGE)
+    assert put_together(folder, most=0) == 2
+    assert damaged.exists()
+    assert scrape(port, "copies_total") == {"0": 3.0, "2": 3.0}
 
 
 @pytest.mark.skipif(

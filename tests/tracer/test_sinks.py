@@ -1,13 +1,16 @@
-"""Which sinks a run gets: what is asked for, else what answers; one that cannot be built is left out."""
+"""Which sinks a run gets: what is asked for, else what answers; one that cannot be built is tried again."""
 
 import socket
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.dashboards.stack import free_port
 
-from hicache_dbg.tracer.settings import Settings
-from hicache_dbg.tracer.sinks import build_sinks
+from hicache_dbg.tracer.events import Health
+from hicache_dbg.tracer.settings import EVERYWHERE, Listen, Settings, SettingsError
+from hicache_dbg.tracer.sink import SinkError
+from hicache_dbg.tracer.sinks import PART_BYTES, PARTS_KEPT, build_sinks
 
 
 def names(settings: Settings) -> list[str]:
@@ -28,13 +31,65 @@ def test_a_journal_that_answers_is_preferred(tmp_path: Path) -> None:
         assert names(Settings(journald_socket=path)) == ["journald", "prometheus"]
 
 
-def test_a_sink_that_cannot_be_built_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    """A recording folder that is a file costs the recording, and nothing else."""
-    (tmp_path / "file").write_text("")
-    settings = Settings(sinks=("recording", "stderr"), directory=tmp_path / "file")
+def test_a_sink_that_cannot_be_built_loses_with_a_reason_until_it_can(tmp_path: Path) -> None:
+    """A recording folder that is a file costs the recording, counted, until it is mended."""
+    folder = tmp_path / "folder"
+    folder.write_text("")
+    settings = Settings(sinks=("recording", "stderr"), directory=folder)
     built = build_sinks(settings, lambda: ())
-    assert [sink.name for sink in built.sinks] == ["stderr"]
-    assert "recording" in built.refused
+    late, _ = built.sinks
+    assert list(built.refused) == ["recording"]
+    with pytest.raises(SinkError, match="still does not work") as caught:
+        late.emit([Health(time_ns=1), Health(time_ns=2)])
+    assert (late.name, caught.value.reason, caught.value.lost) == ("recording", "refused", 2)
+    folder.unlink()
+    late.emit([Health(time_ns=3)])
+    late.close()
+    (recording,) = folder.iterdir()
+    assert '"time_ns":3' in recording.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "port"),
+    [
+        ("9464", EVERYWHERE, 9464),
+        ("127.0.0.1:9464", "127.0.0.1", 9464),
+        ("[::1]:9464", "::1", 9464),
+        ("0", EVERYWHERE, 0),
+    ],
+)
+def test_a_port_may_name_its_address(text: str, address: str, port: int) -> None:
+    """HICACHE_DBG_PROMETHEUS_PORT is a port at every address, or at the one before the colon."""
+    settings = Settings.from_environ({"HICACHE_DBG_PROMETHEUS_PORT": text})
+    assert (settings.prometheus_port, settings.prometheus_port.address) == (port, address)
+
+
+@pytest.mark.parametrize("text", ["9464:", "host:9464", "1.2.3:9464", "127.0.0.1:70000", ":x"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    """What is allowed is told, as for every variable."""
+    with pytest.raises(SettingsError, match=r"ADDRESS:PORT such as 127\.0\.0\.1:9464"):
+        Settings.from_environ({"HICACHE_DBG_PROMETHEUS_PORT": text})
+
+
+def test_metrics_are_served_at_the_named_address_only() -> None:
+    """A port on the loopback is not opened elsewhere, and rank n has the n-th port from it."""
+    port = free_port()
+    settings = Settings(sinks=("prometheus",), prometheus_port=Listen(port, "127.0.0.2"), rank=0)
+    (sink,) = build_sinks(settings, lambda: ()).sinks
+    with socket.socket() as caller:
+        assert caller.connect_ex(("127.0.0.2", port)) == 0
+    with socket.socket() as caller:
+        assert caller.connect_ex(("127.0.0.1", port)) != 0
+    sink.close()
+
+
+def test_a_recording_is_bounded_by_default(tmp_path: Path) -> None:
+    """A recording is cut into parts, so that a long run does not fill the disk."""
+    (sink,) = build_sinks(Settings(sinks=("recording",), directory=tmp_path), lambda: ()).sinks
+    sink.close()
+    (path,) = tmp_path.iterdir()
+    assert path.name.endswith(".0000.jsonl")
+    assert PART_BYTES * PARTS_KEPT == 4 << 30
 
 
 def test_gpu_counters_are_there_exactly_if_nvml_answers() -> None:

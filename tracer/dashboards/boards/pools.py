@@ -88,6 +88,20 @@ POOLS = Board(
                     ),
                     look=Look(unit="percentunit", least=0, most=1),
                 ),
+                Panel(
+                    Kind.LINES,
+                    "Pinned host memory",
+                    "What the host tensors of each pool hold pinned, as they were when the tracer attached; "
+                    "0 where they are not pinned, and copies are slow. Metric: hicache_dbg_pool_pinned_bytes.",
+                    (
+                        Query(
+                            f"sum by (pool, rank) ({pool_metric('pool_pinned_bytes')})",
+                            "{{pool}} rank {{rank}}",
+                        ),
+                    ),
+                    width=24,
+                    look=Look(unit="bytes", least=0),
+                ),
             ),
         ),
         Row(

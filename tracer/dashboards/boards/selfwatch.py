@@ -92,8 +92,7 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Events",
-                    "Handed to the sinks a second, by rank. The count moves with the heartbeat, once a "
-                    "minute. Metric: hicache_dbg_events_total.",
+                    "Handed to the sinks a second, by rank. Metric: hicache_dbg_events_total.",
                     (Query(f"sum by (rank) ({rate(EVENTS)})", "rank {{rank}}"),),
                     look=Look(unit="ops", least=0),
                 ),
@@ -121,10 +120,16 @@ SELF = Board(
                 ),
                 Panel(
                     Kind.LINES,
-                    "Queue",
-                    "Records that wait in the bus, by rank, at the last heartbeat. A queue that stays full "
-                    "loses. Metric: hicache_dbg_queue_depth.",
-                    (Query(f"max by (rank) ({metric('queue_depth')})", "rank {{rank}}"),),
+                    "Queues",
+                    "Records that wait in the bus, and events that wait for each sink. A queue that stays "
+                    "full loses. Metrics: hicache_dbg_queue_depth, hicache_dbg_sink_queue_depth.",
+                    (
+                        Query(f"max by (rank) ({metric('queue_depth')})", "bus rank {{rank}}"),
+                        Query(
+                            f"max by (sink, rank) ({metric('sink_queue_depth')})",
+                            "{{sink}} rank {{rank}}",
+                        ),
+                    ),
                     look=Look(decimals=0, least=0),
                 ),
                 Panel(

@@ -1,0 +1,144 @@
+"""The files that processes leave in ``PROMETHEUS_MULTIPROC_DIR``: their counts stay, the files do not.
+
+Every process that ever counted leaves a file of each type, and a scrape reads them all. The counts of
+processes that are no more are put together in one file a type. Whether a process is no more is not
+asked of its number, which says nothing in another container or under a host's own numbering: each
+process with this sink holds a lock beside its files, and only files whose lock was let go are touched.
+"""
+
+import fcntl
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.mmap_dict import MmapedDict
+
+__all__ = ["KINDS", "MOST_DEAD", "Claim", "put_together", "undisturbed"]
+
+#: What adds up over processes.
+KINDS = ("counter", "histogram", "summary")
+#: Processes whose files may lie about before they are put together.
+MOST_DEAD = 8
+MERGED = "hicachedbg"
+
+# The library gives them no types.
+_read: Callable[[str], Iterable[tuple[str, float, float, int]]] = (
+    MmapedDict.read_all_values_from_file
+)
+_open: Callable[[str], Any] = MmapedDict
+
+
+class Claim:
+    """Says to whoever puts files together that this process is still there, until it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pid = 0
+        self._file = -1
+        self.renew()
+
+    def renew(self) -> None:
+        """Lay claim, once a process: a forked child has files of its own."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        with undisturbed(self._folder):  # a lock that is not held yet would pass for a dead one
+            self._file = os.open(_lock(self._folder, str(self._pid)), os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+
+@contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """While files are read: nobody puts them together meanwhile."""
+    with _held(folder, fcntl.LOCK_SH):
+        yield
+
+
+def put_together(folder: Path, most: int = MOST_DEAD) -> int:
+    """Merge the files of dead processes if there are more than ``most``; how many went.
+
+    A damaged file is left as it is. For another library's scrape at the same moment a count may be
+    missing or double; ours waits.
+    """
+    if len(_locks(folder)) <= most:
+        return 0
+    with _held(folder, fcntl.LOCK_EX):
+        dead = _dead(folder)
+        if len(dead) <= most:
+            return 0
+        for kind in KINDS:
+            paths = [folder / f"{kind}_{pid}.db" for pid in dead]
+            _merge([path for path in paths if path.exists()], folder / f"{kind}_{MERGED}.db")
+        for pid in dead:
+            for gauge in folder.glob(f"gauge_live*_{pid}.db"):
+                gauge.unlink()
+            _lock(folder, pid).unlink(missing_ok=True)
+    return len(dead)
+
+
+def _merge(paths: list[Path], into: Path) -> None:
+    """Add up the values of ``paths`` and of what was merged before, then remove ``paths``."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    taken = []
+    for path in paths:
+        try:
+            values = list(_read(str(path)))
+        except Exception:  # noqa: BLE001, S112 - a damaged file raises whatever its bytes lead to
+            continue
+        taken.append(path)
+        for key, value, _, _ in values:
+            sums[key] += value
+    if not taken:
+        return
+    if into.exists():
+        for key, value, _, _ in _read(str(into)):
+            sums[key] += value
+    unfinished = into.with_suffix(".part")
+    unfinished.unlink(missing_ok=True)
+    file = _open(str(unfinished))
+    for key, value in sums.items():
+        file.write_value(key, value, 0.0)
+    file.close()
+    unfinished.replace(into)
+    for path in taken:
+        path.unlink()
+
+
+def _dead(folder: Path) -> list[str]:
+    """The processes that had a claim and are no more."""
+    return [path.stem.rpartition("_")[2] for path in _locks(folder) if _is_free(path)]
+
+
+def _is_free(lock: Path) -> bool:
+    try:
+        file = os.open(lock, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+@contextmanager
+def _held(folder: Path, how: int) -> Iterator[None]:
+    file = os.open(folder / "hicache_dbg.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(file, how)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock(folder: Path, pid: str) -> Path:
+    return folder / f"hicache_dbg_{pid}.lock"
+
+
+def _locks(folder: Path) -> list[Path]:
+    return sorted(folder.glob("hicache_dbg_*.lock"))

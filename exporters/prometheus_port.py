@@ -1,0 +1,79 @@
+"""The port on which a scraper finds the metrics: tried again while another process has it."""
+
+import os
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+__all__ = ["Port"]
+
+CLOSE_WAIT_S = 2.0
+RETRY_S = 5.0
+
+
+class Port:
+    """Serves a registry on ``address:port`` from the first :meth:`open` that succeeds.
+
+    Args:
+        address: an address of this machine; ``0.0.0.0`` for all of them.
+        port: TCP port.
+        registry: gives what a scrape gets; asked when the port has been had.
+        clock: seconds; a port that was refused is tried again at the next call, and from then on
+            every five seconds.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        registry: Callable[[], CollectorRegistry],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = address
+        self._port = port
+        self._registry = registry
+        self._clock = clock
+        self._tried = False
+        self._next = float("-inf")
+        self._stop: Callable[[], None] | None = None
+        self.trouble = ""
+
+    def open(self) -> bool:
+        """Serve, unless it does so already; False if this very trial failed.
+
+        Between two trials it says True: nothing new is to be told.
+        """
+        if self._stop is not None or self._clock() < self._next:
+            return True
+        if self._tried:
+            self._next = self._clock() + RETRY_S
+        self._tried = True
+        try:
+            self._stop = self._serve()
+        except OSError as error:
+            where = f"{self._address}:{self._port}"
+            self.trouble = f"metrics are not served on {where}: {error.strerror or error}"
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop serving, in bounded time."""
+        if self._stop is not None:
+            self._stop()
+
+    def _serve(self) -> Callable[[], None]:
+        """Begin to serve; what stops it again."""
+        server, thread = start_http_server(self._port, self._address, self._registry())
+        here = os.getpid()
+
+        def stop() -> None:
+            if os.getpid() != here:  # a forked child has the socket and not the thread
+                server.socket.close()
+                return
+            server.shutdown()
+            server.server_close()
+            thread.join(CLOSE_WAIT_S)
+
+        return stop
