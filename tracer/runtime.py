@@ -1,11 +1,11 @@
 """The one place that puts gate, attachments, bus and sinks together."""
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from hicache_dbg.tracer.digest.tiles import TileDigester
+from hicache_dbg.tracer.scrub import Scrubber
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
 from hicache_dbg.tracer.settings import Gate, Settings
@@ -13,8 +13,6 @@ from hicache_dbg.tracer.sink import PoolPages, Sink
 from hicache_dbg.tracer.sinks import build_sinks
 
 __all__ = ["Attachment", "Runtime"]
-
-_log = logging.getLogger("hicache_dbg")
 
 
 class Attachment(Protocol):
@@ -46,6 +44,7 @@ class Runtime:
     def __init__(self, session: Session, attachment: Attachment) -> None:
         self.session = session
         self.attachment = attachment
+        self._scrubber = _scrubber(session)
 
     @classmethod
     def start(
@@ -64,12 +63,6 @@ class Runtime:
             errors: where failures of the tracer itself are counted.
             build: makes session and attachment of the system to attach to; ours if left out.
         """
-        if settings.scrub_mb_s:  # said rather than silently taken
-            _log.warning(
-                "hicache-dbg: HICACHE_DBG_SCRUB=%g has no effect yet: resting host pages are not "
-                "read again",
-                settings.scrub_mb_s,
-            )
         errors = errors if errors is not None else InternalErrors()
         holder: list[Attachment] = []
 
@@ -86,6 +79,8 @@ class Runtime:
         except BaseException:
             runtime.stop()  # no half of it stays behind
             raise
+        if runtime._scrubber is not None:
+            runtime._scrubber.start()
         return runtime
 
     def switch(self, *, on: bool) -> None:
@@ -98,6 +93,8 @@ class Runtime:
 
     def stop(self, timeout: float = 2.0) -> None:
         """Detach, then deliver what waits, in bounded time."""
+        if self._scrubber is not None:
+            self._scrubber.stop(timeout)
         self.attachment.detach()
         self.session.close(timeout)
 
@@ -111,6 +108,45 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _scrubber(session: Session) -> Scrubber | None:
+    """Re-reads resting pages, where the gate says how fast."""
+    settings = session.settings
+    if not settings.scrub_mb_s:
+        return None
+    scrubber = Scrubber(
+        settings.scrub_mb_s * 1e6,
+        session.check,
+        session.judge.ledger,
+        TileDigester(),
+        session.errors,
+        counters=_gpu_counters,
+        rank=settings.rank,
+    )
+    session.on_judged.append(scrubber.judged)
+    return scrubber
+
+
+#: NVML's readings that say of memory and bus what a flipped bit makes one ask.
+_BESIDE_A_FLIP = ("ecc_errors", "remapped_rows", "retired_pages", "pcie_replays")
+
+
+def _gpu_counters() -> str:
+    """What each GPU counts beside a flipped bit; empty where there is no NVML."""
+    try:
+        from hicache_dbg.exporters.nvml import Nvml
+    except ImportError:
+        return ""
+    return "; ".join(
+        f"GPU {gpu.index}: "
+        + ", ".join(
+            f"{' '.join((name, label)).strip()} {value:g}"
+            for name in _BESIDE_A_FLIP
+            for label, value in gpu.values.get(name, {}).items()
+        )
+        for gpu in Nvml().read()
+    )
 
 
 def _engine(

@@ -2,16 +2,19 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.checks.layout import check_layout
+from hicache_dbg.tracer.checks.pinning import check_pinning
 from hicache_dbg.tracer.checks.registration import check_mirror
-from hicache_dbg.tracer.events import Finding, MirrorInfo, Started
+from hicache_dbg.tracer.checks.shared_space import check_shared_space
+from hicache_dbg.tracer.events import Event, Finding, MirrorInfo, Started, Stated, Topic
 from hicache_dbg.tracer.judge import Judge
 from hicache_dbg.tracer.mirror import MirrorViews
-from hicache_dbg.tracer.probe import Digester, Probe
+from hicache_dbg.tracer.probe import CopyRecord, Digester, Probe
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Action, Settings
 from hicache_dbg.tracer.sink import Sink
@@ -26,7 +29,8 @@ class CorruptionFoundError(RuntimeError):
 class Session:
     """The core of a run of the tracer, below attachments and sinks.
 
-    Attachments call :meth:`register` for each mirror and :attr:`probe` for each copy.
+    Attachments call :meth:`register` for each mirror and :attr:`probe` for each copy. ``place``
+    says which of the system's ranks this is.
     """
 
     def __init__(
@@ -37,16 +41,20 @@ class Session:
         *,
         system: str,
         version: str,
+        place: str = "",
         errors: InternalErrors | None = None,
     ) -> None:
         self.settings = settings
         self.errors = errors if errors is not None else InternalErrors()
         self._system = system
         self._version = version
+        self._place = place
         self._mirrors: dict[str, MirrorInfo] = {}  # facts only: views keep a pool's memory alive
         self._built: set[str] = set()
         self._first: Finding | None = None
         self._lock = threading.Lock()
+        #: Called on the bus's thread with each copy that was judged.
+        self.on_judged: list[Callable[[CopyRecord], None]] = []
         self.judge = Judge(settings, digester, on_finding=self._found)
         self.bus = Bus(
             sinks,
@@ -60,14 +68,22 @@ class Session:
             digester=digester,
             settings=settings,
             errors=self.errors,
-            judge=self.judge,
+            judge=self._judged,
             enforce=self.enforce,
         )
 
-    def register(self, mirrors: Sequence[MirrorViews], *, host_classes: Sequence[str]) -> None:
+    def register(
+        self,
+        mirrors: Sequence[MirrorViews],
+        *,
+        host_classes: Iterable[str],
+        built: Iterable[str] = (),
+        unrecognised: Sequence[str] = (),
+    ) -> None:
         """Announce mirrors: say what is attached to what, then what both ends' geometry says.
 
-        ``host_classes`` are all host pool classes the system has, built or not. Of pools that
+        ``host_classes`` are all host pool classes the system has, built or not; ``built`` those of
+        pools without a mirror, ``unrecognised`` what could not be read. Of pools that
         ``HICACHE_DBG_POOLS`` leaves out only the class is told: a pool whose copies are not traced
         would look like one that never moves.
         """
@@ -75,8 +91,8 @@ class Session:
         traced = [mirror for mirror in mirrors if self.settings.traces(mirror.pool)]
         with self._lock:
             self._mirrors |= {mirror.pool: mirror.info() for mirror in traced}
-            self._built |= {mirror.host_cls for mirror in mirrors}
-            infos, built = tuple(self._mirrors.values()), set(self._built)
+            self._built |= {mirror.host_cls for mirror in mirrors} | set(built)
+            infos, known = tuple(self._mirrors.values()), set(self._built)
         self.bus.publish(
             Started(
                 time_ns=now,
@@ -85,20 +101,47 @@ class Session:
                 version=self._version,
                 checksum=self.settings.checksum.value,
                 mirrors=infos,
-                classes_built=tuple(sorted(built)),
-                classes_unbuilt=tuple(sorted(set(host_classes) - built)),
+                classes_built=tuple(sorted(known)),
+                classes_unbuilt=tuple(sorted(set(host_classes) - known)),
+                unrecognised=tuple(unrecognised),
+                place=self._place,
             )
         )
+        for finding in self._geometry(traced, now):
+            self._found(finding)
+            self.bus.publish(finding)
+
+    def is_wrong(self, mirror: MirrorViews) -> bool:
+        """Whether the geometry of a mirror's two ends is worth a finding."""
+        return self.settings.traces(mirror.pool) and bool(self._geometry([mirror], 0))
+
+    def _geometry(self, traced: Sequence[MirrorViews], now: int) -> list[Finding]:
+        told: list[Finding] = []
+        shared = check_shared_space(traced, time_ns=now, rank=self.settings.rank)
         for mirror in traced:
-            findings = check_mirror(mirror, time_ns=now, rank=self.settings.rank)
-            findings += check_layout(mirror, time_ns=now, rank=self.settings.rank)
-            for finding in findings:
-                self._found(finding)
-                self.bus.publish(finding)
+            told += [finding for finding in shared if finding.pool == mirror.pool]
+            told += check_mirror(mirror, time_ns=now, rank=self.settings.rank)
+            told += check_layout(mirror, time_ns=now, rank=self.settings.rank)
+            told += check_pinning(mirror.pool, mirror.pinning, time_ns=now, rank=self.settings.rank)
+        return told
 
     def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
         """Run ``detect`` on the bus's thread, in its turn; False if the ring had no room for it."""
         return self.bus.push(_Check(detect, self._found))
+
+    def state(self, topic: Topic, values: Sequence[str], **about: Any) -> None:
+        """Say something that other processes must agree on; one rank by itself says nothing.
+
+        ``about`` are further fields of :class:`~hicache_dbg.tracer.events.Stated`; with a ``role``
+        it is said by a single rank too.
+        """
+        if self.settings.ranks > 1 or about.get("role"):
+            rank = self.settings.rank
+            self.bus.publish(
+                Stated(
+                    time_ns=time.time_ns(), rank=rank, topic=topic, values=tuple(values), **about
+                )
+            )
 
     def enforce(self) -> None:
         """Under ``HICACHE_DBG_ACTION=raise``, stop the host at the first finding.
@@ -116,6 +159,12 @@ class Session:
         """Stop the bus and deliver what waits, in bounded time."""
         self.probe.enabled = False
         self.bus.close(timeout)
+
+    def _judged(self, record: CopyRecord) -> list[Event]:
+        events = self.judge(record)
+        for look in self.on_judged:
+            look(record)
+        return events
 
     def _found(self, finding: Finding) -> None:
         if self._first is None:

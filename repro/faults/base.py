@@ -2,14 +2,42 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.state import CacheState
+from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.engine import EnginePlan
 from hicache_dbg.repro.faults.page_table import PageTable
 from hicache_dbg.tracer.events import FaultClass
 
-__all__ = ["Fault", "Target", "inside"]
+__all__ = ["Fault", "Parcel", "Stage", "Target", "inside", "sidecar"]
+
+Stage = Literal["cache", "ranks", "handover", "storage"]
+"""One cache; ranks that should do the same; prefill and decode; a cache over a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The bytes of one tile on their way from prefill to decode; ``page`` is the logical one."""
+
+    request: str
+    pool: str
+    layer: int
+    page: int
+    payload: bytes
+
+
+def _said_to_nobody(_name: str) -> None:
+    """Tell no rank."""
+
+
+def _as_sent(parcel: Parcel) -> bytes | None:
+    return parcel.payload
+
+
+def _all_of_it(_request: str, pages: int) -> tuple[int, str]:
+    return pages, "complete"
 
 
 @dataclass(slots=True, eq=False)
@@ -19,12 +47,18 @@ class Target:
     Attributes:
         controller: the engine.
         table: the page table that is uploaded for each turn, where the workload has one.
+        collective: called where all ranks call each other, with the call's name.
+        wire: what becomes of a tile's bytes between prefill and decode; None: they are lost.
+        handed: how many of a request's pages prefill hands over, and what it says of it.
         pages: the pages that the fault has done harm to, which a finding should name; empty if it
             harms all or none in particular.
     """
 
     controller: HiCacheController
     table: PageTable | None = None
+    collective: Callable[[str], None] = _said_to_nobody
+    wire: Callable[["Parcel"], bytes | None] = _as_sent
+    handed: Callable[[str, int], tuple[int, str]] = _all_of_it
     pages: set[int] = field(default_factory=set)
 
     def harmed(self, pages: Iterable[int]) -> None:
@@ -46,7 +80,8 @@ class Fault:
 
     ``apply`` changes how the engine is built, ``install`` one that is built, before its first copy.
     ``pools`` are the names that a right finding may carry; empty: those that share the anchor's
-    pages, together or alone.
+    pages, together or alone. ``stage`` is where it is rehearsed: in one cache, which ``repro`` has
+    as well, or between several.
     """
 
     name: str
@@ -55,8 +90,24 @@ class Fault:
     apply: Callable[[EnginePlan], EnginePlan] = _as_it_is
     install: Callable[[Target], None] = _nothing
     pools: tuple[str, ...] = ()
+    stage: Stage = "cache"
 
 
 def inside(controller: HiCacheController) -> CacheState:
     """The engine's book, which faults change."""
     return controller._state  # noqa: SLF001 - to break it is the point
+
+
+def sidecar(target: Target) -> int:
+    """The number of the first pool beside the anchor.
+
+    Raises:
+        ConfigError: the anchor is alone, so that the fault would change nothing.
+    """
+    anchor, *others = target.controller.group.mirrors
+    if not others:
+        raise ConfigError(
+            f"this fault is in a sidecar, and {anchor.name} has none; use pools mla_index_k or "
+            "deepseek_v4"
+        )
+    return 1

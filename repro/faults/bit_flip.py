@@ -6,19 +6,19 @@ import torch
 
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.repro.faults.base import Fault, Target, inside
+from hicache_dbg.repro.faults.base import Fault, Target, inside, sidecar
 from hicache_dbg.repro.faults.places import put
 from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["FAULTS"]
 
 
-def _flipped(number: int, bits: int) -> Callable[[Target], None]:
+def _flipped(which: Callable[[Target], int], bits: int) -> Callable[[Target], None]:
     """One byte of the first host page of each backup changes after it has been acknowledged."""
 
     def install(target: Target) -> None:
         state = inside(target.controller)
-        pool = target.controller.group.mirrors[number].host
+        pool = target.controller.group.mirrors[which(target)].host
         buffer = next(iter(pool.buffers.values()))
         memory = buffer.tensors[0].view(torch.uint8)
         seen: set[int] = set()
@@ -44,14 +44,14 @@ FAULTS = (
         name="bit_flips_in_index_k",
         cls=FaultClass.BIT_FLIP,
         summary="one bit of a resting host page of index-K changes",
-        install=_flipped(1, 0x01),
+        install=_flipped(sidecar, 0x01),
         pools=("dsa_index_k",),
     ),
     Fault(
         name="byte_stuck_in_latent",
         cls=FaultClass.BIT_FLIP,
         summary="all bits of one byte of a resting latent page change",
-        install=_flipped(0, 0xFF),
+        install=_flipped(lambda _: 0, 0xFF),
         pools=("mla",),
     ),
 )

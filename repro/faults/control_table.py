@@ -15,7 +15,7 @@ def _waits_for(behind: int | None) -> Callable[[Target], None]:
     def install(target: Target) -> None:
         if target.table is None:
             raise ConfigError(
-                "this fault is in the page table, and the workload has none; run hicache-dbg selftest"
+                "this fault is in the page table, and nothing uploads one here; run hicache-dbg selftest"
             )
         target.table.behind = behind
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from hicache_dbg.pools.indices import Ids, Indices
 from hicache_dbg.pools.transfer import CopyOp
-from hicache_dbg.repro.faults.base import Fault, Target
+from hicache_dbg.repro.faults.base import Fault, Target, sidecar
 from hicache_dbg.repro.faults.places import after_begin
 from hicache_dbg.tracer.events import FaultClass
 
@@ -20,11 +20,13 @@ def _sidecar_loads_with(
     """The sidecar's device pages go through a translation of their own."""
 
     def install(target: Target) -> None:
+        sidecar(target)
+
         def change(op: CopyOp, host: Ids, device: Ids) -> None:
-            anchor, sidecar = op.copies[0], op.copies[1]
+            anchor, second = op.copies[:2]
             wrong = translate(target, device)
-            indices = Indices.pages(wrong, sidecar.mirror.device.geometry)
-            op.copies = (anchor, replace(sidecar, device=indices), *op.copies[2:])
+            indices = Indices.pages(wrong, second.mirror.device.geometry)
+            op.copies = (anchor, replace(second, device=indices), *op.copies[2:])
             target.harmed(host[wrong != device])
 
         after_begin(target, "load", change)

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from hicache_dbg.pools.buffer import Buffer
 from hicache_dbg.pools.geometry import Layout, PoolGeometry
-from hicache_dbg.pools.host import HostPool, LatentHostPool, Mirror
+from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.transfer import CopyOp
+from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.engine import EnginePlan
-from hicache_dbg.repro.faults.base import Fault, Target
+from hicache_dbg.repro.faults.base import Fault, Target, sidecar
 from hicache_dbg.repro.faults.places import after_begin
 from hicache_dbg.tracer.events import FaultClass
 
@@ -33,11 +34,18 @@ def _misread(pool: HostPool, axes: Axes) -> HostPool:
     return other
 
 
-def _loads_misread(number: int, axes: Axes) -> Callable[[Target], None]:
+def _loads_misread(which: Callable[[Target], int], axes: Axes) -> Callable[[Target], None]:
     """Loads of the group's pool ``number`` have an order of their own for what backups wrote."""
 
     def install(target: Target) -> None:
+        number = which(target)
         mirror = target.controller.group.mirrors[number]
+        have = {buffer.dims for buffer in mirror.host.buffers.values()}
+        if axes in have or any(sorted(dims) != sorted(axes) for dims in have):
+            raise ConfigError(
+                f"this fault reads host memory as {axes}, and {mirror.name} has {sorted(have)}; use "
+                "pools mla_index_k with layout page_first"
+            )
         wrong = Mirror(mirror.device, _misread(mirror.host, axes))
 
         def change(op: CopyOp, _host: Ids, _device: Ids) -> None:
@@ -51,7 +59,9 @@ def _loads_misread(number: int, axes: Axes) -> Callable[[Target], None]:
 
 
 def _tag_lies(plan: EnginePlan) -> EnginePlan:
-    class Mistagged(LatentHostPool):
+    anchor = plan.pools[0].name
+
+    class Mistagged(plan.host_class[anchor]):  # type: ignore[misc,name-defined]
         """Says layer_first of memory that is not."""
 
         def __init__(
@@ -60,7 +70,6 @@ def _tag_lies(plan: EnginePlan) -> EnginePlan:
             super().__init__(geometry, pages, layout, pin)
             self.layout = Layout.LAYER_FIRST
 
-    anchor = plan.pools[0].name
     return replace(plan, host_class={**plan.host_class, anchor: Mistagged})
 
 
@@ -69,14 +78,14 @@ FAULTS = (
         name="latent_slots_read_as_layers",
         cls=FaultClass.LAYOUT_ORDER,
         summary="backups write latent rows slot by slot, loads read them layer by layer",
-        install=_loads_misread(0, ("page", "layer", "slot", "byte")),
+        install=_loads_misread(lambda _: 0, ("page", "layer", "slot", "byte")),
         pools=("mla",),
     ),
     Fault(
         name="index_k_read_layer_first",
         cls=FaultClass.LAYOUT_ORDER,
         summary="backups write index-K page by page, loads read it as if layers came first",
-        install=_loads_misread(1, ("layer", "page", "byte")),
+        install=_loads_misread(sidecar, ("layer", "page", "byte")),
         pools=("dsa_index_k",),
     ),
     Fault(

@@ -1,11 +1,16 @@
 """A page table in host memory that is copied to the device for each turn, as servers do."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 
-from hicache_dbg.pools.streams import Event, Stream
-from hicache_dbg.tracer.attach.hicache_streams import Kernel, TableTouch
+from hicache_dbg.pools.streams import Event, SimulatedStreams, Stream
+from hicache_dbg.tracer.attach.hicache_streams import Kernel, TableTouch, Touch
 
-__all__ = ["PageTable"]
+__all__ = ["HostAccess", "PageTable", "Uploads", "untold"]
+
+HostAccess = Callable[[str, Sequence[Touch | TableTouch]], None]
+"""Tells the tracer of an access by the calling thread itself."""
 
 NAME = "page_table"
 
@@ -33,14 +38,55 @@ class PageTable:
         self._host[: rows.numel()] = rows
         return TableTouch(NAME, range(rows.numel()), self._host.numel(), writes=True)
 
-    def upload(self, stream: Stream, rows: torch.Tensor) -> None:
-        """Queue the copy of ``rows`` rows; the device notes which of them it did not get."""
-        count, meant = rows.numel(), rows.clone()
+    def upload(self, stream: Stream, rows: torch.Tensor) -> torch.Tensor:
+        """Queue the copy of ``rows`` rows; the device notes which of them it did not get.
+
+        Returns the device's table, which is filled when the copy runs.
+        """
+        count, meant, arrived = rows.numel(), rows.clone(), torch.empty_like(rows)
 
         def copy() -> None:
-            differ = self._host[:count] != meant
+            arrived.copy_(self._host[:count])
+            differ = arrived != meant
             self.wrong.extend(torch.nonzero(differ).flatten().tolist())
 
         touch = TableTouch(NAME, range(count), self._host.numel(), writes=False)
         stream.submit(Kernel("upload_page_table", copy, (touch,)))
         self._copied.append(stream.record())
+        return arrived
+
+
+class Uploads:
+    """Gives the device each turn's page table, and goes on to the next step's in the same buffer.
+
+    Args:
+        table: the buffer.
+        host_access: see :data:`HostAccess`.
+        rest: called first; waits for copies under way, so that what a wrong table does to a page is
+            not taken for what a copy did.
+    """
+
+    def __init__(
+        self, table: PageTable, host_access: HostAccess, rest: Callable[[], object]
+    ) -> None:
+        self._table = table
+        self._rest = rest
+        self._host_access = host_access
+        self._streams = SimulatedStreams()
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """What the device has of ``rows`` when its kernels read them."""
+        self._rest()
+        stream = self._streams.stream("forward")
+        seen = [self._step(stream, step) for step in (rows, rows.flip(0))]
+        self._streams.synchronize()
+        return seen[0]
+
+    def _step(self, stream: Stream, rows: torch.Tensor) -> torch.Tensor:
+        self._table.ready()
+        self._host_access("write page table", (self._table.write(rows),))
+        return self._table.upload(stream, rows)
+
+
+def untold(_name: str, _touches: Sequence[Touch | TableTouch]) -> None:
+    """Tell nobody of an access."""

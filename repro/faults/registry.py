@@ -7,6 +7,8 @@ from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.faults import (
     bit_flip,
     control_table,
+    dead_store,
+    dead_tier,
     double_free,
     failed_load,
     fix_on_dead_class,
@@ -14,10 +16,15 @@ from hicache_dbg.repro.faults import (
     index_space,
     key_identity,
     layout_order,
+    pd_contract,
+    pinning,
+    rank_divergence,
     read_before_load,
     sidecar_missing,
     slot_reuse,
     stale_index,
+    storage_damage,
+    storage_keys,
     store_before_write,
 )
 from hicache_dbg.repro.faults.base import Fault
@@ -39,6 +46,13 @@ ALL_FAULTS: Mapping[str, Fault] = MappingProxyType(
             *failed_load.FAULTS,
             *key_identity.FAULTS,
             *stale_index.FAULTS,
+            *storage_keys.FAULTS,
+            *storage_damage.FAULTS,
+            *dead_store.FAULTS,
+            *rank_divergence.FAULTS,
+            *pd_contract.FAULTS,
+            *pinning.FAULTS,
+            *dead_tier.FAULTS,
             *control_table.FAULTS,
             *double_free.FAULTS,
             *bit_flip.FAULTS,
@@ -48,9 +62,9 @@ ALL_FAULTS: Mapping[str, Fault] = MappingProxyType(
 """Every fault that ``selftest`` rehearses, in the order of their classes."""
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {fault.name: fault for fault in (host_sized_for_fp8.FAULT, fix_on_dead_class.FAULT)}
+    {name: fault for name, fault in ALL_FAULTS.items() if fault.stage in {"cache", "storage"}}
 )
-"""Those of the story, which change how an engine is built: ``repro`` injects them into sessions."""
+"""Those that are in one cache, or in the store behind it: ``repro`` injects them into sessions."""
 
 
 def fault_named(name: str) -> Fault:
@@ -59,6 +73,6 @@ def fault_named(name: str) -> Fault:
     Raises:
         ConfigError: there is none of that name.
     """
-    if name not in FAULTS:
+    if name not in ALL_FAULTS:
         raise ConfigError(f"fault is {name!r}, expected one of {', '.join(FAULTS)}")
-    return FAULTS[name]
+    return ALL_FAULTS[name]

@@ -7,7 +7,7 @@ on a simulated stream; the engine is told to come after them by an event, as on 
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -27,13 +27,19 @@ from hicache_dbg.pools.streams import SimulatedStreams
 from hicache_dbg.pools.transfer import TransferError
 from hicache_dbg.repro.engine import EnginePlan, device_pools, mirrors
 from hicache_dbg.repro.faults.base import Fault, Target, inside
-from hicache_dbg.repro.faults.page_table import PageTable
-from hicache_dbg.tracer.attach.hicache_streams import Kernel, TableTouch, Touch
+from hicache_dbg.repro.faults.page_table import HostAccess, PageTable
+from hicache_dbg.tracer.attach.hicache_streams import Kernel, Touch
 
-__all__ = ["HostAccess", "Rehearsed", "plan_of", "rehearse"]
-
-HostAccess = Callable[[str, Sequence[Touch | TableTouch]], None]
-"""Tells the tracer of an access by the calling thread itself."""
+__all__ = [
+    "DEVICE_PAGES",
+    "CacheStage",
+    "Rehearsed",
+    "plan_of",
+    "rehearse",
+    "sequence",
+    "stamp",
+    "tile",
+]
 
 PAGE = 4
 LAYERS = 3
@@ -67,6 +73,7 @@ class Rehearsed:
         pools: the pools under the anchor.
         harmed: pages that the fault says it harmed.
         loads: loads that were carried out.
+        moved: operations that moved pages, either way.
         read: tiles read back after a load or from another turn.
         wrong: (pool, layer, device page) of tiles that did not hold their bytes.
         first_wrong_ns: when the first of them was read; 0: none was.
@@ -76,6 +83,7 @@ class Rehearsed:
     pools: tuple[str, ...]
     harmed: set[int] = field(default_factory=set)
     loads: int = 0
+    moved: int = 0
     read: int = 0
     wrong: list[tuple[str, int, int]] = field(default_factory=list)
     first_wrong_ns: int = 0
@@ -94,6 +102,7 @@ def rehearse(
     *,
     layout: Layout = Layout.PAGE_FIRST,
     seed: int = 0,
+    collective: Callable[[str], None] | None = None,
 ) -> Rehearsed:
     """Let two sequences take turns on a device that holds one and a half.
 
@@ -102,30 +111,36 @@ def rehearse(
         host_access: see :data:`HostAccess`.
         layout: of the host pools.
         seed: chooses the order in which queued kernels run.
+        collective: where this cache is one rank of several: called where they call each other.
     """
     plan = plan_of(layout) if fault is None else fault.apply(plan_of(layout))
     pools = device_pools(plan.pools, DEVICE_PAGES, torch.device("cpu"))
     with closing(PoolGroup(mirrors(plan, pools))) as group:
         controller = HiCacheController(group, io_backend=plan.io_backend)
-        stage = _Stage(controller, SimulatedStreams(seed), host_access)
-        target = Target(controller, stage.table)
+        stage = CacheStage(controller, SimulatedStreams(seed), host_access)
+        target = stage.target
+        target.collective = collective or target.collective
         if fault is not None:
             fault.install(target)
         try:
             for _ in range(ROUNDS):
                 for name in range(2):
-                    stage.turn(_sequence(name))
+                    stage.turn(sequence(name))
         finally:
             stage.guarded(controller.close)
-        stage.seen.loads, stage.seen.harmed = controller.stats.loads, target.pages
+        stats = controller.stats
+        stage.seen.loads, stage.seen.moved = stats.loads, stats.loads + stats.backups
+        stage.seen.harmed = target.pages
         return stage.seen
 
 
-def _sequence(name: int) -> Tokens:
+def sequence(name: int) -> Tokens:
+    """The tokens of one reader; no two share any."""
+    """The tokens of a reader."""
     return np.arange(SEQUENCE_PAGES * PAGE, dtype=np.int32) + 1000 * name
 
 
-class _Stage:
+class CacheStage:
     """The engine, the model's stream, and what was seen."""
 
     def __init__(
@@ -133,6 +148,7 @@ class _Stage:
     ) -> None:
         self.seen = Rehearsed(tuple(controller.group.device))
         self.table = PageTable(DEVICE_PAGES)
+        self.target = Target(controller, self.table)
         self._controller = controller
         self._streams = streams
         self._forward = streams.stream("forward")
@@ -152,6 +168,7 @@ class _Stage:
     def turn(self, tokens: Tokens) -> None:
         """One reader's turn, and then rest: everything queued is done before the next."""
         match = self._controller.match(tokens)
+        self.target.collective("all_reduce(hit_pages, min)")
         try:
             self.guarded(lambda: self._through(match, tokens))
         finally:
@@ -187,9 +204,7 @@ class _Stage:
                 self.seen.bad(
                     (name, layer, page)
                     for number, page in enumerate(pages.tolist())
-                    if not torch.equal(
-                        _tile(pool, layer, page), _stamp(tokens, number, pool, layer)
-                    )
+                    if not torch.equal(tile(pool, layer, page), stamp(tokens, number, pool, layer))
                 )
 
             touch = Touch(pool, (layer,), pages.tolist(), writes=False)
@@ -205,7 +220,7 @@ class _Stage:
             def fill(pool: DevicePool = pool) -> None:
                 for number, page in new:
                     for layer in layers:
-                        _tile(pool, layer, page).copy_(_stamp(tokens, number, pool, layer))
+                        tile(pool, layer, page).copy_(stamp(tokens, number, pool, layer))
 
             touch = Touch(pool, layers, [page for _, page in new], writes=True)
             self._forward.submit(Kernel(f"write_{pool.geometry.name}", fill, (touch,)))
@@ -219,16 +234,16 @@ class _Stage:
             self.table.upload(self._forward, step)
 
 
-def _tile(pool: DevicePool, layer: int, page: int) -> torch.Tensor:
+def tile(pool: DevicePool, layer: int, page: int) -> torch.Tensor:
     """The bytes of one page of one layer, flat."""
     component = pool.geometry.components[0].name
     return pool.layer(component, layer)[page].view(torch.uint8).view(-1)
 
 
-def _stamp(tokens: Tokens, number: int, pool: DevicePool, layer: int) -> torch.Tensor:
+def stamp(tokens: Tokens, number: int, pool: DevicePool, layer: int) -> torch.Tensor:
     """What a model would compute for page ``number`` of ``tokens``."""
     prefix = tokens[: (number + 1) * PAGE].tobytes()
     seed = zlib.crc32(prefix + f"{pool.geometry.name}/{layer}".encode())
     generator = np.random.default_rng(seed)
-    width = _tile(pool, layer, 0).numel()
+    width = tile(pool, layer, 0).numel()
     return torch.from_numpy(generator.integers(0, 256, width, np.uint8))

@@ -5,7 +5,7 @@ from typing import Literal
 
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.transfer import CopyOp
-from hicache_dbg.repro.faults.base import Fault, Target
+from hicache_dbg.repro.faults.base import Fault, Target, sidecar
 from hicache_dbg.repro.faults.places import after_begin
 from hicache_dbg.tracer.events import FaultClass
 
@@ -16,6 +16,8 @@ def _anchor_alone(kind: Literal["backup", "load"]) -> Callable[[Target], None]:
     """An operation that was written before the pool had sidecars moves the anchor only."""
 
     def install(target: Target) -> None:
+        sidecar(target)
+
         def change(op: CopyOp, host: Ids, device: Ids) -> None:
             op.copies = op.copies[:1]
             target.harmed(host if kind == "backup" else device)

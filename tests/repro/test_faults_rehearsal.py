@@ -18,6 +18,15 @@ HARMLESS = {
     "evicted_pages_freed_twice",  # the allocator refuses
     "match_unlocked_twice",
     "failed_backup_keeps_its_pages",
+    "key_salted_by_the_process",  # pages are computed again
+    "key_of_pairs_looked_up_by_tokens",
+    "host_hits_dropped",
+    "host_register_refused",  # a copy on a CPU needs no pinned memory
+    "return_code_not_looked_at",
+    "pinned_to_the_last_whole_chunk",
+    "unpinned_while_in_use",
+    "host_pool_sized_by_a_ratio",
+    "loads_fall_back_to_single_copies",
 }
 
 
@@ -29,9 +38,12 @@ def test_a_fault_is_found_and_named_and_its_twin_is_clean(fault: Fault) -> None:
     assert row.named, row.message
     assert (row.pool_right, row.pages_right) == (True, True), row.message
     assert row.clean_findings == 0
+    assert row.moved > 0
 
 
-@pytest.mark.parametrize("name", sorted(ALL_FAULTS.keys() - HARMLESS))
+@pytest.mark.parametrize(
+    "name", sorted(n for n in FAULTS.keys() - HARMLESS if FAULTS[n].stage == "cache")
+)
 def test_a_fault_corrupts_without_any_tracer(name: str) -> None:
     """The faults are real: readers meet wrong bytes, whether or not anybody watches."""
     assert rehearse(ALL_FAULTS[name], lambda *_: None).wrong

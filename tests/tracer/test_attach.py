@@ -299,9 +299,3 @@ def test_pages_of_pools_of_one_name_are_added_up(traced: Traced) -> None:
     }
     assert len(told) == len(expected)
     assert set(told) == expected
-
-
-def test_a_setting_without_effect_says_so(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
-    """The scrubber is not built yet: whoever asks for it is told, and not left to believe in it."""
-    traced(scrub_mb_s=100.0)
-    assert "HICACHE_DBG_SCRUB=100 has no effect yet" in caplog.text

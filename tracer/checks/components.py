@@ -58,6 +58,11 @@ class Components:
             for name in absent
         ]
 
+    def whole(self, pages: Pages, generations: Pages) -> bool:
+        """Whether every component of ``pages`` was written under these generations."""
+        lives = generations.tobytes()
+        return all(known[pages].tobytes() == lives for known in self._generation.values())
+
     def present(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
         """An index says that the bytes of ``pages`` are there, under these generations.
 

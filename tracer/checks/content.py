@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hicache_dbg.tracer.checks.one_item import is_displaced, moved_instead
+from hicache_dbg.tracer.checks.slot_digests import differing_slots, tile_digest
 from hicache_dbg.tracer.checks.slots import ranges, slots_beyond
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.ledger import Digests, Flags
@@ -73,6 +75,21 @@ class _Case:
         same = copy.mirror.still(page, generation, writes)
         return int(digest[0, 0]) if same else None
 
+    def slots(self) -> str:
+        """Which slots of the first bad tile differ between its two ends, as ranges.
+
+        Empty where there is no telling: the ends have other widths, both hold the same wrong bytes,
+        or one of them has moved on since.
+        """
+        copy = self.record.copy
+        host, device = copy.mirror.host.get(self.component), copy.mirror.device[self.component]
+        if host is None or copy.spans is not None or host.tile_bytes() != device.tile_bytes():
+            return ""
+        ends = (host, self.layer, self.host_page), (device, self.layer, self.device_page)
+        now = {tile_digest(self.digester, *end) for end in ends}
+        bad = {int(d[self.layer_at, self.page_at]) for d in (self.seen.expected, self.seen.got)}
+        return ranges(differing_slots(self.digester, *ends), most=64) if now == bad else ""
+
 
 Verdict = tuple[FaultClass, str, str, str]  # class, cause, slots, advice
 
@@ -103,7 +120,10 @@ def _geometry(case: _Case) -> Verdict | None:
         f"the host mirror ({mirror.host_cls}) holds {host.slot_bytes} B a slot, {host.page_span} B a page, "
         f"the device {device.slot_bytes} B a slot, {device.page_span} B a page"
     )
-    if beyond:
+    if is_displaced(mirror, device, host):
+        cause += f"; {moved_instead(mirror, device, host)}"
+        beyond = []
+    elif beyond:
         cause += f"; slots {ranges(beyond)} of each page are never copied and keep older bytes"
     advice = f"size {mirror.host_cls} from the device tensor's dtype and shape"
     return FaultClass.ROW_WIDTH, cause, ranges(beyond, most=64), advice
@@ -166,6 +186,8 @@ def explain(
     layer_at, page_at = (int(axis[0]) for axis in np.nonzero(bad))
     case = _Case(record, component, seen, digester, layer_at, page_at)
     cls, cause, slots, advice = next(v for check in _CAUSES if (v := check(case)) is not None)
+    if not slots and (slots := case.slots()):
+        cause += f"; of the first bad tile slots {slots} differ"
     copy = record.copy
     pages = copy.host_pages[record.digested][seen.group][bad.any(axis=0)]
     layers = [copy.layers[i] for i in np.nonzero(bad.any(axis=1))[0]]

@@ -38,11 +38,18 @@ class Identity:
         self.tier = tier
         self._digests = np.zeros(pages, np.uint64)
         self._generations = np.full(pages, NEVER, np.int64)
+        #: When the cache had taken each page under its key; NEVER: it has not, or nobody saw it.
+        self._cached = np.full(pages, NEVER, np.int64)
 
     def say(self, pages: Pages, generations: Pages, digests: Digests) -> None:
         """``pages`` hold the bytes of these tokens, as long as they are of these generations."""
         self._digests[pages] = digests
         self._generations[pages] = generations
+        self._cached[pages] = NEVER
+
+    def cached(self, pages: Pages, moment: int) -> None:
+        """From ``moment`` on the cache offers ``pages`` under their key."""
+        self._cached[pages] = moment
 
     def carry(
         self, pages: Pages, generations: Pages, to: "Identity", onto: tuple[Pages, Pages]
@@ -51,6 +58,32 @@ class Identity:
         known = self._generations[pages] == generations
         there, lives = onto
         to.say(there[known], lives[known], self._digests[pages[known]])
+
+    def written_for(self, digest: int, before: int) -> tuple[Pages, Pages]:
+        """Pages, and their generations, that were cached for these tokens before a moment."""
+        same = (self._digests == np.uint64(digest)) & (self._cached != NEVER)
+        pages = np.flatnonzero(same & (self._cached < before)).astype(np.int64)
+        return pages, self._generations[pages]
+
+    def missed(self, pages: Pages, by: Access) -> list[Violation]:
+        """The cache has ``pages`` for these tokens, and says that it has none."""
+        if not len(pages):
+            return []
+        return [
+            Violation(
+                FaultClass.KEY_IDENTITY,
+                CHECK,
+                self.tier,
+                "two keys for one content: not found, though pages that were written for these very "
+                "tokens are cached",
+                tuple(pages.tolist()),
+                by,
+                expected="a hit",
+                got="a miss",
+                advice="make keys of the tokens alone, in one way, everywhere: no random seed, no salt of a "
+                "process, no pairs here and single tokens there",
+            )
+        ]
 
     def ask(
         self, pages: Pages, generations: Pages, digests: Digests, by: Access

@@ -4,12 +4,21 @@ Two readings of the same size agree in every byte count, so strides are compared
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import permutations
 
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.view import View
 
-__all__ = ["axis_order", "check_layout", "check_readings", "readings"]
+__all__ = [
+    "alike",
+    "axis_order",
+    "axis_readings",
+    "check_layout",
+    "check_readings",
+    "readings",
+    "sizes_of",
+]
 
 CHECK = "layout"
 
@@ -49,13 +58,59 @@ def readings(order: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+def sizes_of(view: View, *, page_indexed: bool) -> dict[str, int]:
+    """How long each axis of a tensor is; axes that its pages have inside them are left out."""
+    sizes = {"layer": view.layers, "page": view.pages}
+    if not page_indexed:
+        sizes |= {"slot": view.slots_per_page, "head": view.runs[0].rows}
+    return sizes
+
+
+def alike(sizes: Mapping[str, int], order: tuple[str, ...]) -> tuple[str, ...]:
+    """The tags under which a tensor with these axes, in this order, has the very same shape.
+
+    Two of them mean that the shape cannot tell which order the bytes are in: axes of one length
+    have changed places. Axes of length 1 have no order.
+    """
+    shape = tuple(sizes[axis] for axis in order)
+    orders = {tag: tuple(axis for axis in axes if axis in order) for tag, axes in ORDERS.items()}
+    same = [tag for tag, axes in orders.items() if tuple(sizes[axis] for axis in axes) == shape]
+    distinct = {orders[tag]: tag for tag in reversed(same)}  # tags of one order are one reading
+    return tuple(tag for tag in same if tag in distinct.values())
+
+
+def axis_readings(shape: tuple[int, ...], axes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
+    """Every way to name the axes of a tensor by what is known of their lengths.
+
+    ``axes`` maps a name to its length. More than one way: the shape is ambiguous.
+    """
+    return tuple(
+        names for names in permutations(axes) if tuple(axes[name] for name in names) == shape
+    )
+
+
 def check_layout(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Finding]:
     """What is wrong with the host end's tag: it names an order that the strides have not."""
     findings = []
     for name, view in mirror.host.items():
         order = axis_order(view, page_indexed=mirror.page_indexed)
         fits = readings(order)
-        if view.layout in ORDERS and view.layout not in fits:
+        if not view.layout:
+            like = alike(sizes_of(view, page_indexed=mirror.page_indexed), order)
+            if len(like) > 1:
+                findings.append(
+                    _finding(
+                        mirror,
+                        name,
+                        f"the host tensor has no layout tag, and its shape fits {' and '.join(like)}: "
+                        "which one its bytes are in is ambiguous",
+                        expected="a layout tag",
+                        got=" or ".join(like),
+                        time_ns=time_ns,
+                        rank=rank,
+                    )
+                )
+        elif view.layout in ORDERS and view.layout not in fits:
             findings.append(
                 _finding(
                     mirror,

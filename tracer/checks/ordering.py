@@ -22,6 +22,8 @@ from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["CHECK", "Ordering", "Role", "Space"]
 
+Tiles = npt.NDArray[np.int64]
+
 CHECK = "ordering"
 
 
@@ -36,11 +38,6 @@ class Role(IntEnum):
     LOAD_WRITE = 5
     TABLE_READ = 6
     TABLE_WRITE = 7
-
-    @property
-    def writes(self) -> bool:
-        """Whether bytes change."""
-        return self in _WRITES
 
 
 _WRITES = {Role.COMPUTE_WRITE, Role.BACKUP_WRITE, Role.LOAD_WRITE, Role.TABLE_WRITE}
@@ -117,21 +114,32 @@ class Space:
     pool: str
     number: int = 0
 
+    def __hash__(self) -> int:
+        return self.number or hash(self.pool)  # asked for at every access
+
+
+@dataclass(slots=True, eq=False)
+class _Made:
+    """An access that was made: what for, and by whom."""
+
+    role: Role
+    by: Access
+
 
 @dataclass(slots=True)
 class _Last:
-    """The last access of one actor to each [layer, page]: its step, role, and what it was."""
+    """The last access of one actor to each tile (layer by layer, page by page): its step, and what it was.
+
+    ``latest`` is its last step on any of them.
+    """
 
     steps: npt.NDArray[np.int64]
-    roles: npt.NDArray[np.int8]
-    accesses: npt.NDArray[np.object_]
+    made: npt.NDArray[np.object_]
+    latest: int = 0
 
     @classmethod
-    def of(cls, layers: int, pages: int) -> "_Last":
-        shape = layers, pages
-        return cls(
-            np.zeros(shape, np.int64), np.full(shape, -1, np.int8), np.full(shape, None, object)
-        )
+    def of(cls, tiles: int) -> "_Last":
+        return cls(np.zeros(tiles, np.int64), np.full(tiles, None, object))
 
 
 @dataclass(slots=True)
@@ -146,14 +154,14 @@ class _Pages:
     def of(self, actor: ActorId, *, writes: bool) -> _Last:
         table = self.writes if writes else self.reads
         if actor not in table:
-            table[actor] = _Last.of(self.layers, self.pages)
+            table[actor] = _Last.of(self.layers * self.pages)
         return table[actor]
 
 
 class Ordering:
     """Remembers the accesses to each space and compares each new one with those before it.
 
-    Memory: 17 B a tile, for each actor that reads and again for each that writes.
+    Memory: 16 B a tile, for each actor that reads and again for each that writes.
     """
 
     def __init__(self) -> None:
@@ -185,17 +193,26 @@ class Ordering:
         known = self._spaces.get(space)
         if known is None or not len(pages) or not layers:
             return []
-        this = _This(space, np.asarray(layers, np.int64), pages, role, stamp, by)
+        tiles, writes = _tiles(layers, pages, known.pages), role in _WRITES
         found: list[Violation] = []
-        for table in (known.writes, known.reads) if role.writes else (known.writes,):
+        for table in (known.writes, known.reads) if writes else (known.writes,):
             for actor, last in table.items():
-                if actor != stamp.actor:
-                    found += this.against(last, seen=stamp.clock.get(actor, 0))
-        mine = known.of(stamp.actor, writes=role.writes)
-        mine.steps[this.tiles] = stamp.step
-        mine.roles[this.tiles] = role
-        mine.accesses[this.tiles] = by
+                # An actor that comes before as a whole need not be looked at tile by tile.
+                if actor != stamp.actor and last.latest > (seen := stamp.clock.get(actor, 0)):
+                    this = _This(space, known.pages, tiles, role, by)
+                    found += this.against(last, seen=seen)
+        mine = known.of(stamp.actor, writes=writes)
+        mine.latest = stamp.step
+        mine.steps[tiles] = stamp.step
+        mine.made[tiles] = _Made(role, by)
         return found
+
+
+def _tiles(layers: Sequence[int], pages: Pages, width: int) -> Tiles:
+    """The numbers of these tiles, where a layer has ``width`` pages."""
+    if len(layers) == 1:
+        return pages + layers[0] * width
+    return (np.array(layers, np.int64)[:, None] * width + pages).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,40 +220,34 @@ class _This:
     """The access that is compared with those before it."""
 
     space: Space
-    layers: npt.NDArray[np.int64]
-    pages: Pages
+    width: int
+    tiles: Tiles
     role: Role
-    stamp: Stamp
     by: Access
-
-    @property
-    def tiles(self) -> tuple[npt.NDArray[np.int64], ...]:
-        return np.ix_(self.layers, self.pages)
 
     def against(self, last: _Last, *, seen: int) -> list[Violation]:
         """What is wrong with another actor's last accesses, of which ``seen`` steps came before."""
-        tiles = self.tiles
-        wrong = last.steps[tiles] > seen
-        if not wrong.any():
-            return []
-        roles = last.roles[tiles]
+        wrong = self.tiles[last.steps[self.tiles] > seen]
+        by_role: dict[Role, list[int]] = {}
+        for tile, made in zip(wrong.tolist(), last.made[wrong].tolist(), strict=True):
+            by_role.setdefault(made.role, []).append(tile)
         return [
-            self._violation(conflict, wrong & (roles == earlier), last)
-            for earlier in np.unique(roles[wrong]).tolist()
-            if (conflict := _CONFLICTS.get((self.role, Role(earlier)))) is not None
+            self._violation(conflict, np.array(tiles), last)
+            for earlier, tiles in sorted(by_role.items())
+            if (conflict := _CONFLICTS.get((self.role, earlier))) is not None
         ]
 
-    def _violation(self, conflict: _Conflict, bad: npt.NDArray[np.bool_], last: _Last) -> Violation:
-        layer, page = (int(axis[0]) for axis in np.nonzero(bad))
+    def _violation(self, conflict: _Conflict, bad: Tiles, last: _Last) -> Violation:
+        layers, pages = np.divmod(bad, self.width)
         return Violation(
             conflict.cls,
             CHECK,
             self.space.tier,
             conflict.words,
-            tuple(self.pages[bad.any(axis=0)].tolist()),
+            tuple(dict.fromkeys(pages.tolist())),
             self.by,
-            last.accesses.item(int(self.layers[layer]), int(self.pages[page])),
-            layers=tuple(self.layers[bad.any(axis=1)].tolist()),
+            last.made.item(int(bad[0])).by,
+            layers=tuple(dict.fromkeys(layers.tolist())),
             advice=conflict.advice,
             pool=self.space.pool,
         )

@@ -5,8 +5,7 @@ actor's next one. Events, gates, queues and locks carry clocks from one to the o
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 __all__ = ["ActorId", "Clocks", "Stamp", "Step"]
 
@@ -16,8 +15,7 @@ Step = NewType("Step", int)
 Clock = dict[ActorId, Step]
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """One step of an actor, and what had happened before it."""
 
     actor: ActorId

@@ -35,6 +35,7 @@ Flags = npt.NDArray[np.bool_]
 
 #: What is known of a page. Plain ints: numpy asks an enum for a dozen attributes at each comparison.
 UNKNOWN, FREE, TAKEN = 0, 1, 2
+_ONE_FREE = bytes([FREE])
 
 
 class Ownership:
@@ -92,6 +93,11 @@ class Ownership:
             self._freed[pages] = by
         return found
 
+    def forget(self, pages: Pages) -> None:
+        """Something was done to ``pages`` that is not known; from here on they are as if never seen."""
+        self._state[pages] = UNKNOWN
+        self._holds[pages] = 0
+
     def balance(self, available: int, change: int, by: Access) -> list[Violation]:
         """The system counts ``available`` free pages after an action that moved ``change`` of them."""
         before, self._available = self._available, available
@@ -115,45 +121,51 @@ class Ownership:
 
     def acquire(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
         """One more holder of each page."""
-        found = self._broken(pages, self._state[pages] == FREE, OPENED_FREE, by, self._freed)
+        found = self._free_already(pages, by)
         if not refused:
-            _count(self._holds, pages, 1)
+            _more(self._holds, pages, repeats=_repeats(pages))
             self._opened[pages] = by
         return found
 
     def release(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
         """One holder less."""
-        holds = self._holds[pages]
-        wanted: Pages | int = 1
-        if _repeats(pages):
-            wanted = np.bincount(pages, minlength=len(self._holds))[pages]
-        below = (holds < wanted) & (self._state[pages] != UNKNOWN)
-        found = self._broken(pages, below, BELOW_ZERO, by, self._opened)
-        if not refused:
-            _count(self._holds, pages, -1)
-        return found
+        return self._let_go(pages, by, repeats=_repeats(pages), refused=refused)
 
-    def open(self, pages: Pages, by: Access, *, writes: bool) -> list[Violation]:
-        """A copy that reads, or ``writes``, the pages was submitted."""
-        found = self._broken(pages, self._state[pages] == FREE, OPENED_FREE, by, self._freed)
-        others = self._writing[pages] > 0
-        if writes:
-            others |= self._reading[pages] > 0
-        found += self._broken(pages, others, CLASH, by, self._opened)
-        _count(self._writing if writes else self._reading, pages, 1)
+    def open(
+        self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
+    ) -> list[Violation]:
+        """A copy that reads, or ``writes``, the pages was submitted; it may be one more holder too."""
+        found = self._free_already(pages, by)
+        if _nonzero(self._writing[pages]) or (writes and _nonzero(self._reading[pages])):
+            others = self._writing[pages] > 0
+            if writes:
+                others |= self._reading[pages] > 0
+            found += self._broken(pages, others, CLASH, by, self._opened)
+        repeats = _repeats(pages)
+        _more(self._writing if writes else self._reading, pages, repeats=repeats)
+        if holds:
+            _more(self._holds, pages, repeats=repeats)
         self._opened[pages] = by
         return found
 
-    def close(self, pages: Pages, by: Access, *, writes: bool) -> list[Violation]:
-        """The copy is over, one way or the other."""
-        counts = self._writing if writes else self._reading
-        found = self._broken(pages, counts[pages] <= 0, BELOW_ZERO, by, self._opened)
-        _count(counts, pages, -1)
+    def close(
+        self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
+    ) -> list[Violation]:
+        """The copy is over, one way or the other, and was the holder that ``open`` made it."""
+        counts, repeats = self._writing if writes else self._reading, _repeats(pages)
+        below = counts[pages] <= 0
+        found = self._broken(pages, below, BELOW_ZERO, by, self._opened)
+        _fewer(counts, pages, plain=not (found or repeats))
+        if holds:
+            found += self._let_go(pages, by, repeats=repeats)
         return found
 
     def read(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
         """The bytes are used now, by somebody who was promised these generations."""
-        state, other = self._state[pages], self._generation[pages] != generations
+        state, lives = self._state[pages], self._generation[pages]
+        if _ONE_FREE not in state.tobytes() and lives.tobytes() == generations.tobytes():
+            return []  # as nearly always
+        other = lives != generations
         found = self._broken(pages, (state == FREE) & ~other, OPENED_FREE, by, self._freed)
         stale = (state != UNKNOWN) & other
         if _some(stale):
@@ -165,9 +177,31 @@ class Ownership:
                 by,
                 self._allocated,
                 expected=f"generation {generations[at]}",
-                got=f"generation {self._generation[pages[at]]}, owner {self._owner[pages[at]]}",
+                got=f"generation {lives[at]}, owner {self._owner[pages[at]]}",
             )
         return found
+
+    def _free_already(self, pages: Pages, by: Access) -> list[Violation]:
+        state = self._state[pages]
+        if _ONE_FREE not in state.tobytes():
+            return []
+        return self._broken(pages, state == FREE, OPENED_FREE, by, self._freed)
+
+    def _let_go(
+        self, pages: Pages, by: Access, *, repeats: bool, refused: bool = False
+    ) -> list[Violation]:
+        """One holder less; pages that are released more often than they are held are told."""
+        wanted: Pages | int = 1
+        if repeats:
+            wanted = np.bincount(pages, minlength=len(self._holds))[pages]
+        below = self._holds[pages] < wanted
+        bad = _some(below)
+        if not refused:
+            _fewer(self._holds, pages, plain=not (bad or repeats))
+        if not bad:
+            return []
+        known = below & (self._state[pages] != UNKNOWN)
+        return self._broken(pages, known, BELOW_ZERO, by, self._opened)
 
     def idle(self, by: Access) -> list[Violation]:
         """Nothing is under way any more: no page may still be held or open."""
@@ -203,6 +237,11 @@ class Ownership:
         """Where ``page`` was handed out last; None if that was not seen."""
         access: Access | None = self._allocated[page]
         return access
+
+    def alive(self, pages: Pages, generations: Pages) -> Flags:
+        """Which pages are in use, and still in these lives."""
+        same: Flags = (self._state[pages] == TAKEN) & (self._generation[pages] == generations)
+        return same
 
     def _open(self, pages: Pages) -> Flags:
         busy: Flags = (self._holds[pages] + self._reading[pages] + self._writing[pages]) > 0
@@ -248,10 +287,26 @@ def _some(flags: Flags) -> bool:
     return b"\x01" in flags.tobytes()
 
 
-def _count(counts: npt.NDArray[np.int32], pages: Pages, step: int) -> None:
-    """Add ``step`` for each time a page is named, never below zero."""
-    if _repeats(pages):
-        np.add.at(counts, pages, step)
-        counts[pages] = np.maximum(counts[pages], 0)
+def _nonzero(counts: npt.NDArray[np.int32]) -> bool:
+    """Whether one is not 0, at a fraction of the cost of ``any()`` for the few pages of a copy."""
+    return bool(counts.tobytes().strip(b"\0"))
+
+
+def _more(counts: npt.NDArray[np.int32], pages: Pages, *, repeats: bool) -> None:
+    """Add 1 for each time a page is named."""
+    if repeats:
+        np.add.at(counts, pages, 1)
     else:
-        counts[pages] = np.maximum(counts[pages] + step, 0)
+        counts[pages] += 1
+
+
+def _fewer(counts: npt.NDArray[np.int32], pages: Pages, *, plain: bool) -> None:
+    """Take 1 away for each time a page is named, never below zero.
+
+    ``plain``: no page is named twice, and none is at zero.
+    """
+    if plain:
+        counts[pages] -= 1
+    else:
+        np.subtract.at(counts, pages, 1)
+        counts[pages] = np.maximum(counts[pages], 0)

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from hicache_dbg.tracer.checks.one_item import is_displaced, moved_instead, never_reached
 from hicache_dbg.tracer.checks.slots import ranges, slots_beyond
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -73,11 +74,15 @@ def _row_width(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
         return None
     unit = _slot(mirror)
     longer = host.page_span - device.page_span
-    reach = (
-        f"{unit}s {ranges(beyond)} of each page are never copied"
-        if beyond
-        else f"the host page is {abs(longer)} B {'longer' if longer > 0 else 'shorter'} than the device's"
-    )
+    if is_displaced(mirror, device, host):
+        reach = moved_instead(mirror, device, host) + never_reached(mirror, device, host)
+        beyond = []
+    else:
+        reach = (
+            f"{unit}s {ranges(beyond)} of each page are never copied"
+            if beyond
+            else f"the host page is {abs(longer)} B {'longer' if longer > 0 else 'shorter'} than the device's"
+        )
     return _Fault(
         FaultClass.ROW_WIDTH,
         f"{mirror.pool}.{device.component}: the host mirror ({mirror.host_cls}) holds {host.slot_bytes} B a "

@@ -19,12 +19,14 @@ from hicache_dbg.tracer.diagnose.compare import compare
 from hicache_dbg.tracer.diagnose.database import Database, DatabaseMissingError, Source
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
+from hicache_dbg.tracer.diagnose.joined import joined
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
 from hicache_dbg.tracer.diagnose.page import page_of
-from hicache_dbg.tracer.diagnose.places import recordings_at
+from hicache_dbg.tracer.diagnose.places import files_at, recordings_at
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.diagnose.timeline import findings_of, slices_of
 from hicache_dbg.tracer.diagnose.user_files import HypothesisFileError, hypothesis_from
+from hicache_dbg.tracer.events import Finding
 
 __all__ = ["command"]
 
@@ -88,7 +90,8 @@ def command(
             )
         else:
             _several(places, asked, as_json)
-        _one(source, asked, as_json=as_json, html=html, perfetto=perfetto)
+        found = joined(files_at(places), _unsaid) if together else []
+        _one(source, asked, found, as_json=as_json, html=html, perfetto=perfetto)
     except (RecordingError, HtmlError, HypothesisFileError, PerfettoError) as error:
         raise CommandError(str(error)) from error
     except (JournalError, DatabaseMissingError) as error:
@@ -98,14 +101,20 @@ def command(
 def _one(
     source: Source,
     asked: Sequence[Hypothesis],
+    found: Sequence[Finding],
     *,
     as_json: bool,
     html: Path | None,
     perfetto: Path | None,
 ) -> NoReturn:
-    """One run: its report, and its page and timeline where they are asked for."""
+    """One run: its report, and its page and timeline where they are asked for.
+
+    ``found`` is what its processes disagree about.
+    """
     with Database(source) as database:
         evidence = gather(database)
+        for finding in found:
+            evidence.add(finding)
         report = build_report(evidence, asked)
         if html is not None:
             write_html(html, page_of(database, evidence, report, source.name))
@@ -141,6 +150,10 @@ def _several(places: Sequence[Path], asked: Sequence[Hypothesis], as_json: bool)
 
 def _print_json(data: Any) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+
+
+def _unsaid(_text: str) -> None:
+    """Say nothing: it was said when the recordings were first read."""
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.repro.faults.registry import ALL_FAULTS, FAULTS
 
 __all__ = ["command"]
@@ -15,7 +16,8 @@ def command(
 ) -> None:
     """List the faults that selftest rehearses, and the class that a detector should name.
 
-    Those marked with a star can also be injected into sessions: hicache-dbg repro --fault NAME
+    Those marked with a star can also be injected into sessions: hicache-dbg repro --fault NAME,
+    with the option that stands behind the star, if any.
 
     Example: hicache-dbg faults
     """
@@ -25,6 +27,7 @@ def command(
             "class": fault.cls.value,
             "summary": fault.summary,
             "repro": fault.name in FAULTS,
+            "needs": _needs(fault),
         }
         for fault in ALL_FAULTS.values()
     ]
@@ -32,5 +35,10 @@ def command(
         typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
         return
     for row in rows:
-        star = " *" if row["repro"] else ""
+        star = f" * {row['needs']}".rstrip() if row["repro"] else ""
         typer.echo(f"{row['fault']}  ({row['class']}){star}\n    {row['summary']}")
+
+
+def _needs(fault: Fault) -> str:
+    """The option of ``repro`` without which the fault would do nothing."""
+    return "--storage file" if fault.stage == "storage" else ""

@@ -6,12 +6,8 @@ import msgspec
 
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.rehearsal import Rehearsed, rehearse
-from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+from hicache_dbg.tracer.cli.selftest_stages import STAGES
 from hicache_dbg.tracer.events import FaultClass, Finding
-from hicache_dbg.tracer.memory_sink import MemorySink
-from hicache_dbg.tracer.runtime import Runtime
-from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 
 __all__ = ["Row", "row_of"]
 
@@ -24,7 +20,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ``named`` says that the first class that holds, in the order of the classes, is the fault's;
     ``pool_right`` and ``pages_right`` that its findings are about the pools and pages that the
     fault harmed; ``before_first_read`` that the first of them was there before a reader met a wrong
-    byte. ``clean_findings`` counts those of the same run without the fault.
+    byte. ``moved`` counts the operations that moved pages, ``clean_findings`` the findings of the
+    same run without the fault.
     """
 
     fault: str
@@ -36,6 +33,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     before_first_read: bool
     clean_findings: int
     checks: list[str]
+    moved: int
     wrong_tiles: int
     message: str
 
@@ -51,13 +49,14 @@ def row_of(fault: Fault, *, layout: Layout = Layout.PAGE_FIRST, seed: int = 0) -
     Raises:
         RuntimeError: the clean twin read nothing back, or read a wrong byte: the stage is broken.
     """
-    clean, twin = _traced(None, layout, seed)
+    run = STAGES[fault.stage]
+    clean, twin = run(None, layout, seed)
     if twin.wrong or twin.errors or not twin.loads:
         raise RuntimeError(
             f"the clean twin of {fault.name} made {twin.loads} loads and read {len(twin.wrong)} wrong "
             f"tiles ({twin.errors or 'no error'}), expected loads and nothing wrong"
         )
-    findings, seen = _traced(fault, layout, seed)
+    findings, seen = run(fault, layout, seed)
     right = [finding for finding in findings if finding.cls is fault.cls]
     first = min((finding.cls for finding in findings), key=lambda cls: _ORDER[cls], default=None)
     pools = set(fault.pools or seen.pools)
@@ -72,6 +71,7 @@ def row_of(fault: Fault, *, layout: Layout = Layout.PAGE_FIRST, seed: int = 0) -
         and (not seen.first_wrong_ns or min(f.time_ns for f in right) <= seen.first_wrong_ns),
         clean_findings=sum(finding.count for finding in clean),
         checks=sorted({finding.check for finding in right}),
+        moved=seen.moved,
         wrong_tiles=len(seen.wrong),
         message=right[0].message if right else "",
     )
@@ -81,14 +81,3 @@ def _pages_right(findings: Sequence[Finding], harmed: set[int]) -> bool:
     """Only harmed pages are named, and some are; where the fault harms none in particular, any."""
     named = {page for finding in findings for page in finding.pages}
     return bool(findings) and (not harmed or (bool(named) and named <= harmed))
-
-
-def _traced(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
-    sink = MemorySink()
-    settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
-    with Runtime.start(settings, sinks=[sink]) as runtime:
-        attachment = runtime.attachment
-        assert isinstance(attachment, HiCacheAttachment)  # noqa: S101 - what Runtime builds by default
-        seen = rehearse(fault, attachment.lifetimes.host_access, layout=layout, seed=seed)
-        runtime.flush()
-    return sink.of(Finding), seen

@@ -6,7 +6,7 @@ from pathlib import Path
 from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
 from hicache_dbg.tracer.diagnose.database import RecordingSource
 
-__all__ = ["recordings_at"]
+__all__ = ["files_at", "recordings_at"]
 
 
 def recordings_at(places: Sequence[Path], say: Callable[[str], None]) -> RecordingSource:
@@ -15,10 +15,19 @@ def recordings_at(places: Sequence[Path], say: Callable[[str], None]) -> Recordi
     Raises:
         RecordingError: a place holds none, or one of them can't be read.
     """
+    return RecordingSource(files_at(places), say)
+
+
+def files_at(places: Sequence[Path]) -> list[Path]:
+    """The recordings at ``places``, in order.
+
+    Raises:
+        RecordingError: a place holds none.
+    """
     files: list[Path] = []
     for place in places:
         inside = recordings_in(place) if place.is_dir() else [place]
         if not inside:
             raise RecordingError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
         files.extend(inside)
-    return RecordingSource(files, say)
+    return files

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import GeometryError, Layout
-from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
+from hicache_dbg.pools.host import LatentHostPool, Mirror, host_geometry_like, host_pool_for
 from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
-from hicache_dbg.tracer.checks.layout import axis_order, check_layout, check_readings, readings
+from hicache_dbg.tracer.checks.layout import (
+    axis_order,
+    axis_readings,
+    check_layout,
+    check_readings,
+    readings,
+)
 from hicache_dbg.tracer.events import FaultClass
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.view import Run, View
@@ -107,3 +113,38 @@ def test_rows_and_tiles_over_the_same_bytes_are_two_readings() -> None:
     assert (found.cls, found.pool) == (FaultClass.LAYOUT_ORDER, "index_k")
     assert check_readings(read, [read], time_ns=0) == []
     assert axis_order(rows, page_indexed=True) == ("page",)
+
+
+def untagged(layers: int, slots: int) -> MirrorViews:
+    """A row-indexed mirror in page_first order whose host tensor has no tag."""
+    pool = DevicePool(mla(layers, slots, kv_lora_rank=48, rope_dim=16), 6)
+    views = mirror_views(
+        Mirror(pool, LatentHostPool(host_geometry_like(pool), 6, Layout.PAGE_FIRST)), None
+    )
+    return replace(
+        views, host={name: replace(view, layout="") for name, view in views.host.items()}
+    )
+
+
+def test_an_untagged_tensor_is_ambiguous_where_two_readings_have_its_shape() -> None:
+    """Entry 12: as many layers as slots, and the shape cannot say which axis is which."""
+    (found,) = check_layout(untagged(layers=4, slots=4), time_ns=0)
+    assert (found.cls, found.expected) == (FaultClass.LAYOUT_ORDER, "a layout tag")
+    assert "ambiguous" in found.message
+    assert set(found.got.split(" or ")) == {"page_first", "page_first_direct"}
+
+
+@pytest.mark.parametrize(("layers", "slots"), [(3, 4), (4, 8), (2, 1)])
+def test_an_untagged_tensor_of_one_reading_is_not_accused(layers: int, slots: int) -> None:
+    """Axes of different lengths, or of length one, leave no doubt."""
+    assert check_layout(untagged(layers, slots), time_ns=0) == []
+
+
+def test_heads_and_keys_of_one_length_are_two_readings() -> None:
+    """Entry 12: (97871, 2, 16, 256) with two K/V planes and two heads: both readings fit the shape."""
+    axes = {"block": 97871, "kv": 2, "head": 2, "slot": 16, "dim": 128}
+    assert len(axis_readings((97871, 2, 2, 16, 128), axes)) == 2
+    assert len(axis_readings((97871, 2, 4, 16, 128), axes | {"head": 4})) == 1
+    block, head, slot = 8192, 256, 512
+    place = 3 * block + 1 * head + 5 * slot
+    assert (place, place + 128) == (27392, 27520)  # K, then V: they share the last axis

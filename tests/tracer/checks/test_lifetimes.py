@@ -16,7 +16,7 @@ from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.radix import RadixTree
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.pools.streams import SimulatedEvent, SimulatedStream, SimulatedStreams
+from hicache_dbg.pools.streams import CudaStream, SimulatedEvent, SimulatedStream, SimulatedStreams
 from hicache_dbg.pools.ticket import Load, LoadTicket
 from hicache_dbg.pools.transfer import TransferEngine
 from hicache_dbg.pools.worker import Worker
@@ -38,6 +38,7 @@ WRAPPED = (
     *((SimulatedStream, name) for name in ("submit", "record", "wait_for")),
     (SimulatedEvent, "synchronize"),
     (SimulatedStreams, "synchronize"),
+    (CudaStream, "submit"),
     (Worker, "submit"),
     *((HiCacheController, name) for name in ("__init__", "close", "match", "insert")),
 )

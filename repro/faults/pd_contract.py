@@ -1,0 +1,79 @@
+"""Prefill and decode that do not mean the same bytes, or not the same number of them."""
+
+from dataclasses import replace
+
+from hicache_dbg.pools.kinds import index_k
+from hicache_dbg.repro.engine import EnginePlan
+from hicache_dbg.repro.faults.base import Fault, Parcel, Target
+from hicache_dbg.repro.faults.rehearsal import LAYERS, PAGE
+from hicache_dbg.tracer.events import FaultClass
+
+__all__ = ["FAULTS"]
+
+
+def _fp8_at_decode(plan: EnginePlan) -> EnginePlan:
+    """Decode was started with another dtype for its index."""
+    return replace(plan, pools=(plan.pools[0], index_k(LAYERS, PAGE, "fp8")))
+
+
+def _last_page_not_taken(target: Target) -> None:
+    """Decode counts the prompt without its last token, and takes a page less."""
+    target.handed = lambda _request, pages: (pages - 1, "complete")
+
+
+def _layers_swapped(target: Target) -> None:
+    """The wire's order of layers is taken for another one, in one pool."""
+    kept: dict[tuple[str, int], bytes] = {}
+
+    def wire(parcel: Parcel) -> bytes | None:
+        if parcel.pool != "dsa_index_k":
+            return parcel.payload
+        key = parcel.request, parcel.page
+        before = kept.setdefault(key, parcel.payload)
+        return before if parcel.layer else parcel.payload
+
+    target.wire = wire
+
+
+def _lost_and_committed(target: Target) -> None:
+    """A write of one tile fails on the way, and decode goes on with what its page held."""
+
+    def wire(parcel: Parcel) -> bytes | None:
+        return None if (parcel.pool, parcel.layer, parcel.page) == ("mla", 1, 2) else parcel.payload
+
+    target.wire = wire
+
+
+FAULTS = (
+    Fault(
+        name="decode_has_fp8_index_k",
+        cls=FaultClass.PD_CONTRACT,
+        summary="prefill stores index-K in bf16 and decode in fp8",
+        apply=_fp8_at_decode,
+        stage="handover",
+        pools=("dsa_index_k",),
+    ),
+    Fault(
+        name="decode_takes_a_page_less",
+        cls=FaultClass.PD_CONTRACT,
+        summary="decode counts one page less than prefill hands over",
+        install=_last_page_not_taken,
+        stage="handover",
+    ),
+    Fault(
+        name="layers_mixed_up_on_the_wire",
+        cls=FaultClass.PD_CONTRACT,
+        summary="the index-K of every layer arrives as that of the first",
+        install=_layers_swapped,
+        stage="handover",
+        pools=("dsa_index_k",),
+    ),
+    Fault(
+        name="tile_lost_on_the_wire",
+        cls=FaultClass.PD_CONTRACT,
+        summary="one tile never arrives, and decode reads what its page held before",
+        install=_lost_and_committed,
+        stage="handover",
+        pools=("mla",),
+    ),
+)

@@ -1,0 +1,126 @@
+"""Recordings joined: ranks that disagree, prefill and decode that do not mean the same bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tracer.checks.statements import (
+    collective,
+    contract,
+    hits,
+    mirror,
+    received,
+    sent,
+    started,
+    tiles,
+    word,
+)
+
+from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.events import Event, FaultClass, MirrorInfo
+
+
+def test_ranks_that_agree_are_not_accused() -> None:
+    """Capacities, hits, calls and tiles alike: nothing to say, in one recording or in two."""
+    said: list[list[Event]] = [
+        [
+            started(mirror(), rank=rank),
+            hits("a", 3, rank),
+            collective("all_reduce", rank),
+            tiles("a", 0, ["1", "2"], rank=rank),
+        ]
+        for rank in range(2)
+    ]
+    assert join(said) == []
+    assert join([said[0] + said[1]]) == []
+
+
+def test_one_recording_of_one_rank_agrees_with_itself() -> None:
+    """Whatever a rank says, alone it contradicts nobody."""
+    assert join([[started(mirror()), hits("a", 3), hits("a", 4), collective("x")]]) == []
+
+
+def test_the_same_request_asked_twice_is_compared_turn_by_turn() -> None:
+    """Found 0 and then 4 on both ranks is agreement; 0 and 3 on the other is not."""
+    both = [[hits("a", 0, rank), hits("a", 4, rank)] for rank in range(2)]
+    assert join(both) == []
+    (finding,) = join([both[0], [hits("a", 0, 1), hits("a", 3, 1)]])
+    assert (finding.cls, finding.expected) == (
+        FaultClass.RANK_DIVERGENCE,
+        "3 pages on every rank",
+    )
+
+
+def test_tiles_of_different_shards_may_differ() -> None:
+    """Heads of different ranks are different bytes; those of one shard are not."""
+    assert join([[tiles("a", 0, [str(n)], rank=n, shard=f"tp{n}")] for n in range(2)]) == []
+    (finding,) = join([[tiles("a", 5, ["x", str(n)], rank=n)] for n in range(2)])
+    assert (finding.layer, finding.pages, finding.page_count) == (1, (5,), 1)
+    assert "rank 0: 0, rank 1: 1" in finding.message
+
+
+def test_a_rank_whose_recording_ended_before_is_not_accused_of_a_call() -> None:
+    """It may have come to it; one that lived on has not."""
+    early = [collective("x", 1)]
+    ours: list[Event] = [collective("x"), collective("y")]
+    assert join([ours, early]) == []
+    (finding,) = join([ours, [*early, word(1)]])
+    assert "rank 1 never made collective call #2 (y)" in finding.message
+
+
+def test_calls_in_another_order_are_told() -> None:
+    """The first that differs, with what each rank called."""
+    ours, theirs = (
+        [collective(name, rank) for name in order] for rank, order in ((0, "xyz"), (1, "xzy"))
+    )
+    (finding,) = join([ours, theirs])
+    assert "call #2" in finding.message
+    assert "rank 0: y, rank 1: z" in finding.message
+
+
+def pair(ours: list[Event], theirs: list[Event]) -> list[list[Event]]:
+    """Recordings of both roles."""
+    return [[contract("prefill", "v", 1), *ours], [contract("decode", "v", 1), *theirs]]
+
+
+def test_ends_that_agree_are_not_accused() -> None:
+    """The same geometry, counts and tiles, whatever pages each end put them on."""
+    ours = [started(mirror(pages=100)), sent("r", 2), tiles("r", 0, ["1"], role="prefill")]
+    theirs = [started(mirror(pages=300)), received("r", 2), tiles("r", 0, ["1"], role="decode")]
+    assert join(pair(ours, theirs)) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "field"),
+    [
+        (mirror(slot_bytes=132, page_bytes=8448), "row.slot_bytes"),
+        (mirror(dtype="float16"), "row.dtype"),
+        (mirror(layers=3), "row.layers"),
+        (mirror(page_bytes=16640), "row.page_bytes"),
+    ],
+)
+def test_geometry_is_compared_by_field(theirs: MirrorInfo, field: str) -> None:
+    """The finding names the field that differs, with both values."""
+    (finding,) = join(pair([started(mirror())], [started(theirs)]))
+    assert (finding.cls, finding.pool) == (FaultClass.PD_CONTRACT, "kv")
+    assert field in finding.expected
+    assert field in finding.got
+
+
+def test_a_pool_that_one_end_has_not_is_told() -> None:
+    """Every field of it is absent at the other end."""
+    (finding,) = join(pair([started(mirror(), mirror("index_k"))], [started(mirror())]))
+    assert (finding.pool, "absent" in finding.got) == ("index_k", True)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 5))
+def test_any_tile_that_arrives_different_is_found(pages: list[int], at: int) -> None:
+    """One digest in one layer of one page, whichever it is."""
+    ours = [tiles("r", page, [f"{n}a", f"{n}b"], role="prefill") for n, page in enumerate(pages)]
+    theirs = [tiles("r", page, [f"{n}a", f"{n}b"], role="decode") for n, page in enumerate(pages)]
+    assert join([ours, theirs]) == []
+    hit = at % len(pages)
+    last = max(n for n, page in enumerate(pages) if page == pages[hit])
+    theirs[last] = tiles("r", pages[hit], [f"{last}a", "other"], role="decode")
+    (finding,) = join([ours, theirs])
+    assert (finding.cls, finding.layer) == (FaultClass.PD_CONTRACT, 1)
+    assert finding.pages == (pages[hit],)

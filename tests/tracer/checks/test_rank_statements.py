@@ -1,0 +1,90 @@
+"""What a rank of our own engine states for a join, and that a single rank states nothing."""
+
+import msgspec
+import numpy as np
+import pytest
+from tests.pools.caching import group_of, sequences, turn
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Gate, Settings
+
+CHOICES = [[0, 1], [2, 3], [0, 1], [2]]
+
+
+def rank_of(rank: int, ranks: int = 2, choices: list[list[int]] | None = None) -> MemorySink:
+    """The events of a rank that has taken these turns."""
+    sink = MemorySink()
+    settings = Settings(gate=Gate.ON, rank=rank, ranks=ranks)
+    with (
+        Runtime.start(settings, sinks=[sink]) as runtime,
+        HiCacheController(group_of(8, 32)) as controller,
+    ):
+        for tokens in sequences(CHOICES if choices is None else choices):
+            turn(controller, tokens)
+            controller.flush()
+        assert runtime.flush()
+    return sink
+
+
+def stated(sink: MemorySink, topic: Topic) -> list[Stated]:
+    """What was said on a topic."""
+    return [said for said in sink.of(Stated) if said.topic is topic]
+
+
+def test_a_rank_says_what_it_found_and_which_tiles_it_has() -> None:
+    """Hits in pages for each lookup; each backed-up page of each pool, a digest a layer."""
+    sink = rank_of(0)
+    assert [said.values for said in stated(sink, Topic.HIT_PAGES)] == [
+        ("0",),
+        ("0",),
+        ("2",),
+        ("1",),
+    ]
+    said = stated(sink, Topic.TILES)
+    assert {(one.pool, one.page) for one in said} == {
+        (pool, page) for pool in ("mla", "dsa_index_k") for page in range(2)
+    }
+    assert all(len(one.values) == len(one.layers) == 3 for one in said)
+
+
+def test_one_rank_alone_says_nothing() -> None:
+    """Nobody is there to disagree with."""
+    assert rank_of(0, ranks=1).of(Stated) == []
+
+
+def test_ranks_that_do_the_same_agree() -> None:
+    """The same turns on two ranks: nothing is found, in either or between them."""
+    sinks = [rank_of(rank) for rank in range(2)]
+    assert join([sink.events for sink in sinks]) == []
+    assert [sink.of(Finding) for sink in sinks] == [[], []]
+
+
+def test_a_rank_that_computes_otherwise_is_found() -> None:
+    """Pages are filled from the tokens: other tokens of one page, and their tiles stay apart."""
+    ours, theirs = rank_of(0), rank_of(1, choices=[[0, 1], [2, 4], [0, 1], [2]])
+    assert join([ours.events, theirs.events]) == []  # other requests are no disagreement
+    changed = [
+        said if not isinstance(said, Stated) or said.topic is not Topic.TILES else _other(said)
+        for said in theirs.events
+    ]
+    found = join([ours.events, changed])
+    assert {finding.cls for finding in found} == {FaultClass.RANK_DIVERGENCE}
+    assert {finding.pool for finding in found} == {"mla", "dsa_index_k"}
+
+
+def _other(said: Stated) -> Stated:
+    """The same tiles with other digests."""
+    return msgspec.structs.replace(said, values=tuple(np.roll(said.values, 1).tolist()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_detaching_restores_the_very_same_methods(ranks: int) -> None:
+    """Also where statements lie over the other wrappers."""
+    before = {name: vars(HiCacheController)[name] for name in ("match", "insert", "close")}
+    runtime = Runtime.start(Settings(gate=Gate.ON, ranks=ranks), sinks=[])
+    runtime.stop()
+    assert {name: vars(HiCacheController)[name] for name in before} == before

@@ -1,0 +1,106 @@
+"""Notes on who comes after whom on a GPU: kernels that say what they touch, and torch's own events.
+
+A piece of work for a :class:`~hicache_dbg.pools.streams.CudaStream` that says what it touches is an
+access of that stream. From the first of them on torch's GPU trace is listened to, never before: once
+on it stays on for the life of the process, inert when nobody listens.
+"""
+
+import threading
+from collections.abc import Callable
+
+from hicache_dbg.pools.streams import CudaStream
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.gpu_trace import ignore, listen
+from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.hicache_pages import Wrappers
+from hicache_dbg.tracer.attach.hicache_streams import touched
+from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId
+from hicache_dbg.tracer.checks.ordering_cuda import CudaOrder
+from hicache_dbg.tracer.checks.violation import Access, Violation
+
+__all__ = ["CudaNotes"]
+
+
+class CudaNotes:
+    """Submissions to CUDA streams, and what torch's GPU trace tells of events and waits."""
+
+    def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
+        self._notes = notes
+        self._books = books
+
+    def wrappers(self) -> Wrappers:
+        """What to replace."""
+        yield CudaStream, "submit", self._around_submit
+
+    def close(self) -> None:
+        """Listen no more."""
+        ignore(self)
+
+    def _around_submit(self, original: Callable[..., None]) -> Callable[..., None]:
+        def submit(stream: CudaStream, work: Callable[[], object]) -> None:
+            touches = getattr(work, "touches", ())
+            if touches:
+                self._notes.ordered = True
+                listen(self)
+                handle, thread = int(stream.cuda.cuda_stream), _thread()
+                name = getattr(work, "name", "unnamed")
+                by = Access(f"kernel {name}", f"stream {handle:#x}", access("").site)
+
+                def turn(books: Books) -> list[Violation]:
+                    return touched(books, touches, books.cuda.handed(handle, thread), None, by)
+
+                self._take(turn, by, touches)
+            original(stream, work)
+
+        return submit
+
+    # -- torch's GPU trace ------------------------------------------------------------------------
+
+    def event_recorded(self, event: int, stream: int) -> None:
+        """``event`` was recorded on ``stream``."""
+        thread = _thread()
+        self._order(lambda order: order.event_recorded(event, stream, thread))
+
+    def event_waited(self, event: int, stream: int) -> None:
+        """``stream`` waits for ``event``."""
+        self._order(lambda order: order.event_waited(event, stream))
+
+    def event_synchronized(self, event: int) -> None:
+        """This thread waited for ``event``."""
+        thread = _thread()
+        self._order(lambda order: order.event_synchronized(event, thread))
+
+    def event_forgotten(self, event: int) -> None:
+        """``event`` was made, or is gone."""
+        self._order(lambda order: order.event_forgotten(event))
+
+    def stream_synchronized(self, stream: int) -> None:
+        """This thread waited for ``stream``."""
+        thread = _thread()
+        self._order(lambda order: order.stream_synchronized(stream, thread))
+
+    def device_synchronized(self) -> None:
+        """This thread waited for all streams."""
+        thread = _thread()
+        self._order(lambda order: order.device_synchronized(thread))
+
+    def _order(self, tell: Callable[[CudaOrder], None]) -> None:
+        def turn(books: Books) -> list[Violation]:
+            tell(books.cuda)
+            return []
+
+        self._take(turn)
+
+    def _take(
+        self,
+        turn: Callable[[Books], list[Violation]],
+        by: Access | None = None,
+        about: object = None,
+    ) -> None:
+        with self._notes.errors.at("lifetimes/cuda"):
+            self._notes.take(lambda: turn(self._books()), by=by, about=about)
+
+
+def _thread() -> ActorId:
+    return ActorId(threading.get_ident())

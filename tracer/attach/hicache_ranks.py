@@ -1,0 +1,107 @@
+"""What a rank of ``hicache_dbg.pools`` states for a join with the others: hits, and its tiles.
+
+A request is named by the digest of its tokens, which all ranks have; a tile by the digest of the
+tokens up to the end of its page. Only where there are several ranks: alone nobody disagrees.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_dbg.pools.indices import Ids
+from hicache_dbg.tracer.attach.hicache_keys import pages_of
+from hicache_dbg.tracer.attach.patch import Patches
+from hicache_dbg.tracer.checks.identity import prefix_digests
+from hicache_dbg.tracer.events import Finding, Op, Topic
+from hicache_dbg.tracer.probe import CopyRecord, Point
+from hicache_dbg.tracer.session import Session
+
+if TYPE_CHECKING:
+    from hicache_dbg.pools.controller import HiCacheController, Match
+    from hicache_dbg.pools.radix import InsertResult
+    from hicache_dbg.pools.radix_types import Tokens
+
+__all__ = ["RankStatements"]
+
+
+class RankStatements:
+    """Wraps a controller's lookups and insertions, and looks at each backup that was judged.
+
+    ``attach`` and ``detach`` are a symmetric, idempotent pair.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._patches = Patches()
+        #: By (pool, device page): the tokens it was inserted for, and its place among their pages.
+        #: On the bus's thread only.
+        self._requests: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def attach(self, controller: type) -> None:
+        """Wrap what is not wrapped yet, where there are other ranks."""
+        if self._session.settings.ranks > 1:
+            self._patches.replace(controller, "match", self._around_match)
+            self._patches.replace(controller, "insert", self._around_insert)
+            if self._backed_up not in self._session.on_judged:
+                self._session.on_judged.append(self._backed_up)
+
+    def detach(self) -> None:
+        """Put the controller's own methods back."""
+        self._patches.undo()
+        if self._backed_up in self._session.on_judged:
+            self._session.on_judged.remove(self._backed_up)
+
+    def _around_match(self, original: Callable[..., "Match"]) -> Callable[..., "Match"]:
+        def match(controller: "HiCacheController", tokens: "Tokens") -> "Match":
+            found = original(controller, tokens)
+            with self._session.errors.at("ranks/match"):
+                digests = prefix_digests(pages_of(controller, tokens))
+                request = f"{int(digests[-1]):016x}" if digests.size else "short"
+                self._session.state(Topic.HIT_PAGES, (str(found.pages),), request=request)
+            return found
+
+        return match
+
+    def _around_insert(
+        self, original: Callable[..., "InsertResult"]
+    ) -> Callable[..., "InsertResult"]:
+        def insert(
+            controller: "HiCacheController", tokens: "Tokens", device_pages: Ids
+        ) -> "InsertResult":
+            with self._session.errors.at("ranks/insert"):
+                pages = np.array(device_pages, np.int64).tolist()
+                raw, pools = pages_of(controller, tokens), tuple(controller.group.device)
+                self._session.check(lambda: self._inserted(pools, pages, raw))
+            return original(controller, tokens, device_pages)
+
+        return insert
+
+    def _inserted(
+        self, pools: tuple[str, ...], pages: list[int], raw: list[bytes]
+    ) -> list[Finding]:
+        for at, digest in enumerate(prefix_digests(raw).tolist()[: len(pages)]):
+            self._requests |= dict.fromkeys(((pool, pages[at]) for pool in pools), (digest, at))
+        return []
+
+    def _backed_up(self, record: CopyRecord) -> None:
+        copy = record.copy
+        if copy.op is not Op.BACKUP or record.status != "ok":
+            return
+        for component in copy.mirror.device:
+            digests = record.digests.get((Point.SOURCE_BEFORE, component))
+            if digests is None:
+                continue
+            for column, page in enumerate(copy.device_pages[record.digested].tolist()):
+                known = self._requests.get((copy.mirror.pool, page))
+                if known is not None:
+                    request, at = known
+                    self._session.state(
+                        Topic.TILES,
+                        [f"{digest:016x}" for digest in digests[:, column].tolist()],
+                        request=f"{request:016x}",
+                        pool=copy.mirror.pool,
+                        component=component,
+                        page=at,
+                        layers=copy.model_layers,
+                    )

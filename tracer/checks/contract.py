@@ -1,0 +1,167 @@
+"""Whether prefill and decode mean the same bytes: geometry by field, counts, and every tile.
+
+Pure functions over what both ends stated; who feeds them is no concern of theirs. A hash of the
+whole contract says that something differs, a field says what.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hicache_dbg.tracer.checks.processes import Process
+from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
+from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, MirrorInfo, Topic
+
+__all__ = ["CHECK", "WHOLE", "check_contract", "compare_fields", "fields_of"]
+
+CHECK = "contract"
+WHOLE = "complete"
+Fields = Mapping[str, str]
+
+
+def check_contract(prefill: Process, decode: Process) -> list[Finding]:
+    """What two ends disagree about: before a byte moves, in numbers, and in bytes."""
+    said = _contract(prefill), _contract(decode)
+    found = compare_fields("", *said, time_ns=decode.last_ns)
+    found += _unsplittable(*said, time_ns=decode.last_ns)
+    split = said[0].get("tp") != said[1].get("tp")
+    for pool in dict.fromkeys((*prefill.mirrors, *decode.mirrors)):
+        ends = [fields_of(end.mirrors.get(pool)) for end in (prefill, decode)]
+        if split and said[0].get(f"split.{pool}") == "heads":
+            # A slot has another share of the heads at each end: bytes do not compare.
+            ends = [{k: v for k, v in end.items() if "bytes" not in k} for end in ends]
+        found += compare_fields(pool, ends[0], ends[1], time_ns=decode.last_ns)
+    found += _counts(prefill, decode)
+    found += differing_tiles(
+        (prefill, decode),
+        FaultClass.PD_CONTRACT,
+        CHECK,
+        "a tile arrived different",
+        "compare what both ends take for the tile's address, and whether the source was still the "
+        "request's when it was read",
+    )
+    return found
+
+
+def fields_of(mirror: MirrorInfo | None) -> dict[str, str]:
+    """The geometry that both ends must share, by field; empty where there is no such pool."""
+    if mirror is None:
+        return {}
+    fields = {
+        "index_unit": mirror.index_unit,
+        "tokens_per_page": f"{mirror.tokens_per_page}",
+        **_end(mirror.device),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _end(end: EndInfo) -> dict[str, str]:
+    fields = {"slots_per_page": f"{end.slots_per_page}", "layout": end.layout}
+    for part in end.components:
+        fields |= {
+            f"{part.name}.dtype": part.dtype,
+            f"{part.name}.slot_bytes": f"{part.slot_bytes}",
+            f"{part.name}.page_bytes": f"{part.page_bytes}",
+            f"{part.name}.layers": f"{part.layers}",
+        }
+    return fields
+
+
+def compare_fields(pool: str, prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:
+    """One finding that names every field in which the two ends differ; none where all agree.
+
+    Where one end states nothing at all there is nothing to compare.
+    """
+    if not prefill and not decode:
+        return []
+    names = [
+        name
+        for name in dict.fromkeys((*prefill, *decode))
+        if prefill.get(name) != decode.get(name) and name != "tp" and not name.startswith("split.")
+    ]
+    if not names:
+        return []
+    ours, theirs = (
+        ", ".join(f"{name}={end.get(name, 'absent')}" for name in names)
+        for end in (prefill, decode)
+    )
+    one = len(names) == 1
+    return [
+        _finding(
+            pool,
+            f"{', '.join(names)} {'differs' if one else 'differ'}: prefill has {ours}; decode has "
+            f"{theirs}",
+            expected=ours,
+            got=theirs,
+            advice="give both ends one setting, and compare these fields at the handshake",
+            time_ns=time_ns,
+        )
+    ]
+
+
+def _contract(end: Process) -> dict[str, str]:
+    return {said.key: said.values[0] for said in end.on(Topic.CONTRACT)}
+
+
+def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:
+    """Ranks differ in number, and a pool can neither be split by heads nor is it everywhere."""
+    sizes = prefill.get("tp"), decode.get("tp")
+    if sizes[0] == sizes[1] or None in sizes:
+        return []
+    stuck = sorted(
+        name.removeprefix("split.")
+        for name, value in {**prefill, **decode}.items()
+        if name.startswith("split.") and value == "no"
+    )
+    return [
+        _finding(
+            pool,
+            f"prefill has tp={sizes[0]}, decode tp={sizes[1]}, and {pool} cannot be split between them",
+            expected=f"tp={sizes[0]}",
+            got=f"tp={sizes[1]}",
+            advice="give both ends the same tp, or refuse the pair at bootstrap, at both ends",
+            time_ns=time_ns,
+        )
+        for pool in stuck
+    ]
+
+
+def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
+    """What was handed over against what was taken over, request by request."""
+    sent, received = (
+        {said.request: said.values for said in end.on(topic)}
+        for end, topic in ((prefill, Topic.SENT), (decode, Topic.RECEIVED))
+    )
+    wrong = [request for request in received if received[request] != sent.get(request)]
+    if not wrong:
+        return
+    first = wrong[0]
+    has, got = sent.get(first, ("0", "never sent")), received[first]
+    yield _finding(
+        "+".join(decode.mirrors),
+        f"{len(wrong)} requests were not taken over as they were handed over; first: request {first}: "
+        f"prefill sent {_pages(has)}, decode took {_pages(got)}",
+        expected=_pages(has),
+        got=_pages(got),
+        advice="let decode commit a request only when prefill says that it is complete, with the count",
+        time_ns=decode.last_ns,
+    )
+
+
+def _pages(values: Sequence[str]) -> str:
+    return (
+        f"{values[0]} pages ({', '.join(values[1:])})" if len(values) > 1 else f"{values[0]} pages"
+    )
+
+
+def _finding(
+    pool: str, words: str, *, expected: str, got: str, advice: str, time_ns: int
+) -> Finding:
+    return Finding(
+        time_ns=time_ns,
+        cls=FaultClass.PD_CONTRACT,
+        pool=pool,
+        message=f"{pool}: {words}" if pool else words,
+        expected=expected,
+        got=got,
+        advice=advice,
+        check=CHECK,
+    )

@@ -1,0 +1,50 @@
+"""What each process of one system said, sorted out of recordings: what a join compares."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hicache_dbg.tracer.events import Event, MirrorInfo, Started, Stated, Topic
+
+__all__ = ["Process", "processes"]
+
+
+@dataclass(slots=True)
+class Process:
+    """One rank of one role: its geometry, and what it stated, in the order of its recording."""
+
+    role: str
+    rank: int
+    mirrors: dict[str, MirrorInfo] = field(default_factory=dict)
+    stated: list[Stated] = field(default_factory=list)
+    last_ns: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role} rank {self.rank}".strip()
+
+    def on(self, topic: Topic) -> Iterator[Stated]:
+        """What it said on ``topic``."""
+        return (said for said in self.stated if said.topic is topic)
+
+
+def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
+    """The processes of ``recordings``; of one recording, those of each rank.
+
+    Two recordings of one rank are parts of one run if neither or both name a role.
+    """
+    found: dict[tuple[str, int], Process] = {}
+    for recording in recordings:
+        parts: dict[int, Process] = {}
+        for event in recording:
+            part = parts.setdefault(event.rank, Process("", event.rank))
+            part.last_ns = max(part.last_ns, event.time_ns)
+            if isinstance(event, Started):
+                part.mirrors |= {mirror.pool: mirror for mirror in event.mirrors}
+            elif isinstance(event, Stated):
+                part.role = part.role or event.role
+                part.stated.append(event)
+        for part in parts.values():
+            known = found.setdefault((part.role, part.rank), Process(part.role, part.rank))
+            known.mirrors |= part.mirrors
+            known.stated += part.stated
+            known.last_ns = max(known.last_ns, part.last_ns)
+    return list(found.values())

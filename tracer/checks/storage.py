@@ -1,0 +1,180 @@
+"""Whether a store gives back what it was given: its bytes, under their own key, or an honest miss.
+
+Pure bookkeeping on digests and results; used on the bus's thread.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hicache_dbg.tracer.events import FaultClass
+from hicache_dbg.tracer.ledger import Digests
+
+__all__ = ["CHECK", "Contents", "Fault", "Stored", "TierState", "of_failure", "of_other_bytes"]
+
+CHECK = "storage"
+#: Pages whose digests are kept; of older ones the record's own header speaks.
+MOST_PAGES = 1 << 17
+#: Pages that are known to be stored, asked for, and never found, before the tier is called dead.
+NEVER_PAGES = 8
+
+
+class Fault(NamedTuple):
+    """What is wrong with some pages of one operation, on its way to become a finding."""
+
+    cls: FaultClass
+    cause: str
+    expected: str = ""
+    got: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A page as it was when it was stored: of which tokens, and the digests of its bytes.
+
+    ``payload`` is of all of them in the store's order, 0 where nobody took it. ``tiles`` maps (pool,
+    component) to uint64 [layers]: what their backup left, as far as it was seen. ``sample`` is of a
+    few bytes only, which tell whether a page was delivered at all.
+    """
+
+    tokens: int
+    payload: int
+    sample: int
+    tiles: dict[tuple[str, str], Digests]
+
+
+class Contents:
+    """Pages by content key, the latest ones."""
+
+    def __init__(self, most: int = MOST_PAGES) -> None:
+        self._most = most
+        self._pages: OrderedDict[str, Stored] = OrderedDict()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pages
+
+    def keep(self, name: str, page: Stored) -> None:
+        """A page was stored."""
+        self._pages[name] = page
+        self._pages.move_to_end(name)
+        if len(self._pages) > self._most:
+            self._pages.popitem(last=False)
+
+    def get(self, name: str) -> Stored | None:
+        """What was stored under ``name``, if that is known."""
+        return self._pages.get(name)
+
+
+#: Class of a miss by how the store ended it, what it means, and what to do.
+_OF_STATE: dict[str, tuple[FaultClass, str, str]] = {
+    "missing": (
+        FaultClass.STALE_INDEX,
+        "the store's index has the page and its bytes are gone",
+        "drop the index entry when a get fails; look for who else removes records",
+    ),
+    "short": (
+        FaultClass.STORAGE_DAMAGE,
+        "the record is truncated",
+        "write beside and rename; look for a full disk or a writer that was killed",
+    ),
+    "damaged": (
+        FaultClass.STORAGE_DAMAGE,
+        "the record's bytes are not those that were stored",
+        "look at the disk and at who else writes there",
+    ),
+    "foreign": (
+        FaultClass.STORAGE_DAMAGE,
+        "another writer's record lies under this name",
+        "give each rank and writer names of its own",
+    ),
+    "miskeyed": (
+        FaultClass.KEY_IDENTITY,
+        "one key for two contents",
+        "put everything that tells two pages apart into the key: all tokens before it, namespace, model, format",
+    ),
+    "failed": (
+        FaultClass.DEAD_TIER,
+        "the store reports an error",
+        "look at the errno: space, rights, the mount, the service",
+    ),
+}
+
+
+def of_failure(state: str, reason: str, errno: int, expected: str, got: str) -> Fault:
+    """What a page's bad end means."""
+    cls, cause, advice = _OF_STATE[state]
+    text = f"{cause}: {reason}" + (f" (errno {errno})" if errno else "")
+    return Fault(cls, text, expected, got or (f"errno {errno}" if errno else state), advice)
+
+
+def of_other_bytes(page: Stored | None, tokens: int, *, untouched: bool) -> Fault:
+    """Why a page that was fetched as good does not hold what it should.
+
+    Args:
+        page: as it was stored, if that is known.
+        tokens: digest of the tokens it was asked for.
+        untouched: whether the host page holds what it held before the fetch.
+    """
+    if page is not None and page.tokens != tokens:
+        cls, cause, advice = _OF_STATE["miskeyed"]
+        return Fault(cls, cause, f"tokens {tokens:016x}", f"{page.tokens:016x}", advice)
+    if untouched:
+        return Fault(
+            FaultClass.FAILED_LOAD,
+            "the host page holds what it held before: the fetch was reported as done and did not deliver",
+            advice="look at the length and status of each get; never take a batch's status for a page's",
+        )
+    cls, cause, advice = _OF_STATE["damaged"]
+    return Fault(cls, f"{cause}, and the store did not notice", advice=advice)
+
+
+@dataclass(slots=True)
+class TierState:
+    """Whether a store ever answers."""
+
+    fetched: int = 0
+    unanswered: int = 0
+    _told: set[str] = field(default_factory=set)
+
+    def looked_up(self, known: int, found: int, evicted: int) -> Fault | None:
+        """Of pages known to be stored, ``known`` were asked for and ``found`` believed there."""
+        self.fetched += found
+        self.unanswered += known - found
+        if self.fetched or evicted or self.unanswered < NEVER_PAGES or not self._first("never"):
+            return None
+        return Fault(
+            FaultClass.DEAD_TIER,
+            "the tier is written and never answers: pages that were stored are looked up and none is found",
+            "a hit",
+            f"{self.unanswered} misses of stored pages",
+            "compare the keys of put and get: same tokens, same chain, same namespace and model",
+        )
+
+    def fallback(self, why: str) -> Fault | None:
+        """Bytes take a slower way than they were meant to; told once."""
+        if not why or not self._first("fallback"):
+            return None
+        return Fault(
+            FaultClass.DEAD_TIER,
+            f"a slow fallback is taken: {why}",
+            "direct",
+            "fallback",
+            "mend what the fallback stands in for; a slow hit may cost more than computing again",
+        )
+
+    @staticmethod
+    def gave_up(why: str) -> Fault:
+        """The engine stopped waiting, or asking."""
+        return Fault(
+            FaultClass.DEAD_TIER,
+            f"the store does not answer: {why}",
+            "an answer",
+            why,
+            "look at the store's service, mount and network; until it answers every page is a miss",
+        )
+
+    def _first(self, what: str) -> bool:
+        new = what not in self._told
+        self._told.add(what)
+        return new

@@ -1,0 +1,96 @@
+"""Where faults are rehearsed under the tracer: in one cache, on ranks, between prefill and decode.
+
+A stage runs a fault, or its clean twin, and gives what was found and what its readers saw. To add
+one: a name in :data:`~hicache_dbg.repro.faults.base.Stage`, and a line in :data:`STAGES`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.faults.handover import decode, prefill
+from hicache_dbg.repro.faults.rehearsal import Rehearsed, rehearse
+from hicache_dbg.repro.faults.storage_rehearsal import rehearse_storage
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.events import Finding, Topic
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+__all__ = ["STAGES", "Run"]
+
+Run = Callable[[Fault | None, Layout, int], tuple[list[Finding], Rehearsed]]
+"""Given a fault, the host layout and a seed: what was found, and what readers saw."""
+
+RANKS = 2
+
+
+@contextmanager
+def _runtime(sink: MemorySink, **more: int) -> Iterator[tuple[Session, HiCacheAttachment]]:
+    settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, **more)  # type: ignore[arg-type]
+    with Runtime.start(settings, sinks=[sink]) as runtime:
+        attachment = runtime.attachment
+        assert isinstance(attachment, HiCacheAttachment)  # noqa: S101 - what Runtime builds by default
+        yield runtime.session, attachment
+        runtime.flush()
+
+
+def cache(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
+    """One cache, one tracer."""
+    sink = MemorySink()
+    with _runtime(sink) as (_, attachment):
+        seen = rehearse(fault, attachment.lifetimes.host_access, layout=layout, seed=seed)
+    return sink.of(Finding), seen
+
+
+def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
+    """The same turns on each rank; the fault is on the last. Their recordings are joined."""
+    sinks, seen = [], None
+    for rank in range(RANKS):
+        sink = MemorySink()
+        here = fault if rank == RANKS - 1 else None
+        with _runtime(sink, rank=rank, ranks=RANKS) as (session, attachment):
+
+            def call(name: str, session: Session = session) -> None:
+                session.state(Topic.COLLECTIVE, (name,))
+
+            seen = rehearse(
+                here,
+                attachment.lifetimes.host_access,
+                layout=layout,
+                seed=seed,
+                collective=call,
+            )
+        sinks.append(sink)
+    assert seen is not None  # noqa: S101 - there is a rank
+    found = [finding for sink in sinks for finding in sink.of(Finding)]
+    return found + join([sink.events for sink in sinks]), seen
+
+
+def handover(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Finding], Rehearsed]:
+    """Prefill, then decode, each with a tracer of its own. Their recordings are joined."""
+    ours, theirs = MemorySink(), MemorySink()
+    with _runtime(ours) as (session, _):
+        sent = prefill(session, layout)
+    with _runtime(theirs) as (session, _):
+        seen = decode(session, sent, fault, layout)
+    found = ours.of(Finding) + theirs.of(Finding)
+    return found + join([ours.events, theirs.events]), seen
+
+
+def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
+    """A cache over a store of files, with a restart in the middle."""
+    sink = MemorySink()
+    with _runtime(sink) as (_, attachment):
+        access = attachment.lifetimes.host_access
+        seen = rehearse_storage(fault, access, layout=layout, seed=seed)
+    return sink.of(Finding), seen
+
+
+STAGES: Mapping[str, Run] = MappingProxyType(
+    {"cache": cache, "ranks": ranks, "handover": handover, "storage": storage}
+)
