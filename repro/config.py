@@ -10,10 +10,13 @@ from hicache_dbg.pools.validate import LAYOUTS_OF
 from hicache_dbg.repro.poolset import PoolSet
 from hicache_dbg.repro.sets import POOL_SETS
 
-__all__ = ["DEVICES", "ConfigError", "RunConfig"]
+__all__ = ["DEVICES", "MODELS", "ConfigError", "RunConfig"]
 
 DEVICES = ("cpu", "cuda")
 """Where the model and its pools can live."""
+
+MODELS = ("smollm2",)
+"""Real models that chats can be held with."""
 
 _COUNTS = (
     "sessions",
@@ -47,12 +50,17 @@ class RunConfig:
         index_dtype: what the device stores index-K in, ``bf16`` or ``fp8``.
         device_pages: pages in each device pool; None: what suits the pool set and the workload,
             enough for any one session but not for many.
-        host_pages: pages in each host pool.
+        host_pages: pages in each host pool; None: enough for all sessions, or with storage too few.
         pools: the pool set, one of ``POOL_SETS``.
         io_backend: ``kernel`` or ``direct``; empty: what the layout is made for.
         device: where model and pools live, one of ``DEVICES``.
         max_running: turns that are decoded together at most.
         scale: tokens a block of a trace stands for in a replay.
+        storage: the tier behind the host, see :mod:`hicache_dbg.repro.storage`; empty: none.
+        kill: whether a process with the same run over the same store is killed while it stores,
+            before this run begins.
+        model: a real model to hold chats with, one of ``MODELS``; empty: the small one of the pool
+            set, with agent sessions.
     """
 
     sessions: int = 30
@@ -65,12 +73,15 @@ class RunConfig:
     layout: str = "page_first"
     index_dtype: IndexDtype = "bf16"
     device_pages: int | None = None
-    host_pages: int = 2560
+    host_pages: int | None = None
     pools: str = "mla_index_k"
     io_backend: str = ""
     device: str = "cpu"
     max_running: int = 8
     scale: int = 16
+    storage: str = ""
+    kill: bool = False
+    model: str = ""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -79,6 +90,11 @@ class RunConfig:
         _require(self.ctx is None or self.ctx >= 4, "ctx", self.ctx, "at least 4")
         _require(self.seed >= 0, "seed", self.seed, "at least 0")
         _require(self.timeout > 0, "timeout", self.timeout, "above 0 seconds")
+        _require(
+            bool(self.storage) or not self.kill, "kill", self.kill, "a --storage to kill it over"
+        )
+        _one_of("model", self.model, ("", *MODELS))
+        _require(not (self.model and self.storage), "storage", self.storage, "none with a model")
         _one_of("index_dtype", self.index_dtype, get_args(IndexDtype))
         _one_of("pools", self.pools, POOL_SETS)
         _one_of("device", self.device, DEVICES)

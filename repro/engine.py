@@ -53,7 +53,7 @@ def plan_of(config: RunConfig) -> EnginePlan:
         pools=config.pool_set.geometries(config.index_dtype),
         layout=Layout(config.layout),
         io_backend=config.backend,
-        host_pages=config.host_pages,
+        host_pages=config.host_pages or 0,
         pin=config.device == "cuda",
         host_class=config.pool_set.host_class,
         host_formula={},

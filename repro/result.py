@@ -10,6 +10,7 @@ from hicache_dbg.repro.workload import Truth
 __all__ = [
     "Divergence",
     "EngineStats",
+    "Exchange",
     "RunResult",
     "SessionCounts",
     "SessionReport",
@@ -81,13 +82,32 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What the engine did: operations, and pages."""
+    """What the engine did: operations, and pages.
+
+    ``storage_misses`` are pages that storage was asked for and did not give, by why; ``unstored``
+    pages that it did not take.
+    """
 
     loads: int = 0
     backups: int = 0
     host_hit_pages: int = 0
     device_hit_pages: int = 0
     evicted_pages: int = 0
+    stored_pages: int = 0
+    fetched_pages: int = 0
+    storage_misses: dict[str, int] = field(default_factory=dict)
+    unstored: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One turn of a chat with a real model: the question, and the replies without and with tiers."""
+
+    chat: int
+    turn: int
+    question: str
+    expected: str
+    got: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,8 @@ class RunResult:
 
     ``truth_seconds`` is the part of ``wall_seconds`` that went into the ground truth.
     ``engine_error`` tells of copies that failed without a session noticing. ``truth`` can be
-    given to a later run; it is None after an interrupt before it was known.
+    given to a later run; it is None after an interrupt before it was known. ``exchanges`` is what
+    was said, where a real model spoke.
     """
 
     config: RunConfig
@@ -108,6 +129,7 @@ class RunResult:
     engine_error: str = ""
     interrupted: bool = False
     truth: Truth | None = field(default=None, repr=False, compare=False)
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def sessions(self) -> SessionCounts:
@@ -116,8 +138,9 @@ class RunResult:
 
     @property
     def tiers_used(self) -> bool:
-        """Whether any page came back from the host: without that a run proves nothing."""
-        return self.stats.host_hit_pages > 0
+        """Whether any page came back from the last tier: without that a run proves nothing."""
+        last = self.stats.fetched_pages if self.config.storage else self.stats.host_hit_pages
+        return last > 0
 
     @property
     def counts(self) -> dict[str, int]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -11,17 +12,24 @@ from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.transfer import TransferError
 from hicache_dbg.repro.config import ConfigError, RunConfig
-from hicache_dbg.repro.engine import device_pools, mirrors, plan_of, torch_device
-from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.engine import EnginePlan, device_pools, mirrors, plan_of, torch_device
+from hicache_dbg.repro.faults.base import Fault, Target
+from hicache_dbg.repro.faults.page_table import HostAccess, PageTable, Uploads, untold
+from hicache_dbg.repro.kernels import Kernels, ToldKernels, Untold
 from hicache_dbg.repro.oracle import TRUTH_BATCH, ground_truth, judge
 from hicache_dbg.repro.result import EngineStats, RunResult
 from hicache_dbg.repro.scheduler import Scheduler
 from hicache_dbg.repro.sessions import SessionWorkload
+from hicache_dbg.repro.storage import storage_tier
 from hicache_dbg.repro.tiered import TieredCache
 from hicache_dbg.repro.trace import Trace, TraceWorkload
 from hicache_dbg.repro.workload import Transcript, Truth, Workload
+from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["OnEngine", "OnProgress", "run"]
+
+#: Pages of a host pool by default; with storage it has as many as the device: too few for all.
+HOST_PAGES = 2560
 
 OnProgress = Callable[[int, int, str], None]
 """Called with units done, units in all and what is being done, after each answered turn."""
@@ -38,6 +46,7 @@ def run(
     on_engine: OnEngine | None = None,
     *,
     truth: Truth | None = None,
+    host_access: HostAccess = untold,
 ) -> RunResult:
     """Run agent sessions, or the requests of ``trace``, through the engine and judge every reply.
 
@@ -46,20 +55,21 @@ def run(
 
     Args:
         config: of the run; what is None in it becomes the default of pool set and workload.
-        fault: changes how the engine is built.
+        fault: changes how the engine is built, or the engine that is built.
         trace: takes the place of the agent sessions.
         on_progress: see :data:`OnProgress`.
         on_engine: see :data:`OnEngine`.
         truth: ``RunResult.truth`` of a run with the same workload, pools and ``index_dtype``, to
             save
             computing it again.
+        host_access: see :data:`HostAccess`; called only where the fault is in a page table.
 
     Raises:
         ConfigError: the pools do not hold one session, the trace is empty, or the fault does not
             touch the pool set.
-        DeviceMissing: the device asked for is not here.
+        DeviceMissing: the device, or the store, asked for is not here.
     """
-    job = _Run(_sized(config, trace), fault, trace, on_progress or _silent, truth)
+    job = _Run(_sized(config, trace), fault, trace, on_progress or _silent, truth, host_access)
     with _one_thread():
         try:
             job.find_truth()
@@ -72,20 +82,22 @@ def run(
 class _Run:
     """A run under way: what is known so far can be judged at any moment."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         config: RunConfig,
         fault: Fault | None,
         trace: Trace | None,
         on_progress: OnProgress,
         truth: Truth | None,
+        host_access: HostAccess,
     ) -> None:
         self.interrupted = False
         self._config = config
         self._fault = fault
         self._trace = trace
         self._device = torch_device(config.device)
-        self._plan = fault.apply(plan_of(config)) if fault else plan_of(config)
+        self._plan = _applied(fault, config)
+        self._host_access = host_access
         self._on_progress = on_progress
         self._phases = 1 if truth is not None else 2
         self._truth = truth
@@ -113,11 +125,13 @@ class _Run:
         self._transcripts = workload.transcripts
         plan = self._plan
         pools = device_pools(plan.pools, config.device_pages or 0, self._device)
-        with closing(PoolGroup(mirrors(plan, pools))) as group:
-            controller = HiCacheController(group, io_backend=plan.io_backend)
-            cache = TieredCache(controller)
+        with closing(PoolGroup(mirrors(plan, pools))) as group, storage_tier(config) as tier:
+            controller = HiCacheController(group, io_backend=plan.io_backend, storage=tier)
+            kernels = ToldKernels(controller) if config.device == "cpu" else Untold()
+            cache = TieredCache(controller, kernels=kernels)
             try:
                 on_engine(controller)
+                cache = self._installed(controller, cache, kernels)
                 Scheduler(
                     config.pool_set.model(pools),
                     cache,
@@ -129,6 +143,20 @@ class _Run:
             finally:
                 self._close(controller)
                 self._stats = _stats(controller, cache)
+
+    def _installed(
+        self, controller: HiCacheController, cache: TieredCache, kernels: Kernels
+    ) -> TieredCache:
+        """The cache with the fault in its engine, or in the page tables that it uploads."""
+        if self._fault is None:
+            return cache
+        in_table = self._fault.cls is FaultClass.CONTROL_TABLE
+        table = PageTable(controller.group.device_pages) if in_table else None
+        self._fault.install(Target(controller, table))
+        if table is None:
+            return cache
+        uploads = Uploads(table, self._host_access, controller.flush)
+        return TieredCache(controller, uploads, kernels)
 
     def result(self) -> RunResult:
         """Judge what has ended."""
@@ -159,6 +187,25 @@ class _Run:
         return report
 
 
+def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
+    """The plan with the fault in it.
+
+    Raises:
+        ConfigError: the fault has no place in a run like this.
+    """
+    plan = plan_of(config)
+    if fault is None:
+        return plan
+    if fault.stage == "storage" and config.storage:
+        return fault.apply(plan)
+    if fault.stage != "cache":
+        raise ConfigError(
+            f"fault {fault.name} is between caches, or between a cache and its store, and this run has "
+            f"one cache alone; add --storage file if it is in a store, or run hicache-dbg selftest --fault {fault.name}"
+        )
+    return fault.apply(plan)
+
+
 def _workload(config: RunConfig, trace: Trace | None) -> Workload:
     return SessionWorkload(config) if trace is None else TraceWorkload(trace, config.scale)
 
@@ -168,10 +215,11 @@ def _sized(config: RunConfig, trace: Trace | None) -> RunConfig:
     pool_set = config.pool_set
     natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
     pages = natural if config.device_pages is None else config.device_pages
-    config = replace(config, ctx=config.first_prompt, device_pages=pages)
+    host = config.host_pages or (pages if config.storage else HOST_PAGES)
+    config = replace(config, ctx=config.first_prompt, device_pages=pages, host_pages=host)
     tokens = _workload(config, trace).longest()
     needed = config.pages_of(tokens)
-    for name, given in (("device_pages", pages), ("host_pages", config.host_pages)):
+    for name, given in (("device_pages", pages), ("host_pages", host)):
         if given < needed:
             raise ConfigError(
                 f"{name} is {given}, but one session needs {needed} pages "
@@ -188,7 +236,20 @@ def _stats(controller: HiCacheController, cache: TieredCache) -> EngineStats:
         host_hit_pages=cache.host_hit_pages,
         device_hit_pages=cache.device_hit_pages,
         evicted_pages=done.evicted,
+        **_storage_stats(controller),
     )
+
+
+def _storage_stats(controller: HiCacheController) -> dict[str, Any]:
+    if controller.storage is None:
+        return {}
+    done = controller.storage.stats
+    return {
+        "stored_pages": done.stored_pages,
+        "fetched_pages": done.fetched_pages,
+        "storage_misses": dict(done.misses),
+        "unstored": dict(done.unstored),
+    }
 
 
 @contextmanager

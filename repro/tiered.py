@@ -1,5 +1,6 @@
 """A turn's pages out of the tiers: matched, loaded back from the host, evicted under pressure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,17 +10,24 @@ import torch
 from hicache_dbg.pools.allocator import OutOfPages
 from hicache_dbg.pools.controller import HiCacheController, Match
 from hicache_dbg.pools.indices import Ids
+from hicache_dbg.pools.ticket import LoadTicket
 from hicache_dbg.repro.cache import Lease
+from hicache_dbg.repro.kernels import Kernels, Untold
 from hicache_dbg.repro.workload import Turn
 
 __all__ = ["TieredCache"]
 
 
+def _as_it_is(table: torch.Tensor) -> torch.Tensor:
+    return table
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """What a lease holds in the controller: a locked match, and pages of its own."""
+    """What a lease holds in the controller: a locked match, all its pages, and those of its own."""
 
     match: Match
+    pages: Ids
     own: Ids
 
 
@@ -27,13 +35,21 @@ class TieredCache:
     """Pages by way of a controller; every answered turn leaves its whole pages in the cache.
 
     A turn is admitted if the capacities of the turns that run leave room for its own. Prefixes
-    that turns share are counted for each of them, so an admitted turn finds its pages.
+    that turns share are counted for each of them, so an admitted turn finds its pages. ``upload``
+    makes the device's page table of the host's; ``kernels`` are told of what the model touches.
     """
 
-    def __init__(self, controller: HiCacheController) -> None:
+    def __init__(
+        self,
+        controller: HiCacheController,
+        upload: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
+        kernels: Kernels | None = None,
+    ) -> None:
         self.host_hit_pages = 0
         self.device_hit_pages = 0
         self._controller = controller
+        self._upload = upload
+        self._kernels = kernels or Untold()
         self._page_size = controller.group.page_tokens
         self._room = controller.group.device_pages
         self._held: dict[Lease, _Held] = {}
@@ -45,6 +61,7 @@ class TieredCache:
             return None
         controller = self._controller
         # The last token is always computed: its output is the first token of the reply.
+        controller.prefetch(turn.tokens[:-1])
         match = controller.match(turn.tokens[:-1])
         own = np.empty(0, np.int64)
         try:
@@ -59,27 +76,34 @@ class TieredCache:
         self._room -= needed
         self.host_hit_pages += match.host_pages.size
         self.device_hit_pages += match.device_pages.size
-        table = torch.from_numpy(np.concatenate((ticket.device_pages, own)))
+        pages = np.concatenate((ticket.device_pages, own))
+        table = self._upload(torch.from_numpy(pages))
         cached = match.pages * self._page_size
-        lease = Lease(turn, cached, table, partial(controller.wait_layer, ticket=ticket))
-        self._held[lease] = _Held(match, own)
+        lease = Lease(turn, cached, table, partial(self._gate, ticket, pages[: match.pages]))
+        self._held[lease] = _Held(match, pages, own)
         return lease
+
+    def _gate(self, ticket: LoadTicket, cached: Ids, layer: int) -> None:
+        """Let the model to a layer of what is cached."""
+        self._controller.wait_layer(layer, ticket)
+        self._kernels.read(layer, cached)
 
     def finish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
         """Put the computed whole pages into the cache, whoever may use them; free the rest."""
         sequence = np.concatenate((lease.turn.tokens, np.array(tokens[:-1], np.int64)))
         pages = len(sequence) // self._page_size
-        table = lease.table.numpy()
         held = self._held.pop(lease)
+        self._kernels.write(held.own)
         try:
-            self._controller.insert(sequence[: pages * self._page_size], table[:pages])
-            self._controller.free_device(table[pages:])
+            self._controller.insert(sequence[: pages * self._page_size], held.pages[:pages])
+            self._controller.free_device(held.pages[pages:])
         finally:
             self._release(lease, held)
 
     def abandon(self, lease: Lease) -> None:
         """Give the turn's own pages back."""
         held = self._held.pop(lease)
+        self._kernels.write(held.own)  # as far as it got
         try:
             self._controller.free_device(held.own)
         finally:

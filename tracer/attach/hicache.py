@@ -15,10 +15,13 @@ from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.hicache_lifetimes import LifetimeAttachment
-from hicache_dbg.tracer.attach.hicache_views import mirror_views
+from hicache_dbg.tracer.attach.hicache_ranks import RankStatements
+from hicache_dbg.tracer.attach.hicache_storage import StorageAttachment
+from hicache_dbg.tracer.attach.hicache_views import mirror_views, pinning_of
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.attach.spans import slot_spans
 from hicache_dbg.tracer.checks.layout import check_readings
+from hicache_dbg.tracer.checks.pinning import check_pinning
 from hicache_dbg.tracer.events import Op, Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy, MirrorViews
@@ -27,12 +30,15 @@ from hicache_dbg.tracer.sink import PoolPages
 
 if TYPE_CHECKING:
     from hicache_dbg.pools.controller import HiCacheController
+    from hicache_dbg.pools.pinning import PinState
 
 __all__ = ["HiCacheAttachment"]
 
 SYSTEM = "hicache_dbg.pools"
 CONTROLLER = "hicache_dbg.pools.controller"
 GenerationReader = Callable[[Pages], Pages]
+#: How long detaching waits, in seconds, for the bus to describe the copies it has.
+_LAST_WORDS_S = 2.0
 
 
 class HiCacheAttachment:
@@ -49,13 +55,18 @@ class HiCacheAttachment:
         self._session = session
         self._patches = Patches()
         self.lifetimes = LifetimeAttachment(session)
+        self._ranks = RankStatements(session)
         self._views: dict[int, MirrorViews] = {}
+        self._storage = StorageAttachment(session, self._views_of, self.lifetimes.filled)
+        self._pinned: dict[int, PinState] = {}
         self._controllers: weakref.WeakSet[HiCacheController] = weakref.WeakSet()
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet; calling it again is harmless."""
         self._patches.replace(TransferEngine, "backup", self._around_backup)
         self._patches.replace(TransferEngine, "load", self._around_load)
+        self._patches.replace(TransferEngine, "on_queued", self._around_on_queued)
+        self._session.probe.watching = self._session.probe.describes_later = True
         if CONTROLLER not in sys.modules:
             importlib.import_module(CONTROLLER)
         # While that module is being imported itself, the class is not there yet: the gate's hook
@@ -64,13 +75,20 @@ class HiCacheAttachment:
         if controller is not None:
             self._patches.replace(controller, "__init__", self._after_construction)
             self.lifetimes.attach_controller(controller)
+            self._ranks.attach(controller)
         self.lifetimes.attach()
+        self._storage.attach()
 
     def detach(self) -> None:
         """Put the engine's own functions back; a second call changes nothing."""
+        self._ranks.detach()
         self.lifetimes.detach()  # first: it wraps what is wrapped here
+        self._storage.detach()
         self._patches.undo()
+        self._session.probe.watching = self._session.probe.describes_later = False
+        self._session.bus.flush(_LAST_WORDS_S)  # it may still have copies to describe
         self._views.clear()
+        self._pinned.clear()
 
     def pool_state(self) -> Iterator[PoolPages]:
         """Pages by pool, tier and state, of all controllers that are alive; read when asked."""
@@ -88,6 +106,7 @@ class HiCacheAttachment:
         def backup(engine: TransferEngine, op: CopyOp) -> None:
             if op.after is not None:  # the writer of the source: the engine waits for it as well
                 op.after.synchronize()
+            self._look_at(op)
             self._session.probe.observe(
                 lambda: self._copies(op, Op.BACKUP), lambda: original(engine, op)
             )
@@ -96,6 +115,7 @@ class HiCacheAttachment:
 
     def _around_load(self, original: Callable[..., None]) -> Callable[..., None]:
         def load(engine: TransferEngine, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
+            self._look_at(op)
             self._session.probe.observe_layers(
                 lambda: self._copies(op, Op.LOAD),
                 lambda layer_done: original(engine, op, layer_done),
@@ -103,6 +123,13 @@ class HiCacheAttachment:
             )
 
         return load
+
+    def _around_on_queued(self, original: Callable[..., None]) -> Callable[..., None]:
+        def on_queued(engine: TransferEngine, stream: int, under_way: int) -> None:
+            original(engine, stream, under_way)
+            self._session.probe.queued(stream, under_way)
+
+        return on_queued
 
     def _after_construction(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(controller: "HiCacheController", *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -119,13 +146,19 @@ class HiCacheAttachment:
 
         return __init__
 
+    def _look_at(self, op: CopyOp) -> None:
+        """What must be seen now: the copies themselves may be described later."""
+        with self._session.errors.at("attach/mirrors"):
+            for copy in op.copies:
+                self._views_of(copy.mirror)
+                self._look_at_pinning(copy.mirror)
+
     def _copies(self, op: CopyOp, kind: Op) -> list[Copy]:
         return [self._copy(op, copy, kind) for copy in op.copies]
 
     def _copy(self, op: CopyOp, copy: PoolCopy, kind: Op) -> Copy:
         mirror = copy.mirror
-        if id(mirror) not in self._views:  # an engine used without a controller, or a late attach
-            self._register([mirror], None)
+        views = self._views_of(mirror)
         trace_id, span_id = op.trace
         host_ids, device_ids = copy.host, copy.device
         host_slots = mirror.host.geometry.slots_per_page
@@ -139,7 +172,7 @@ class HiCacheAttachment:
             )
             generations = generations[first]
         return Copy(
-            mirror=self._views[id(mirror)],
+            mirror=views,
             op=kind,
             host_pages=host_pages,
             device_pages=device_pages,
@@ -156,12 +189,34 @@ class HiCacheAttachment:
             span_id=span_id,
         )
 
+    def _look_at_pinning(self, mirror: Mirror) -> None:
+        """Say so where host memory is not as it was when the pool was registered."""
+        state = mirror.host.pinned
+        before = self._pinned.get(id(mirror))
+        if before is state:
+            return
+        self._pinned[id(mirror)] = state
+        if before is None:
+            return
+        was, pin = self._views[id(mirror)].pinning, pinning_of(mirror.host)
+        now, rank = time.time_ns(), self._session.settings.rank
+        self._session.check(
+            lambda: check_pinning(mirror.name, pin, time_ns=now, rank=rank, was=was)
+        )
+
+    def _views_of(self, mirror: Mirror) -> MirrorViews:
+        if id(mirror) not in self._views:  # an engine used without a controller, or a late attach
+            self._register([mirror], None)
+        return self._views[id(mirror)]
+
     def _register(self, mirrors: Iterable[Mirror], generation: GenerationReader | None) -> None:
         """Read both ends of each mirror off the tensors, check them, and announce them."""
         seen, known = [], tuple(self._views.values())
         for mirror in mirrors:
             views = self._views[id(mirror)] = mirror_views(mirror, generation)
+            self._pinned[id(mirror)] = mirror.host.pinned
             weakref.finalize(mirror, self._views.pop, id(mirror), None)
+            weakref.finalize(mirror, self._pinned.pop, id(mirror), None)
             seen.append(views)
         self._session.register(seen, host_classes=host_classes())
         now, rank = time.time_ns(), self._session.settings.rank

@@ -17,15 +17,21 @@ from hicache_dbg.tracer.checks.components import Components
 from hicache_dbg.tracer.checks.identity import Digests, Identity
 from hicache_dbg.tracer.checks.ordering import Ordering, Role, Space
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks, Stamp
+from hicache_dbg.tracer.checks.ordering_cuda import CudaOrder
 from hicache_dbg.tracer.checks.ownership import Ownership, Pages
 from hicache_dbg.tracer.checks.pins import Pins
+from hicache_dbg.tracer.checks.tiers import Paths, TierUse
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
-__all__ = ["Books", "Flight"]
+__all__ = ["Books", "Flight", "moments"]
 
 _numbers = count(1)
+#: Before a lookup and after a page was cached: what is cached before a lookup begins should be found.
+moments = count(1)
 
 Pool = DevicePool | HostPool
+#: Accesses of the model's own kernels.
+_MODELS = {Role.COMPUTE_READ, Role.COMPUTE_WRITE}
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +70,9 @@ class Flight:
         return (self.state.device, self.device) if self.loads else (self.state.host, self.host)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Every pool of the group."""
-        return tuple(mirror.name for mirror in self.state.group.mirrors)
+    def pool(self) -> str:
+        """Every pool of the group, as findings name them."""
+        return "+".join(mirror.name for mirror in self.state.group.mirrors)
 
 
 class Books:
@@ -77,12 +83,18 @@ class Books:
         self.pins = Pins()
         self.clocks = Clocks()
         self.ordering = Ordering()
+        self.cuda = CudaOrder(self.clocks)
         self.stamps: dict[int, Stamp] = {}
+        self.paths = Paths()
+        self._use: dict[int, TierUse] = {}
         self._identities: dict[int, Identity] = {}
         self._tiers: dict[int, Ownership] = {}  # by identity: asked for at every note
         self._components: WeakKeyDictionary[CacheState, dict[str, Components]] = WeakKeyDictionary()
         self._spaces: WeakKeyDictionary[Pool, Space] = WeakKeyDictionary()
         self._owners: dict[Space, Ownership] = {}
+        self._ends: dict[OpId, tuple[Ownership, Ownership]] = {}  # host and device of what is open
+        self._placed: set[int] = set()  # caches, by identity
+        self._followed: set[int] = set()  # mirrors, by identity
         self._gates: WeakKeyDictionary[Load, dict[int, int]] = WeakKeyDictionary()
 
     # -- pages ----------------------------------------------------------------------------------
@@ -127,10 +139,34 @@ class Books:
         found = self.identity(allocator).ask(pages, generations, digests, by)
         return _allocated(self.tier(allocator), found)
 
+    def missed(
+        self, allocator: PageAllocator, digest: int, before: int, by: Access
+    ) -> list[Violation]:
+        """A lookup that began at ``before`` found nothing for these tokens."""
+        book, tier = self.identity(allocator), self.tier(allocator)
+        pages, generations = book.written_for(digest, before)
+        return _allocated(tier, book.missed(pages[tier.alive(pages, generations)], by))
+
+    def found_on_host(self, host: PageAllocator, pages: int, by: Access) -> list[Violation]:
+        """A lookup found ``pages`` that are on the host only."""
+        return self.use(host).asked(by) if pages else []
+
+    def use(self, allocator: PageAllocator) -> TierUse:
+        """What went into the tier of these pages, and what came out of it."""
+        use = self._use.get(id(allocator))
+        if use is None:
+            use = self._use[id(allocator)] = TierUse(allocator.name)
+            finalize(allocator, self._use.pop, id(allocator), None)
+        return use
+
     # -- operations -----------------------------------------------------------------------------
 
-    def submitted(self, flight: Flight) -> list[Violation]:
-        """Both ends are open from here on, and the operation owes its pages and layers."""
+    def submitted(self, flight: Flight, *, holds: bool) -> list[Violation]:
+        """Both ends are open from here on, and the operation owes its pages and layers.
+
+        ``holds`` says that it holds the pages of both allocators as well, of which no other note
+        tells.
+        """
         allocator, pages = flight.destination
         self.completion.promise(
             flight.key,
@@ -140,29 +176,32 @@ class Books:
             flight.by,
             number=flight.op.op_id,
         )
-        host, device = self.tier(flight.state.host), self.tier(flight.state.device)
-        found = host.open(flight.host, flight.by, writes=not flight.loads)
-        return found + device.open(flight.device, flight.by, writes=flight.loads)
+        host, device = self._ends[flight.key] = self._both(flight)
+        found = host.open(flight.host, flight.by, writes=not flight.loads, holds=holds)
+        return found + device.open(flight.device, flight.by, writes=flight.loads, holds=holds)
 
-    def acknowledged(self, flight: Flight, by: Access) -> list[Violation]:
-        """Both ends are let go."""
-        host, device = self.tier(flight.state.host), self.tier(flight.state.device)
-        found = host.close(flight.host, by, writes=not flight.loads)
-        return found + device.close(flight.device, by, writes=flight.loads)
+    def acknowledged(self, flight: Flight, by: Access, *, holds: bool) -> list[Violation]:
+        """Both ends are let go, and so are their holds if no other note tells of that."""
+        ends = self._ends.pop(flight.key, None)
+        if ends is None:  # submitted before tracing began, or before a gap
+            return []
+        host, device = ends
+        found = host.close(flight.host, by, writes=not flight.loads, holds=holds)
+        return found + device.close(flight.device, by, writes=flight.loads, holds=holds)
 
     def looked_at(self, flight: Flight, by: Access) -> list[Violation]:
         """The copy uses the pages now: they must still be those that were submitted."""
-        host, device = self.tier(flight.state.host), self.tier(flight.state.device)
+        host, device = self._ends.get(flight.key) or self._both(flight)
         found = host.read(flight.host, flight.host_generations, by)
         return found + device.read(flight.device, flight.device_generations, by)
 
     def begun(self, flight: Flight, by: Access) -> list[Violation]:
         """Every pool has been given its pages."""
-        return self._placed(flight, self.completion.begun(flight.key, by))
+        return self._at_destination(flight, self.completion.begun(flight.key, by))
 
     def reported(self, flight: Flight, by: Access, *, good: bool) -> list[Violation]:
         """Readers were told how the operation ended."""
-        return self._placed(flight, self.completion.report(flight.key, by, good=good))
+        return self._at_destination(flight, self.completion.report(flight.key, by, good=good))
 
     def ended(self, flight: Flight, layers: Iterable[int], status: str, by: Access) -> None:
         """The mover has reported these layers, and has returned or raised."""
@@ -176,32 +215,34 @@ class Books:
         """Readers are let to a layer, when ``arrived`` were there."""
         for there in arrived:
             self.completion.layer_arrived(flight.key, there)
-        return self._placed(flight, self.completion.gate(flight.key, layer, by))
+        return self._at_destination(flight, self.completion.gate(flight.key, layer, by))
 
     def carried(self, flight: Flight, names: Iterable[str], by: Access) -> list[Violation]:
         """The copy was begun with these pools; what a load brings must be of one life."""
         allocator, pages = flight.destination
-        found = _allocated(
-            self.tier(allocator),
-            self.components(flight.state, allocator.name).moved(names, pages, by),
-        )
+        absent = self.components(flight.state, allocator.name).moved(names, pages, by)
+        found = self._placed_at(allocator, absent)
         if flight.loads:
             host = flight.state.host
             source = self.components(flight.state, host.name)
-            lives = source.present(flight.host, flight.host_generations, by)
-            lives += source.agree(flight.host, flight.host_generations, by)
-            found += _allocated(self.tier(host), lives)
+            if not source.whole(flight.host, flight.host_generations):
+                lives = source.present(flight.host, flight.host_generations, by)
+                lives += source.agree(flight.host, flight.host_generations, by)
+                found += self._placed_at(host, lives)
         return found
 
     def anchored(
         self, flight: Flight, name: str, given: tuple[Pages, Pages], by: Access
     ) -> list[Violation]:
         """One pool was given these host and device pages."""
+        host, device = given
+        if _same(host, flight.host) and _same(device, flight.device):
+            return []
         found = strays(name, (flight.host, flight.device), given, by)
-        return _allocated(self.tier(flight.state.host), found)
+        return self._placed_at(flight.state.host, found)
 
-    def arrived(self, flight: Flight, names: Iterable[str]) -> None:
-        """The bytes of these pools are there."""
+    def arrived(self, flight: Flight, names: Iterable[str], moment: int) -> None:
+        """The bytes of these pools are there, since ``moment``."""
         allocator, pages = flight.destination
         generations = flight.device_generations if flight.loads else flight.host_generations
         book = self.components(flight.state, allocator.name)
@@ -213,9 +254,19 @@ class Books:
         ]
         (source, ids, lives), (there, *onto) = ends if flight.loads else ends[::-1]
         source.carry(ids, lives, there, (onto[0], onto[1]))
+        if not flight.loads:  # the cache may have a device page of its own for what was loaded
+            there.cached(flight.host, moment)
+        use = self.use(flight.state.host)
+        (use.gave if flight.loads else use.wrote)(len(flight.host))
 
-    def _placed(self, flight: Flight, found: list[Violation]) -> list[Violation]:
-        return _allocated(self.tier(flight.destination[0]), found)
+    def _both(self, flight: Flight) -> tuple[Ownership, Ownership]:
+        return self.tier(flight.state.host), self.tier(flight.state.device)
+
+    def _at_destination(self, flight: Flight, found: list[Violation]) -> list[Violation]:
+        return self._placed_at(flight.destination[0], found)
+
+    def _placed_at(self, allocator: PageAllocator, found: list[Violation]) -> list[Violation]:
+        return _allocated(self.tier(allocator), found) if found else found
 
     # -- order ----------------------------------------------------------------------------------
 
@@ -241,30 +292,42 @@ class Books:
     ) -> list[Violation]:
         """An access to ``pool``. Copies count from the model's first access to the pool on."""
         space = self.space(pool, tier)
-        if role in {Role.COMPUTE_READ, Role.COMPUTE_WRITE}:
+        if role in _MODELS:
             self.ordering.watch(space, pool.geometry.layers, pool.pages)
         found = self.ordering.access(space, layers, pages, role=role, stamp=stamp, by=by)
-        owner = self._owners.get(space)
+        owner = self._owners.get(space) if found else None
         return found if owner is None else _allocated(owner, found)
 
     def place(self, state: CacheState) -> None:
         """The pools of a cache take their pages from its allocators."""
+        if id(state) in self._placed:
+            return
+        self._placed.add(id(state))
+        finalize(state, self._placed.discard, id(state))
         for mirror in state.group.mirrors:
             self._owners[self.space(mirror.device, "device")] = self.tier(state.device)
             self._owners[self.space(mirror.host, "host")] = self.tier(state.host)
 
     def follow(self, mirror: Mirror) -> bool:
         """Whether the order of a mirror's copies is looked at: once the model has touched it."""
-        device = self.space(mirror.device, "device")
-        if not self.ordering.watches(device):
+        if id(mirror) in self._followed:
+            return True
+        if not self.ordering.watches(self.space(mirror.device, "device")):
             return False
         host = mirror.host
         self.ordering.watch(self.space(host, "host"), host.geometry.layers, host.pages)
+        self._followed.add(id(mirror))
+        finalize(mirror, self._followed.discard, id(mirror))
         return True
 
-    def met(self, actor: ActorId, allocator: PageAllocator) -> None:
-        """``actor`` held the allocator's lock: pages change hands through it, and so does order."""
-        self.clocks.meet(actor, ("allocator", id(allocator)))
+    def met(self, actor: ActorId | None, *allocators: PageAllocator) -> None:
+        """``actor`` held the allocators' locks: pages change hands through them, and so does order.
+
+        None: nobody looks at the order.
+        """
+        if actor is not None:
+            for allocator in allocators:
+                self.clocks.meet(actor, ("allocator", id(allocator)))
 
     def stamp(self, actor: ActorId, work: int | None) -> Stamp:
         """When something happens: a piece of queued work's own moment, or the actor's next step."""
@@ -273,9 +336,11 @@ class Books:
 
     def gate_opened(self, load: Load, layer: int, actor: ActorId) -> None:
         """Whoever passes this gate comes after what ``actor`` did so far."""
-        gates = self._gates.setdefault(load, {})
+        gates = self._gates.get(load)
+        if gates is None:
+            gates = self._gates[load] = {}
+            finalize(load, _forget_all, self.clocks, gates)
         carrier = gates[layer] = next(_numbers)
-        finalize(load, self.clocks.forget, carrier)
         self.clocks.record(actor, carrier)
 
     def gate_passed(self, load: Load, layer: int, actor: ActorId) -> None:
@@ -286,6 +351,16 @@ class Books:
         )
         if opened is not None:
             self.clocks.wait(actor, gates[opened])
+
+
+def _forget_all(clocks: Clocks, gates: dict[int, int]) -> None:
+    for carrier in gates.values():
+        clocks.forget(carrier)
+
+
+def _same(some: Pages, others: Pages) -> bool:
+    """``np.array_equal``, at a tenth of its cost for the few pages of a copy."""
+    return some is others or some.tobytes() == others.tobytes()
 
 
 def _allocated(book: Ownership, found: list[Violation]) -> list[Violation]:

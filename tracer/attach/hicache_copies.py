@@ -10,12 +10,12 @@ from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.state import CacheState
 from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 from hicache_dbg.tracer.attach.call_site import access
-from hicache_dbg.tracer.attach.hicache_books import Books, Flight
+from hicache_dbg.tracer.attach.hicache_books import Books, Flight, moments
 from hicache_dbg.tracer.attach.hicache_pages import PageNotes, Wrappers
 from hicache_dbg.tracer.attach.hicache_streams import current_work
 from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.checks.ordering import Role
-from hicache_dbg.tracer.checks.ordering_clocks import ActorId
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Stamp
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
 if TYPE_CHECKING:
@@ -53,27 +53,22 @@ class CopyNotes:
         def begin(
             state: CacheState, kind: Literal["backup", "load"], host: Ids, device: Ids
         ) -> CopyOp:
-            op = original(state, kind, host, device)
-            with self._notes.errors.at("lifetimes/begin"):
-                flight = Flight(
-                    op=op,
-                    state=state,
-                    host=host.copy(),
-                    device=device.copy(),
-                    host_generations=op.host_generations.astype(np.int64),
-                    device_generations=state.device.generation(device).astype(np.int64),
-                    by=access(f"{kind} {op.op_id}"),
-                )
-                pool = "+".join(flight.names)
-                self._pages.name(state.host, pool)
-                self._pages.name(state.device, pool)
-                self._flights[id(op)] = self._flights[id(host)] = flight
+            with self._pages.holding() as together:
+                op = original(state, kind, host, device)
+                with self._notes.errors.at("lifetimes/begin"):
+                    flight = _flight(state, op, host, device)
+                    self._pages.name(state.host, flight.pool)
+                    self._pages.name(state.device, flight.pool)
+                    self._flights[id(op)] = self._flights[id(host)] = flight
+                    actor, holds = self._actor(), together.claim(state.host, state.device)
 
-                def turn(books: Books) -> list[Violation]:
-                    books.place(state)
-                    return books.submitted(flight)
+                    def turn(books: Books) -> list[Violation]:
+                        if holds:
+                            books.met(actor, state.host, state.device)
+                        books.place(state)
+                        return books.submitted(flight, holds=holds)
 
-                self._note(flight, turn)
+                    self._note(flight, turn, flight.by)
             return op
 
         return begin
@@ -81,24 +76,35 @@ class CopyNotes:
     def _around_end(self, original: Callable[..., None]) -> Callable[..., None]:
         def end(state: CacheState, host: Ids, device: Ids) -> None:
             flight = self._flights.get(id(host))
-            if flight is not None:
-                with self._notes.errors.at("lifetimes/end"):
-                    by = access(f"end of {flight.what}")
-                    good = flight.op.status == "done"
-                    self._flights.pop(id(flight.op), None)
-                    if not flight.loads:
-                        self._flights.pop(id(host), None)
-
-                    def turn(books: Books) -> list[Violation]:
-                        found = books.acknowledged(flight, by)
-                        return (
-                            found if flight.loads else found + books.reported(flight, by, good=good)
-                        )
-
-                    self._note(flight, turn)
-            original(state, host, device)
+            with self._pages.holding() as together:
+                try:
+                    original(state, host, device)
+                finally:
+                    if flight is not None:
+                        with self._notes.errors.at("lifetimes/end"):
+                            holds = together.claim(state.host, state.device)
+                            self._ended(flight, host, holds=holds)
 
         return end
+
+    def _ended(self, flight: Flight, host: Ids, *, holds: bool) -> None:
+        by, actor, state = access(f"end of {flight.what}"), self._actor(), flight.state
+        good = flight.op.status == "done"
+        self._flights.pop(id(flight.op), None)
+        if not flight.loads:
+            self._flights.pop(id(host), None)
+
+        def turn(books: Books) -> list[Violation]:
+            if holds:
+                books.met(actor, state.host, state.device)
+            found = books.acknowledged(flight, by, holds=holds)
+            return found if flight.loads else found + books.reported(flight, by, good=good)
+
+        self._note(flight, turn, by)
+
+    def _actor(self) -> ActorId | None:
+        """The calling thread, where the order of accesses is looked at."""
+        return _actor() if self._notes.ordered else None
 
     # -- the copy itself ------------------------------------------------------------------------
 
@@ -108,9 +114,7 @@ class CopyNotes:
             if flight is None:
                 original(engine, op)
                 return
-            if (
-                op.after is not None
-            ):  # the engine waits for it as well; the wait orders what follows
+            if op.after is not None:  # the engine waits as well; the wait orders what follows
                 op.after.synchronize()
             self._begun(flight)
             try:
@@ -149,6 +153,8 @@ class CopyNotes:
         with self._notes.errors.at("lifetimes/begun"):
             by, actor, work = access(flight.what), _actor(), current_work()
             flight.carrier = by
+            chosen = flight.state._backend.value  # noqa: SLF001
+            paths = [(copy.mirror.name, copy.io_backend.value) for copy in flight.op.copies]
             parts = [
                 (
                     copy.mirror,
@@ -161,6 +167,8 @@ class CopyNotes:
 
             def turn(books: Books) -> list[Violation]:
                 found = books.looked_at(flight, by)
+                for name, path in paths:
+                    found += books.paths.took(name, chosen, path, by)
                 found += books.carried(flight, [mirror.name for mirror, *_ in parts], by)
                 stamp = books.stamp(actor, work)
                 for mirror, _, host, device in parts:
@@ -191,7 +199,7 @@ class CopyNotes:
                         )
                 return found
 
-            self._note(flight, turn)
+            self._note(flight, turn, by)
 
     def _layer_arrived(self, flight: Flight, layer: int) -> None:
         flight.arrived.append(layer)
@@ -199,22 +207,28 @@ class CopyNotes:
             return
         with self._notes.errors.at("lifetimes/layer"):
             actor, work = _actor(), current_work()
-            self._note(flight, lambda books: _arrived(books, flight, layer, actor, work))
+            carrier = flight.carrier or flight.by
+            by = Access(f"{flight.what}, layer {layer}", carrier.actor, carrier.site)
+
+            def turn(books: Books) -> list[Violation]:
+                return _arrived(books, flight, layer, by, books.stamp(actor, work))
+
+            self._note(flight, turn, by)
 
     def _over(self, flight: Flight, status: str) -> None:
         with self._notes.errors.at("lifetimes/over"):
             by = access(f"return of {flight.what}")
             names = [copy.mirror.name for copy in flight.op.copies]
-            layers = tuple(flight.arrived)
+            layers, moment = tuple(flight.arrived), next(moments)
 
             def turn(books: Books) -> list[Violation]:
                 books.ended(flight, layers, status, by)
                 if status != "done":
                     return []
-                books.arrived(flight, names)
+                books.arrived(flight, names, moment)
                 return books.looked_at(flight, by)
 
-            self._note(flight, turn)
+            self._note(flight, turn, by)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -231,6 +245,8 @@ class CopyNotes:
         return close
 
     def _closed(self, controller: "HiCacheController", by: Access) -> None:
+        if controller.storage is not None and controller.storage.stuck:
+            return  # a store that hangs holds its pages until it comes back: that has its own finding
         host, device = (controller.allocators[tier] for tier in ("host", "device"))
         cached = controller.tree.stats.host_pages
         names = "+".join(controller.group.host)
@@ -238,29 +254,23 @@ class CopyNotes:
         def turn() -> list[Violation]:
             books = self._books()
             found = books.tier(host).idle(by) + books.tier(device).idle(by)
+            found += books.use(host).closed(by)
             return found + books.tier(host).used(cached, by)
 
-        self._notes.take(turn, names)
+        self._notes.take(turn, names, by=by)
 
-    def _note(self, flight: Flight | None, turn: Callable[[Books], list[Violation]]) -> None:
+    def _note(self, flight: Flight, turn: Callable[[Books], list[Violation]], by: Access) -> None:
         self._notes.take(
-            lambda: turn(self._books()),
-            "+".join(flight.names) if flight else "",
-            flight.op.kind if flight else "",
+            lambda: turn(self._books()), flight.pool, flight.op.kind, by=by, about=flight
         )
 
 
-def _arrived(
-    books: Books, flight: Flight, layer: int, actor: ActorId, work: int | None
-) -> list[Violation]:
+def _arrived(books: Books, flight: Flight, layer: int, by: Access, stamp: Stamp) -> list[Violation]:
     """The bytes of a layer are there: they were written just before."""
-    followed = [copy for copy in flight.op.copies if books.follow(copy.mirror)]
-    if not followed:
-        return []
-    found, stamp = [], books.stamp(actor, work)
-    carrier = flight.carrier or flight.by
-    by = Access(f"{flight.what}, layer {layer}", carrier.actor, carrier.site)
-    for copy in followed:
+    found = []
+    for copy in flight.op.copies:
+        if not books.follow(copy.mirror):
+            continue
         geometry = copy.mirror.device.geometry
         own = tuple(at for at in copy.layers if geometry.layer_ids[at] == layer)
         pages = copy.device.page_ids(geometry.slots_per_page)
@@ -272,3 +282,15 @@ def _arrived(
 
 def _actor() -> ActorId:
     return ActorId(threading.get_ident())
+
+
+def _flight(state: CacheState, op: CopyOp, host: Ids, device: Ids) -> Flight:
+    return Flight(
+        op=op,
+        state=state,
+        host=host.copy(),
+        device=device.copy(),
+        host_generations=op.host_generations.astype(np.int64),
+        device_generations=state.device.generation(device).astype(np.int64),
+        by=access(f"{op.kind} {op.op_id}"),
+    )

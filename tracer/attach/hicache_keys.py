@@ -1,5 +1,6 @@
 """Notes on the engine's prefix cache: which tokens pages were inserted for, and found for."""
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.tracer.attach.call_site import access
-from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.hicache_books import Books, moments
 from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.checks.identity import prefix_digests
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Violation
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_dbg.pools.radix import InsertResult
     from hicache_dbg.pools.radix_types import Tokens
 
-__all__ = ["KeyNotes"]
+__all__ = ["KeyNotes", "pages_of"]
 
 
 class KeyNotes:
@@ -31,16 +33,18 @@ class KeyNotes:
         """Pages that are found, and locked, should be those of the tokens asked for."""
 
         def match(controller: "HiCacheController", tokens: "Tokens") -> "Match":
+            begun = next(moments)
             found = original(controller, tokens)
-            if found.pages:
-                with self._notes.errors.at("lifetimes/match"):
+            with self._notes.errors.at("lifetimes/match"):
+                if found.pages:
                     self._asked(controller, tokens, found)
+                self._missed(controller, tokens, found, begun)
             return found
 
         return match
 
     def _asked(self, controller: "HiCacheController", tokens: "Tokens", found: "Match") -> None:
-        pages, by = _pages_of(controller, tokens, found.pages), access("match")
+        pages, by = pages_of(controller, tokens, found.pages), access("match")
         cut, parts = found.device_pages.size, []
         for name, ids, span in (
             ("device", found.device_pages, slice(None, cut)),
@@ -49,15 +53,42 @@ class KeyNotes:
             allocator = controller.allocators[name]
             parts.append((allocator, ids.copy(), allocator.generation(ids).astype(np.int64), span))
 
+        host = controller.allocators["host"]
+        actor = ActorId(threading.get_ident()) if self._notes.ordered else None
+
         def turn() -> list[Violation]:
             books, digests = self._books(), prefix_digests(pages)
+            # Under the cache's lock, as whoever brought the pages was.
+            books.met(actor, *(allocator for allocator, *_ in parts))
             return [
-                violation
-                for allocator, ids, generations, span in parts
-                for violation in books.asked(allocator, ids, generations, digests[span], by)
+                *books.found_on_host(host, len(parts[1][1]), by),
+                *(
+                    violation
+                    for allocator, ids, generations, span in parts
+                    for violation in books.asked(allocator, ids, generations, digests[span], by)
+                ),
             ]
 
-        self._notes.take(turn, "+".join(controller.group.device))
+        self._notes.take(turn, "+".join(controller.group.device), by=by, about=found)
+
+    def _missed(
+        self, controller: "HiCacheController", tokens: "Tokens", found: "Match", begun: int
+    ) -> None:
+        """The first page that was not found should be cached nowhere."""
+        pages = pages_of(controller, tokens, found.pages + 1)
+        if len(pages) == found.pages:
+            return
+        by, allocators = access("match"), tuple(controller.allocators.values())
+
+        def turn() -> list[Violation]:
+            books, digest = self._books(), int(prefix_digests(pages)[-1])
+            return [
+                violation
+                for allocator in allocators
+                for violation in books.missed(allocator, digest, begun, by)
+            ]
+
+        self._notes.take(turn, "+".join(controller.group.device), by=by, about=found)
 
     def around_insert(
         self, original: Callable[..., "InsertResult"]
@@ -67,14 +98,18 @@ class KeyNotes:
         def insert(
             controller: "HiCacheController", tokens: "Tokens", device_pages: Ids
         ) -> "InsertResult":
+            ids = np.array(device_pages, np.int64).reshape(-1)
             with self._notes.errors.at("lifetimes/insert"):
-                self._said(controller, tokens, np.array(device_pages, np.int64).reshape(-1))
-            return original(controller, tokens, device_pages)
+                self._said(controller, tokens, ids)
+            result = original(controller, tokens, device_pages)
+            with self._notes.errors.at("lifetimes/insert"):
+                self._taken(controller, ids)
+            return result
 
         return insert
 
     def _said(self, controller: "HiCacheController", tokens: "Tokens", ids: Ids) -> None:
-        pages, by = _pages_of(controller, tokens, ids.size), access("insert")
+        pages, by = pages_of(controller, tokens, ids.size), access("insert")
         device = controller.allocators["device"]
         if len(pages) != ids.size or not ((ids >= 0) & (ids < device.pages)).all():
             return  # the engine is about to refuse it
@@ -86,10 +121,23 @@ class KeyNotes:
             books.identity(device).say(ids, generations, digests)
             return found
 
-        self._notes.take(turn, "+".join(controller.group.device))
+        about = (device.name, ids)
+        self._notes.take(turn, "+".join(controller.group.device), by=by, about=about)
+
+    def _taken(self, controller: "HiCacheController", ids: Ids) -> None:
+        """From now on the cache offers these pages, or has freed them as ones that it had."""
+        device, moment = controller.allocators["device"], next(moments)
+
+        def turn() -> list[Violation]:
+            self._books().identity(device).cached(ids, moment)
+            return []
+
+        self._notes.take(turn)
 
 
-def _pages_of(controller: "HiCacheController", tokens: "Tokens", count: int) -> list[bytes]:
+def pages_of(
+    controller: "HiCacheController", tokens: "Tokens", count: int | None = None
+) -> list[bytes]:
     """The tokens of the first ``count`` whole pages, as the int32 bytes that keys are made of."""
     raw = tokens if isinstance(tokens, bytes) else np.asarray(tokens).astype("<i4").tobytes()
     width = 4 * controller.group.page_tokens

@@ -6,15 +6,17 @@ machines run on the bus's thread.
 
 from collections.abc import Sequence
 
+from hicache_dbg.pools.state import CacheState
 from hicache_dbg.tracer.attach.hicache_books import Books, Flight
 from hicache_dbg.tracer.attach.hicache_copies import CopyNotes
+from hicache_dbg.tracer.attach.hicache_cuda import CudaNotes
 from hicache_dbg.tracer.attach.hicache_keys import KeyNotes
 from hicache_dbg.tracer.attach.hicache_pages import PageNotes
 from hicache_dbg.tracer.attach.hicache_readers import ReaderNotes
 from hicache_dbg.tracer.attach.hicache_streams import StreamNotes, TableTouch, Touch
-from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.attach.notes import Desk, Notes
 from hicache_dbg.tracer.attach.patch import Patches
-from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.checks.ownership import Pages
 
 __all__ = ["LifetimeAttachment"]
 
@@ -26,9 +28,10 @@ class LifetimeAttachment:
     functions are the very same objects as before.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, desk: Desk) -> None:
         self._books = Books()
-        notes = Notes(session, self._start_over)
+        notes = Notes(desk, self.start_over)
+        self._notes = notes
         self._patches = Patches()
         self._pages = PageNotes(notes, lambda: self._books)
         self._flights: dict[int, Flight] = {}
@@ -36,10 +39,11 @@ class LifetimeAttachment:
         self._readers = ReaderNotes(notes, lambda: self._books, self._flights)
         self._keys = KeyNotes(notes, lambda: self._books)
         self._streams = StreamNotes(notes, lambda: self._books)
+        self._cuda = CudaNotes(notes, lambda: self._books)
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet."""
-        for part in (self._pages, self._copies, self._readers, self._streams):
+        for part in (self._pages, self._copies, self._readers, self._streams, self._cuda):
             for owner, name, make in part.wrappers():
                 self._patches.replace(owner, name, make)
 
@@ -51,6 +55,7 @@ class LifetimeAttachment:
 
     def detach(self) -> None:
         """Put the engine's own functions back."""
+        self._cuda.close()
         self._patches.undo()
         self._flights.clear()
 
@@ -58,5 +63,16 @@ class LifetimeAttachment:
         """The calling thread reads or writes pages, or a control table, itself and at once."""
         self._streams.host_access(name, touches)
 
-    def _start_over(self) -> None:
+    def filled(self, state: CacheState, pages: Pages, generations: Pages) -> None:
+        """Host pages were filled from storage, in every pool of the group."""
+
+        def turn() -> None:
+            book = self._books.components(state, state.host.name)
+            for name in book.names:
+                book.arrived(name, pages, generations)
+
+        self._notes.take(turn)
+
+    def start_over(self) -> None:
+        """Forget everything: what is met from now on is as if tracing began now."""
         self._books = Books()

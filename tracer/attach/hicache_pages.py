@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,10 +19,45 @@ from hicache_dbg.tracer.checks.ownership import Ownership, Pages
 from hicache_dbg.tracer.checks.pins import Handle
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
-__all__ = ["PageNotes", "Wrappers"]
+__all__ = ["PageNotes", "Together", "Wrappers"]
 
 #: A class, the name of one of its methods, and what makes the replacement of it.
 Wrappers = Iterator[tuple[type, str, Callable[[Any], Any]]]
+
+
+class Together:
+    """Holds that an operation takes or gives back as one: they go into its own note.
+
+    What nobody claimed by the end of the block becomes notes of its own.
+    """
+
+    def __init__(self, pages: "PageNotes") -> None:
+        self._pages = pages
+        self._calls: list[tuple[PageAllocator, str, npt.ArrayLike]] = []
+
+    def add(self, allocator: PageAllocator, name: str, page_ids: npt.ArrayLike) -> None:
+        """Pages of ``allocator`` were acquired, or released."""
+        self._calls.append((allocator, name, page_ids))
+
+    def claim(self, *allocators: PageAllocator) -> bool:
+        """Whether the holds are those of one operation on these allocators; they are its own then."""
+        if [call[0] for call in self._calls] != list(allocators):
+            return False
+        self._calls.clear()
+        return True
+
+    def __enter__(self) -> Self:
+        self._pages.together.now = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pages.together.now = None
+        for call in self._calls:
+            self._pages.moved(*call, refused=False)
+
+
+class _Now(threading.local):
+    now: Together | None = None
 
 
 class PageNotes:
@@ -31,6 +66,7 @@ class PageNotes:
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
+        self.together = _Now()
         self._lock = threading.Lock()  # an allocator's notes stand in the order of its calls
         self._pools: WeakKeyDictionary[PageAllocator, str] = WeakKeyDictionary()
 
@@ -44,6 +80,10 @@ class PageNotes:
         yield RadixTree, "pin", self._around_pin("pin")
         yield RadixTree, "unlock", self._around_unpin("unlock")
         yield RadixTree, "unpin", self._around_unpin("unpin")
+
+    def holding(self) -> Together:
+        """A block in which this thread's holds belong to one operation."""
+        return Together(self)
 
     def name(self, allocator: PageAllocator, pool: str) -> None:
         """Findings on this allocator's pages are about ``pool``."""
@@ -61,12 +101,14 @@ class PageNotes:
                         found = book.alloc(given, generations, owner, by)
                         return found + book.balance(left, -len(given), by)
 
-                    self._note(allocator, turn)
+                    self._note(allocator, turn, by, given)
             return pages
 
         return alloc
 
     def _around(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        place, held = f"lifetimes/{name}", name != "free"
+
         def make(original: Callable[..., None]) -> Callable[..., None]:
             def call(allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
                 with self._lock:
@@ -75,23 +117,24 @@ class PageNotes:
                         original(allocator, page_ids)
                         refused = False
                     finally:
-                        with self._notes.errors.at(f"lifetimes/{name}"):
-                            self._note(
-                                allocator, self._turn(allocator, name, page_ids, refused=refused)
-                            )
+                        together = self.together.now
+                        if together is not None and held and not refused:
+                            together.add(allocator, name, page_ids)
+                        else:
+                            with self._notes.errors.at(place):
+                                self.moved(allocator, name, page_ids, refused=refused)
 
             call.__name__ = name
             return call
 
         return make
 
-    @staticmethod
-    def _turn(
-        allocator: PageAllocator, name: str, page_ids: npt.ArrayLike, *, refused: bool
-    ) -> Callable[[Ownership], list[Violation]]:
-        pages = np.array(page_ids, np.int64).reshape(
-            -1
-        )  # a copy: the caller may write into its own
+    def moved(
+        self, allocator: PageAllocator, name: str, page_ids: npt.ArrayLike, *, refused: bool
+    ) -> None:
+        """Note that pages were freed, acquired or released, or that the allocator refused to."""
+        # A copy: the caller may write into its own.
+        pages = np.array(page_ids, np.int64).reshape(-1)
         pages = pages[(pages >= 0) & (pages < allocator.pages)]
         by, left = access(name), allocator.available
 
@@ -103,18 +146,24 @@ class PageNotes:
             moved = 0 if refused else len(pages)
             return book.free(pages, by, refused=refused) + book.balance(left, moved, by)
 
-        return turn
+        self._note(allocator, turn, by, pages)
 
-    def _note(self, allocator: PageAllocator, turn: Callable[[Ownership], list[Violation]]) -> None:
+    def _note(
+        self,
+        allocator: PageAllocator,
+        turn: Callable[[Ownership], list[Violation]],
+        by: Access,
+        pages: Pages,
+    ) -> None:
         actor = ActorId(threading.get_ident()) if self._notes.ordered else None
 
         def judged() -> list[Violation]:
             books = self._books()
-            if actor is not None:
-                books.met(actor, allocator)
+            books.met(actor, allocator)
             return turn(books.tier(allocator))
 
-        self._notes.take(judged, self._pools.get(allocator, allocator.name))
+        pool = self._pools.get(allocator, allocator.name)
+        self._notes.take(judged, pool, by=by, about=(allocator.name, pages))
 
     def _around_pin(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         def make(original: Callable[..., None]) -> Callable[..., None]:
@@ -122,7 +171,7 @@ class PageNotes:
                 original(tree, node)
                 with self._notes.errors.at("lifetimes/pin"):
                     by, handle = access(name), _handle(node, name)
-                    self._notes.take(lambda: self._books().pins.pin(handle, by))
+                    self._notes.take(lambda: self._books().pins.pin(handle, by), by=by)
 
             pin.__name__ = name
             return pin
@@ -156,7 +205,7 @@ class PageNotes:
                 pins.forget(handle)  # the node may go now, and its number to another
             return found
 
-        self._notes.take(turn, "prefix_tree")
+        self._notes.take(turn, "prefix_tree", by=by)
 
 
 def _handle(node: Node, name: str) -> Handle:

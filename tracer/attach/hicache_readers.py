@@ -9,7 +9,7 @@ from hicache_dbg.tracer.attach.hicache_books import Books, Flight
 from hicache_dbg.tracer.attach.hicache_pages import Wrappers
 from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
-from hicache_dbg.tracer.checks.violation import Violation
+from hicache_dbg.tracer.checks.violation import Access, Violation
 
 __all__ = ["ReaderNotes"]
 
@@ -52,7 +52,7 @@ class ReaderNotes:
                         return []
                     return books.reported(flight, by, good=error is None)
 
-                self._note(flight, turn)
+                self._note(flight, turn, by)
             original(load, error)
 
         return finish
@@ -70,28 +70,29 @@ class ReaderNotes:
                 books.gate_opened(load, layer, actor)
                 return [] if flight is None else books.gate(flight, layer, arrived, by)
 
-            self._note(flight, turn)
+            self._note(flight, turn, by)
 
     def _around_wait(self, original: Callable[..., None]) -> Callable[..., None]:
         def wait_layer(ticket: LoadTicket, layer: int, timeout: float = GATE_TIMEOUT_S) -> None:
             original(ticket, layer, timeout)
             if ticket.loads and self._notes.ordered:
                 with self._notes.errors.at("lifetimes/wait"):
-                    actor, loads = _actor(), ticket.loads
+                    actor, loads, by = _actor(), ticket.loads, access(f"wait for layer {layer}")
 
                     def turn(books: Books) -> list[Violation]:
                         for load in loads:
                             books.gate_passed(load, layer, actor)
                         return []
 
-                    self._note(None, turn)
+                    self._note(None, turn, by)
 
         return wait_layer
 
-    def _note(self, flight: Flight | None, turn: Callable[[Books], list[Violation]]) -> None:
-        self._notes.take(
-            lambda: turn(self._books()), "+".join(flight.names) if flight else "", "load"
-        )
+    def _note(
+        self, flight: Flight | None, turn: Callable[[Books], list[Violation]], by: Access
+    ) -> None:
+        pool = flight.pool if flight else ""
+        self._notes.take(lambda: turn(self._books()), pool, "load", by=by, about=flight)
 
 
 def _actor() -> ActorId:

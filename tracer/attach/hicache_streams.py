@@ -23,7 +23,7 @@ from hicache_dbg.tracer.checks.ordering import Role, Space
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
-__all__ = ["Kernel", "StreamNotes", "TableTouch", "Touch", "current_work"]
+__all__ = ["Kernel", "StreamNotes", "TableTouch", "Touch", "current_work", "touched"]
 
 _work_numbers = count(1)
 _running = threading.local()
@@ -88,7 +88,7 @@ class StreamNotes:
         """The calling thread itself reads or writes, at once."""
         self._notes.ordered = True
         by, actor = access(name), ActorId(threading.get_ident())
-        self._take(lambda books: _touched(books, touches, actor, None, by))
+        self._take(lambda books: touched(books, touches, actor, None, by), by, touches)
 
     def _around_submit(self, original: Callable[..., None]) -> Callable[..., None]:
         def submit(stream: SimulatedStream, work: Callable[[], object]) -> None:
@@ -109,7 +109,7 @@ class StreamNotes:
                 return []
 
             def done(books: Books) -> list[Violation]:
-                found = _touched(books, touches, actor, number, by)
+                found = touched(books, touches, actor, number, by)
                 books.stamps.pop(number, None)
                 return found
 
@@ -119,7 +119,7 @@ class StreamNotes:
                     work()
                 finally:
                     _running.work = before
-                    self._take(done)
+                    self._take(done, by, touches)
 
             self._take(queued)
             original(stream, run)
@@ -190,20 +190,26 @@ class StreamNotes:
 
         return submit
 
-    def _take(self, turn: Callable[[Books], list[Violation] | None]) -> None:
+    def _take(
+        self,
+        turn: Callable[[Books], list[Violation] | None],
+        by: Access | None = None,
+        about: object = None,
+    ) -> None:
         if not self._notes.ordered:
             return
         with self._notes.errors.at("lifetimes/order"):
-            self._notes.take(lambda: turn(self._books()))
+            self._notes.take(lambda: turn(self._books()), by=by, about=about)
 
 
-def _touched(
+def touched(
     books: Books,
     touches: Sequence[Touch | TableTouch],
     actor: ActorId,
     work: int | None,
     by: Access,
 ) -> list[Violation]:
+    """An access of ``actor``, at the moment of its piece of queued ``work`` or at its next step."""
     if not touches:
         return []
     found, stamp = [], books.stamp(actor, work)

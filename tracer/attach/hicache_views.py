@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 
+import torch
+
 from hicache_dbg.pools.buffer import Buffer
 from hicache_dbg.pools.geometry import PoolGeometry
-from hicache_dbg.pools.host import Mirror
+from hicache_dbg.pools.host import HostPool, Mirror
+from hicache_dbg.pools.pinning import CHUNK_BYTES
+from hicache_dbg.tracer.checks.pinning import Pinning
 from hicache_dbg.tracer.events import Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.view import Run, View
 
-__all__ = ["mirror_views", "view_of"]
+__all__ = ["mirror_views", "pinning_of", "view_of"]
 
 
 def view_of(buffer: Buffer, geometry: PoolGeometry, tier: Tier, layout: str) -> View:
@@ -62,6 +66,37 @@ def _bases(buffer: Buffer, layer_stride: int) -> tuple[int, ...]:
     return tuple(base + layer * layer_stride for layer in range(layers))
 
 
+def pinning_of(host: HostPool) -> Pinning:
+    """What became of the wish to page-lock ``host``, and what the driver says of each chunk."""
+    state = host.pinned
+    return Pinning(
+        requested=state.requested,
+        pinned=state.pinned,
+        return_code=state.return_code,
+        bytes=host.nbytes,
+        pinned_bytes=state.bytes,
+        declared=host.geometry.page_bytes() * host.geometry.layers * host.pages,
+        largest_chunk=min(CHUNK_BYTES, max(buffer.nbytes for buffer in host.buffers.values())),
+        open=_open_chunks(host) if state.pinned and torch.cuda.is_available() else (),
+    )
+
+
+def _open_chunks(host: HostPool) -> tuple[tuple[int, int], ...]:
+    """(offset, bytes) of chunks whose first byte the driver does not know as pinned."""
+    found: list[tuple[int, int]] = []
+    before = 0
+    for buffer in host.buffers.values():
+        memory = buffer.flat(0)
+        size = memory.numel()
+        found += (
+            (before + start, min(CHUNK_BYTES, size - start))
+            for start in range(0, size, CHUNK_BYTES)
+            if not memory[start : start + 1].is_pinned()
+        )
+        before += size
+    return tuple(found)
+
+
 def mirror_views(mirror: Mirror, generation: Callable[[Pages], Pages] | None) -> MirrorViews:
     """Both ends of ``mirror``, each through its own tensors."""
     geometry, host = mirror.device.geometry, mirror.host
@@ -83,4 +118,5 @@ def mirror_views(mirror: Mirror, generation: Callable[[Pages], Pages] | None) ->
         page_indexed=geometry.page_indexed,
         pinned=host.pinned.pinned,
         generation=generation,
+        pinning=pinning_of(host),
     )

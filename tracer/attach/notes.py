@@ -3,15 +3,74 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from hicache_dbg.tracer.checks.violation import Violation
+from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import Finding
-from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.settings import Settings
 
-__all__ = ["Notes"]
+__all__ = ["Desk", "Note", "Notes"]
 
 #: Looks at what happened; None where there is nothing to say, only to remember.
 Turn = Callable[[], list[Violation] | None]
+
+
+class _Switch(Protocol):
+    @property
+    def enabled(self) -> bool: ...
+
+
+class Desk(Protocol):
+    """Where notes go: a :class:`~hicache_dbg.tracer.session.Session`, or who judges them at once."""
+
+    @property
+    def errors(self) -> InternalErrors:
+        """Where failures of the tracer itself are counted."""
+        ...
+
+    @property
+    def settings(self) -> Settings:
+        """The gate."""
+        ...
+
+    @property
+    def probe(self) -> _Switch:
+        """Whether anything is traced now."""
+        ...
+
+    def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
+        """Run ``detect`` in its turn; False if there was no room for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Note:
+    """Something that was done to pages, and who looks at it.
+
+    ``by`` is the access that it is, where it is one; ``about`` what it is an access to.
+    """
+
+    turn: Turn
+    pool: str
+    op: str
+    by: Access | None
+    about: object
+    time_ns: int
+    rank: int
+
+    def __call__(self) -> Sequence[Finding]:
+        """What is wrong with it."""
+        found = self.turn()
+        return self.findings(found) if found else ()
+
+    def findings(self, found: Sequence[Violation]) -> Sequence[Finding]:
+        """Violations that ``turn`` returned, as events."""
+        return [
+            item.finding(pool=self.pool, time_ns=self.time_ns, rank=self.rank, op=self.op)
+            for item in found
+        ]
 
 
 class Notes:
@@ -21,31 +80,34 @@ class Notes:
     fork, tracing switched off) ``start_over`` runs on the bus's thread before the next note.
     """
 
-    def __init__(self, session: Session, start_over: Callable[[], None]) -> None:
-        self.errors = session.errors
+    def __init__(self, desk: Desk, start_over: Callable[[], None]) -> None:
+        self.errors = desk.errors
         #: Whether the order of accesses is looked at: once the model has said what it touches.
         self.ordered = False
-        self._session = session
+        self._desk = desk
         self._start_over = start_over
         self._gap = False
         self._pid = os.getpid()
 
-    def take(self, turn: Turn, pool: str = "", op: str = "") -> None:
+    def take(
+        self,
+        turn: Turn,
+        pool: str = "",
+        op: str = "",
+        by: Access | None = None,
+        about: object = None,
+    ) -> None:
         """Let ``turn`` look at what just happened; what it returns becomes findings on ``pool``."""
-        session = self._session
+        desk = self._desk
         if self._pid != os.getpid():  # a forked child begins with an empty ring
             self._pid, self._gap = os.getpid(), True
-        if not session.probe.enabled:
+        if not desk.probe.enabled:
             self._gap = True
             return
         if self._gap:
-            self._gap = not session.check(self._forget)
-        now, rank = time.time_ns(), session.settings.rank
-
-        def detect() -> Sequence[Finding]:
-            return [item.finding(pool=pool, time_ns=now, rank=rank, op=op) for item in turn() or ()]
-
-        if self._gap or not session.check(detect):
+            self._gap = not desk.check(self._forget)
+        note = Note(turn, pool, op, by, about, time.time_ns(), desk.settings.rank)
+        if self._gap or not desk.check(note):
             self._gap = True
 
     def _forget(self) -> Sequence[Finding]:

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
-from hicache_dbg.tracer.cli.render import render_report
+from hicache_dbg.tracer.cli.render import render_report, table
 from hicache_dbg.tracer.diagnose.report import Report
 
 __all__ = ["Outcome", "as_json", "exit_code", "show"]
@@ -49,6 +50,7 @@ def as_json(outcome: Outcome) -> str:
         ],
         "engine": asdict(result.stats),
         "engine_error": result.engine_error,
+        "exchanges": [asdict(exchange) for exchange in result.exchanges],
         "tiers_used": result.tiers_used,
         "wall_seconds": round(result.wall_seconds, 3),
         "truth_seconds": round(result.truth_seconds, 3),
@@ -65,11 +67,20 @@ def show(outcome: Outcome) -> None:
         console.print(f"run {result.config.tag}", style="bold")
     if outcome.report is not None:
         render_report(console, outcome.report)
+    if result.exchanges:
+        console.print(_said(result))
     stats = result.stats
     console.print(
         f"\nengine: {stats.backups} backups, {stats.loads} loads, {stats.host_hit_pages} pages hit on the "
         f"host, {stats.device_hit_pages} on the device, {stats.evicted_pages} evicted"
     )
+    if result.config.storage:
+        console.print(
+            f"storage ({result.config.storage}): {stats.stored_pages} pages stored, {stats.fetched_pages} "
+            f"fetched; misses {stats.storage_misses}, not stored {stats.unstored}",
+            highlight=False,
+            soft_wrap=True,
+        )
     # In one piece whatever the width, so that they can be searched for.
     lines = [(wall_line(result), ""), (corruption_line(result), _verdict_style(outcome))]
     if outcome.report is not None:
@@ -82,11 +93,26 @@ def show(outcome: Outcome) -> None:
         console.print("interrupted: the sessions above had ended by then", style="yellow")
     elif not result.tiers_used:
         console.print(
-            "not a test: no page came back from the host, so this run proves nothing. "
-            "Use fewer --device-pages or more --sessions.",
+            f"not a test: no page came back from {'storage' if result.config.storage else 'the host'}, so "
+            "this run proves nothing. Use fewer --device-pages or more --sessions.",
             style="bold yellow",
         )
 
 
 def _verdict_style(outcome: Outcome) -> str:
     return "bold green" if exit_code(outcome) == OK else "bold red"
+
+
+def _said(result: RunResult) -> Table:
+    """Every reply; beside it, where it is another, what the model says without the tiers."""
+    made = table("", "question", "reply through the tiers", "without them", title="\nWhat was said")
+    for one in result.exchanges:
+        same = one.expected == one.got
+        made.add_row(
+            f"{one.chat}.{one.turn}",
+            one.question,
+            one.got,
+            "the same" if same else one.expected,
+            style="" if same else "bold red",
+        )
+    return made

@@ -1,0 +1,142 @@
+"""How many copies a second the bus's thread judges with every check on, on one core.
+
+    python benchmarks/bus.py [--copies 4000]
+
+The notes and records of many copies wait in the ring; then the bus's thread takes them, and its own
+clock (processor time) is read before and after. Digests are compared, and ownership, components,
+completion, identity and, once a kernel was told of, order are looked at. The goal is 10,000 copies of
+16 pages a second. Below it, the memory of the books.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.kinds import index_k
+from hicache_dbg.pools.state import CacheState
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+from hicache_dbg.tracer.attach.hicache_streams import Touch
+from hicache_dbg.tracer.bench.table import Row, markdown, median
+from hicache_dbg.tracer.checks.ownership import Ownership
+from hicache_dbg.tracer.events import Copied, Event, Finding
+from hicache_dbg.tracer.ledger import Book
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+GOAL = 10_000
+LAYERS = 4
+#: Records that wait before the clock runs, at most.
+QUEUE = 1 << 20
+
+
+@dataclass
+class Clock:
+    """A record that lets nothing past it until it is set going, and then reads the thread's clock."""
+
+    going: bool = False
+    seconds: float = 0.0
+
+    def ready(self) -> bool:
+        """Whether it was set going."""
+        return self.going
+
+    def events(self) -> Iterator[Event]:
+        """None; by now the thread that takes the records has worked so many seconds."""
+        self.seconds = time.thread_time()
+        return iter(())
+
+
+def copies(state: CacheState, count: int, pages: int) -> None:
+    """Back pages up and load them again, ``count`` copies in all."""
+    host, device = state.host.alloc(pages), state.device.alloc(pages)
+    for number in range(count):
+        if number % 2:
+            with state.changed:
+                op = state.begin("load", host, device)
+            state.engine.load(op, lambda _layer: None)
+        else:
+            with state.changed:
+                op = state.begin("backup", host, device)
+            state.engine.backup(op)
+        with state.changed:
+            state.end(host, device)
+    state.host.free(host)
+    state.device.free(device)
+
+
+@contextmanager
+def traced(group: PoolGroup, *, ordered: bool) -> Iterator[tuple[Runtime, CacheState, MemorySink]]:
+    """An engine under the tracer; ``ordered``: the model says what it touches."""
+    sink = MemorySink()
+    settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, queue=QUEUE)
+    with (
+        Runtime.start(settings, sinks=[sink]) as runtime,
+        closing(HiCacheController(group)) as controller,
+    ):
+        attachment = runtime.attachment
+        assert isinstance(attachment, HiCacheAttachment)
+        if ordered:
+            device = group.mirrors[0].device
+            touch = Touch(device, tuple(range(LAYERS)), range(device.pages), writes=True)
+            attachment.lifetimes.host_access("write", (touch,))
+        yield runtime, controller._state, sink  # noqa: SLF001 - the way below the controller
+
+
+def a_second(pages: int, count: int, *, ordered: bool) -> float:
+    """Copies of ``pages`` pages that the bus's thread judges in a second."""
+    group = PoolGroup.build(
+        [index_k(LAYERS, 4, "bf16")],
+        device_pages=2 * pages,
+        host_pages=2 * pages,
+        layout=Layout.PAGE_FIRST,
+    )
+    with closing(group), traced(group, ordered=ordered) as (runtime, state, sink):
+        first, last = Clock(), Clock(going=True)
+        runtime.session.bus.push(first)
+        copies(state, count, pages)
+        runtime.session.bus.push(last)
+        first.going = True
+        runtime.flush(600)
+        assert len(sink.of(Copied)) == count
+        assert not sink.of(Finding)
+        assert sum(event.verified for event in sink.of(Copied)) == count // 2 * pages * LAYERS
+    return count / (last.seconds - first.seconds)
+
+
+def rows(count: int) -> Iterator[Row]:
+    """A row for each number of pages, with the order of accesses looked at and without."""
+    for ordered in (False, True):
+        for pages in (1, 16, 256):
+            rates = [a_second(pages, count, ordered=ordered) for _ in range(3)]
+            case = f"{pages} pages, {'order looked at' if ordered else 'no kernel declared'}"
+            spread = (
+                f"{median(rates):.0f} copies a second (min {min(rates):.0f} max {max(rates):.0f})"
+            )
+            goal = ">= 1.0" if pages == 16 else ""
+            yield Row("judged over 10,000 a second", case, median(rates) / GOAL, spread, goal)
+
+
+def memory_rows(layers: int = 61, pages: int = 10_000) -> Iterator[Row]:
+    """Bytes of host memory that the books take."""
+    ledger, ownership = Book(layers, pages).nbytes, Ownership("host", pages).nbytes
+    tile = f"{ledger / (layers * pages):.2f} B a tile of {layers} layers, 8 of them its digest"
+    yield Row("memory", "ledger", None, tile)
+    yield Row("memory", "ownership", None, f"{ownership / pages:.0f} B a page and tier")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure how fast the bus judges copies.")
+    parser.add_argument("--copies", type=int, default=4000)
+    options = parser.parse_args()
+    print(markdown([*rows(options.copies), *memory_rows()]))
+
+
+if __name__ == "__main__":
+    main()

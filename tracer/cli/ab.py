@@ -1,0 +1,49 @@
+"""``hicache-dbg ab``: the same run under two or more settings, side by side."""
+
+from typing import Annotated
+
+import typer
+
+from hicache_dbg.tracer.cli import ab_output
+from hicache_dbg.tracer.cli.ab_runs import Compared, plan, variables
+from hicache_dbg.tracer.cli.progress import progress
+from hicache_dbg.tracer.cli.repro_options import TRACING, RunOptions
+from hicache_dbg.tracer.cli.traced import asked_wrongly
+from hicache_dbg.tracer.cli.verb import takes
+
+__all__ = ["command"]
+
+
+@takes(RunOptions)
+def command(
+    options: RunOptions,
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            help="An option of the run and its values, name=value,value; given again, every "
+            "combination is run.",
+            show_default=False,
+            rich_help_panel="Comparison",
+        ),
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.", rich_help_panel=TRACING)
+    ] = False,
+) -> None:
+    """Repeat one seed under two or more settings, and say what the corruption moves with.
+
+    With --vary gate=... this tells whether the instrument changes what it measures. Exits 1 if any of
+    the runs is corrupt, 2 if one of them brought nothing back from the host and so proves nothing.
+
+    Examples:
+      hicache-dbg ab --fault host_sized_for_fp8 --vary gate=off,events,loads,three
+      hicache-dbg ab --fault host_sized_for_fp8 --vary index_dtype=bf16,fp8 --vary sessions=4,15,30
+      hicache-dbg ab --vary layout=layer_first,page_first --vary io_backend=kernel,direct
+    """
+    with asked_wrongly(), progress() as advance:
+        compared = Compared.of(plan(options, variables(vary)), advance)
+    if as_json:
+        typer.echo(ab_output.as_json(compared))
+    else:
+        ab_output.show(compared)
+    raise typer.Exit(compared.exit_code)

@@ -1,0 +1,108 @@
+"""What ``hicache-dbg ab`` prints, as a table and as JSON."""
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from hicache_dbg.tracer.cli.ab_runs import Compared, Moves, Run
+from hicache_dbg.tracer.cli.exits import OK, USAGE
+from hicache_dbg.tracer.cli.repro_output import exit_code
+
+__all__ = ["as_json", "show"]
+
+
+def as_json(compared: Compared) -> str:
+    """Everything, for programs."""
+    data = {
+        "runs": [_run(run) for run in compared.runs],
+        "moves": [
+            {
+                "variable": one.variable,
+                "moves": one.moves,
+                "same_sessions": one.same,
+                "corrupted": {
+                    value: {"corrupted": bad, "total": total}
+                    for value, (bad, total) in one.corrupted.items()
+                },
+            }
+            for one in compared.moves
+        ],
+        "impossible": [
+            {"settings": dict(values), "why": why} for values, why in compared.impossible
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+
+
+def _run(run: Run) -> dict[str, Any]:
+    result, report = run.outcome.result, run.outcome.report
+    return {
+        "settings": dict(run.values),
+        "exit_code": exit_code(run.outcome),
+        "sessions": asdict(result.sessions),
+        "tiers_used": result.tiers_used,
+        "engine_error": result.engine_error,
+        "wall_seconds": round(result.wall_seconds, 3),
+        "truth_seconds": round(result.truth_seconds, 3),
+        "tiles": None if report is None else report.tiles,
+        "findings": [] if report is None else report.findings,
+    }
+
+
+def show(compared: Compared) -> None:
+    """A line a run, and what the corruption moves with; the verdict last, where the eye is."""
+    console = Console(markup=False)
+    if not console.is_terminal:
+        console.width = 140  # nobody's window to fit
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in compared.runs[0].values:
+        table.add_column(name, no_wrap=True)
+    for heading in ("corrupted", "verified", "mismatched", "tiers s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("findings", overflow="fold")
+    for run in compared.runs:
+        code = exit_code(run.outcome)
+        style = "" if code == OK else "yellow" if code == USAGE else "red"
+        table.add_row(*_cells(run), style=style)
+    console.print(table)
+    for _, why in compared.impossible:
+        console.print(f"left out: {why}", style="yellow", soft_wrap=True)
+    for one in compared.moves:
+        style = "bold red" if one.moves else "bold green" if one.same else "bold yellow"
+        console.print(_words(one), style=style, highlight=False, soft_wrap=True)
+
+
+def _cells(run: Run) -> list[str]:
+    result, report = run.outcome.result, run.outcome.report
+    counts = result.sessions
+    share = counts.corrupted / counts.total if counts.total else 0.0
+    tiles = ("-", "-") if report is None else (report.tiles.verified, report.tiles.mismatched)
+    return [
+        *map(str, run.values.values()),
+        f"{counts.corrupted}/{counts.total} = {share:.0%}",
+        *map(str, tiles),
+        f"{result.wall_seconds - result.truth_seconds:.1f}",
+        _findings(run),
+    ]
+
+
+def _findings(run: Run) -> str:
+    result, report = run.outcome.result, run.outcome.report
+    words = [] if result.tiers_used else ["nothing came back from the host: proves nothing"]
+    if report is None:
+        words.append("not traced")
+    else:
+        words += [f"{one.cls} {one.pool} x{one.count}" for one in report.findings]
+    return ", ".join(words) or "-"
+
+
+def _words(one: Moves) -> str:
+    counts = ", ".join(f"{value} {bad}/{total}" for value, (bad, total) in one.corrupted.items())
+    if one.moves:
+        return f"corruption moves with {one.variable}: {counts}"
+    how = "every session is the same to the token" if one.same else "the corrupted sessions differ"
+    return f"corruption does not move with {one.variable}: {counts}; {how}"

@@ -1,0 +1,146 @@
+"""``hicache-dbg repro --explore N``: many schedules of a small cache, and the first that breaks."""
+
+import shlex
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from hicache_dbg.repro.config import ConfigError
+from hicache_dbg.repro.explore import Broken, exploring
+from hicache_dbg.repro.explore_listing import Step
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.tracer.cli.exits import CORRUPT, OK
+
+__all__ = ["Explored", "explore"]
+
+_MARKS = {"this": "-->", "previous": "==>", "": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What came of it.
+
+    ``first`` is the schedule that broke, as its seed has it; ``simplest`` what is left of it, or the
+    same where nothing could shrink it.
+    """
+
+    fault: str
+    seed: int
+    schedules: int
+    seconds: float
+    first: Broken | None = None
+    simplest: Broken | None = None
+    shrunk: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every schedule was clean, 1 where one broke."""
+        return OK if self.first is None else CORRUPT
+
+
+def explore(
+    schedules: int,
+    seed: int,
+    fault: Fault | None,
+    progress: AbstractContextManager[Callable[[int, int, str], None]],
+) -> Explored:
+    """Run schedules until one breaks, and shrink that.
+
+    Raises:
+        ConfigError: nothing is to be run, or the fault has no place in a cache without sessions.
+    """
+    if schedules < 1:
+        raise ConfigError(f"explore is {schedules}, expected at least 1 schedule")
+    if fault is not None and fault.stage != "cache":
+        raise ConfigError(
+            f"fault {fault.name} is between caches, or between a cache and its store; run hicache-dbg "
+            f"selftest --fault {fault.name}"
+        )
+    name, ran, began = fault.name if fault else "", 0, time.perf_counter()
+    with exploring(fault) as explorer, progress as advance:
+
+        def on_schedule(done: int) -> None:
+            nonlocal ran
+            ran = done
+            advance(done, schedules, "schedules")
+
+        first = explorer.first_broken(schedules, seed, on_schedule)
+        explored = Explored(name, seed, ran, time.perf_counter() - began, first)
+        if first is None:
+            return explored
+        advance(ran, schedules, "shrinking")
+        try:
+            return replace(explored, simplest=explorer.shrink(first), shrunk=True)
+        except ModuleNotFoundError:  # hypothesis: what broke is known all the same
+            return replace(explored, simplest=first)
+
+
+def as_json(explored: Explored) -> str:
+    """Everything, for programs."""
+    data: dict[str, Any] = {
+        "explored": {
+            "fault": explored.fault,
+            "seed": explored.seed,
+            "schedules": explored.schedules,
+            "seconds": round(explored.seconds, 3),
+        },
+        "broken": None,
+        "findings": [],
+    }
+    first, simplest = explored.first, explored.simplest
+    if first is not None and simplest is not None:
+        data["broken"] = {
+            "seed": first.case.seed,
+            "what": simplest.what,
+            "message": simplest.words,
+            "shrunk": explored.shrunk,
+            "found": asdict(first.case),
+            "case": asdict(simplest.case),
+            "steps": [asdict(step) for step in simplest.steps],
+        }
+        finding = simplest.finding
+        data["findings"] = [] if finding is None else [_finding(msgspec.to_builtins(finding))]
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+
+
+def show(explored: Explored) -> None:
+    """Everything, for a person; what is wrong last, where the eye is."""
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    first, simplest = explored.first, explored.simplest
+    ran = f"{explored.schedules} schedules in {explored.seconds:.1f} s"
+    if first is None or simplest is None:
+        console.print(
+            f"{ran}, 0 findings: every byte read was the byte written", style="bold green"
+        )
+        return
+    for step in simplest.steps:
+        if not step.quiet:
+            console.print(_line(step))
+    how = "shrunk to" if explored.shrunk else "not shrunk (hypothesis is not installed):"
+    console.print(
+        f"\n{ran}; seed {first.case.seed} breaks with {len(first.case.operations)} operations, {how} "
+        f"{len(simplest.case.operations)}, write policy {simplest.case.policy}:"
+    )
+    for operation in simplest.case.operations:
+        console.print(f"  {operation}")
+    console.print(f"{simplest.what}: {simplest.words}", style="bold red")
+    if simplest.finding is not None:
+        console.print(f"do: {simplest.finding.advice}", style="cyan")
+    fault = f" --fault {shlex.quote(explored.fault)}" if explored.fault else ""
+    console.print(f"again: hicache-dbg repro --explore 1 --seed {first.case.seed}{fault}")
+
+
+def _line(step: Step) -> Text:
+    text = f"{_MARKS[step.mark]:>3} {step.number:4}  {step.actor:<16} {step.what:<28} {step.pages}"
+    return Text(text.rstrip(), style="bold red" if step.mark else "")
+
+
+def _finding(finding: dict[str, Any]) -> dict[str, Any]:
+    """As ``repro`` and ``diagnose`` have it."""
+    return {"class": finding.pop("cls"), **finding}

@@ -1,0 +1,131 @@
+"""A run under the tracer, at the level that a verb asks for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+from hicache_dbg.repro.chats.smollm2 import INSTALL, ModelMissingError
+from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.engine import DeviceMissing
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.faults.page_table import HostAccess, untold
+from hicache_dbg.repro.result import RunResult
+from hicache_dbg.repro.run import OnProgress, run
+from hicache_dbg.repro.trace import Trace
+from hicache_dbg.repro.workload import Truth
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.repro_output import Outcome
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.report import build_report
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings, SettingsError
+from hicache_dbg.tracer.sink import Sink
+from hicache_dbg.tracer.sinks import build_sinks, run_id
+
+__all__ = ["GateLevel", "asked_wrongly", "traced_run"]
+
+
+class GateLevel(StrEnum):
+    """How closely a run is traced: not at all, events only, or with digests."""
+
+    OFF = "off"
+    EVENTS = "events"
+    LOADS = "loads"
+    ENDS = "ends"
+    THREE = "three"
+
+
+#: What is digested at each level; ``off`` attaches nothing.
+CHECKSUMS = {
+    GateLevel.EVENTS: Checksum.OFF,
+    GateLevel.LOADS: Checksum.LOADS,
+    GateLevel.ENDS: Checksum.ENDS,
+    GateLevel.THREE: Checksum.THREE,
+}
+
+
+@contextmanager
+def asked_wrongly() -> Iterator[None]:
+    """Turn what a run cannot do as asked into the command's error."""
+    try:
+        yield
+    except (ConfigError, SettingsError) as error:
+        raise CommandError(str(error)) from error
+    except (DeviceMissing, ModelMissingError) as error:
+        raise CommandError(str(error), MISSING) from error
+
+
+def traced_run(
+    config: RunConfig,
+    fault: Fault | None,
+    gate: GateLevel,
+    advance: OnProgress,
+    *,
+    trace: Trace | None = None,
+    record: Path | None = None,
+    truth: Truth | None = None,
+) -> Outcome:
+    """Run, and say what the tracer saw; see :func:`hicache_dbg.repro.run.run`."""
+    memory = MemorySink()
+    with _tracing(gate, record, memory) as runtime:
+        if config.model:
+            result = _chats(config, fault, advance)
+        else:
+            result = run(
+                config,
+                fault,
+                trace,
+                on_progress=advance,
+                truth=truth,
+                host_access=_host_access(runtime),
+            )
+        if runtime is not None:
+            runtime.flush()
+    if gate is GateLevel.OFF:
+        return Outcome(result, None)
+    corrupted = result.sessions.corrupted
+    return Outcome(result, build_report(Evidence.of(memory.events, sessions_corrupted=corrupted)))
+
+
+def _chats(config: RunConfig, fault: Fault | None, advance: OnProgress) -> RunResult:
+    try:
+        from hicache_dbg.repro.chats.run import run_chats
+    except ImportError as error:
+        raise ModelMissingError(f"{error}: {INSTALL}") from error
+    return run_chats(config, fault, advance)
+
+
+def _host_access(runtime: Runtime | None) -> HostAccess:
+    """How the run tells the tracer of what the host itself touches."""
+    attachment = runtime.attachment if runtime is not None else None
+    return attachment.lifetimes.host_access if isinstance(attachment, HiCacheAttachment) else untold
+
+
+@contextmanager
+def _tracing(gate: GateLevel, record: Path | None, memory: MemorySink) -> Iterator[Runtime | None]:
+    """The tracer at the level asked for, with what HICACHE_DBG_SINKS names beside our own sinks."""
+    if gate is GateLevel.OFF:
+        yield None
+        return
+    asked = Settings.from_environ()
+    settings = replace(asked, gate=Gate.ON, checksum=CHECKSUMS[gate])
+    sinks: list[Sink] = [memory]
+    if record is not None:
+        sinks.append(_recording(record))
+    if settings.sinks is not None:
+        sinks.extend(build_sinks(settings, lambda: ()).sinks)
+    with Runtime.start(settings, sinks=sinks) as runtime:
+        yield runtime
+
+
+def _recording(folder: Path) -> Sink:
+    from hicache_dbg.exporters.recording import RecordingError, RecordingSink
+
+    try:
+        return RecordingSink(folder, run_id(0))
+    except RecordingError as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,45 @@
+"""Verbs whose options are the fields of a dataclass, so that several verbs can have the same ones."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from typing import Any, TypeVar, get_type_hints
+
+__all__ = ["takes"]
+
+T = TypeVar("T")
+
+
+def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let typer see each field of ``options`` as an option of a verb, before the verb's own.
+
+    ``options`` is a dataclass whose fields are annotated for typer and have defaults; the verb gets
+    an instance of it as its first argument.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    names = [field.name for field in fields(options)]  # type: ignore[arg-type]  # a dataclass
+    theirs = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(options)  # type: ignore[arg-type]  # as above
+    ]
+
+    def make(verb: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+
+        @wraps(verb)
+        def command(**given: Any) -> None:
+            chosen = options(**{name: given.pop(name) for name in names})
+            verb(chosen, **given)
+
+        all_of_them = [*theirs, *(one.replace(kind=one.KEYWORD_ONLY) for one in own)]
+        vars(command)["__signature__"] = inspect.Signature(all_of_them)
+        command.__annotations__ = {one.name: one.annotation for one in all_of_them}
+        return command
+
+    return make
