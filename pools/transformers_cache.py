@@ -1,0 +1,271 @@
+"""A cache for Hugging Face decoders whose pages live in our tiers.
+
+    store = PrefixStore.for_model(model.config, device_pages=64, host_pages=1024)
+    with store.open(prompt, new_tokens=64) as cache:
+        model.generate(torch.tensor([prompt]), cache=cache, max_new_tokens=64)
+
+What a prompt shares with earlier ones is not computed again: its pages are matched in the prefix
+tree, those on the host are loaded back, and each layer waits for its own. When the block ends the
+whole pages of what was computed stay in the cache, backed up as the controller's policy says.
+
+Needs the ``transformers`` package, 5.24 or newer (extra ``llm``).
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from hicache_dbg.pools.controller import HiCacheController, Match
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import Layout, PoolGeometry
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.indices import Ids
+from hicache_dbg.pools.kinds import mha
+from hicache_dbg.pools.ticket import LoadTicket
+
+__all__ = ["PrefixStore", "SequenceTooLongError", "TieredCache", "geometry_of"]
+
+
+class SequenceTooLongError(ValueError):
+    """A sequence outgrew the pages that were set aside for it."""
+
+
+def geometry_of(config: Any, page_tokens: int, dtype: torch.dtype) -> PoolGeometry:
+    """The pool of a decoder's keys and values, from its ``transformers`` configuration.
+
+    Raises:
+        ValueError: the configuration has layers that keep no keys and values, or a window.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    if kinds != {"full_attention"}:
+        raise ValueError(
+            f"the model has layers of kind {', '.join(sorted(kinds))}, expected full_attention alone"
+        )
+    heads = config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return mha(config.num_hidden_layers, page_tokens, heads, width, dtype=dtype)
+
+
+class PrefixStore:
+    """Prefixes of one model in a device and a host tier; one sequence at a time is computed.
+
+    Args:
+        controller: of a group whose only pool is of :func:`geometry_of`.
+    """
+
+    def __init__(self, controller: HiCacheController) -> None:
+        (self._pool,) = controller.group.device.values()
+        self.controller = controller
+        self.page_tokens = controller.group.page_tokens
+
+    @classmethod
+    def for_model(
+        cls,
+        config: Any,
+        *,
+        device_pages: int,
+        host_pages: int,
+        page_tokens: int = 16,
+        layout: Layout = Layout.PAGE_FIRST,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> Self:
+        """Pools, group and controller for a model with ``config``; :meth:`close` ends them."""
+        group = PoolGroup.build(
+            (geometry_of(config, page_tokens, dtype),),
+            device_pages=device_pages,
+            host_pages=host_pages,
+            layout=layout,
+            device=device,
+            pin=torch.device(device).type == "cuda",
+        )
+        return cls(HiCacheController(group))
+
+    def open(self, tokens: Sequence[int], new_tokens: int) -> "TieredCache":
+        """A cache for a sequence that begins with ``tokens`` and grows by ``new_tokens`` at most.
+
+        Its length is what is known already: pass the whole prompt to ``generate``. The last token is
+        always computed, because its output is the first new token.
+
+        Raises:
+            OutOfPages: the device has too few pages.
+        """
+        controller = self.controller
+        prompt = np.asarray(tokens, np.int64)
+        needed = -(-(prompt.size + new_tokens) // self.page_tokens)
+        controller.prefetch(prompt[:-1])
+        match = controller.match(prompt[:-1])
+        own = np.empty(0, np.int64)
+        try:
+            own = controller.alloc_device(needed - match.pages)
+            ticket = controller.load_back(match)
+        except BaseException:
+            controller.free_device(own)
+            controller.unlock(match)
+            raise
+        pages = np.concatenate((ticket.device_pages, own))
+        return TieredCache(self, self._pool, match, ticket, pages, own)
+
+    def close(self) -> None:
+        """Finish all copies, and give pinned memory back."""
+        self.controller.close()
+        self.controller.group.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class TieredCache(Cache):
+    """Keys and values of one sequence (batch 1), in pages; from :meth:`PrefixStore.open`.
+
+    ``cached`` tokens were there when it was opened, ``loaded`` of them on the host only. As a
+    context manager it keeps what was computed where the block ends well, and drops it where it
+    does not.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        store: PrefixStore,
+        pool: DevicePool,
+        match: Match,
+        ticket: LoadTicket,
+        pages: Ids,
+        own: Ids,
+    ) -> None:
+        slots = _slots(pages, store.page_tokens)
+        self.cached = match.pages * store.page_tokens
+        self.loaded = match.host_pages.size * store.page_tokens
+        super().__init__(
+            layers=[
+                _TieredLayer(pool, layer, slots, self.cached, ticket)
+                for layer in range(pool.geometry.layers)
+            ]
+        )
+        self._store, self._match, self._pages, self._own = store, match, pages, own
+        self._open = True
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """End it; ``tokens`` is the whole sequence, whose whole pages stay in the cache.
+
+        A token that was given out and never computed on (the last new one) may be among them.
+        """
+        computed = np.asarray(tokens, np.int64)[: self.get_seq_length()]
+        pages = computed.size // self._store.page_tokens
+        self._end(computed[: pages * self._store.page_tokens], pages)
+
+    def drop(self) -> None:
+        """End it; what was computed since it was opened is worth nothing."""
+        self._end(np.empty(0, np.int64), 0)
+
+    def _end(self, computed: Ids, pages: int) -> None:
+        if not self._open:
+            return
+        self._open = False
+        controller = self._store.controller
+        try:
+            if pages:
+                controller.insert(computed, self._pages[:pages])
+                controller.free_device(self._pages[pages:])
+            else:
+                controller.free_device(self._own)
+        finally:
+            controller.unlock(self._match)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drop()  # unless it was kept
+
+
+class _TieredLayer(CacheLayerMixin):
+    """One layer: rows of the pool in, the whole context out."""
+
+    is_sliding = False
+
+    def __init__(
+        self, pool: DevicePool, layer: int, slots: torch.Tensor, cached: int, ticket: LoadTicket
+    ) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self._rows = {name: _rows(pool.layer(name, layer)) for name in ("k", "v")}
+        self._slots = slots.to(pool.device)
+        self._length = cached
+        self._layer = layer
+        self._ticket = ticket
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the pages are there from the start."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, heads, new, dim] keys and values; the whole context's, [1, heads, length, dim]."""
+        if key_states.shape[0] != 1:
+            raise ValueError(
+                f"a batch of {key_states.shape[0]} sequences, expected 1: open a cache each"
+            )
+        end = self._length + key_states.shape[2]
+        if end > self._slots.numel():
+            raise SequenceTooLongError(
+                f"a sequence of {end} tokens in pages for {self._slots.numel()}: "
+                "open the cache for more new tokens"
+            )
+        self._ticket.wait_layer(self._layer)  # at once, where nothing is being loaded
+        own, context = self._slots[self._length : end], self._slots[:end]
+        self._length = end
+        return (
+            self._through("k", own, context, key_states),
+            self._through("v", own, context, value_states),
+        )
+
+    def _through(
+        self, name: str, own: torch.Tensor, context: torch.Tensor, states: torch.Tensor
+    ) -> torch.Tensor:
+        rows = self._rows[name]
+        rows[own] = states[0].transpose(0, 1).to(rows.dtype)
+        return rows[context].transpose(0, 1).unsqueeze(0).to(states.dtype)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys that a query of this length attends to."""
+        return self._length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens in the cache."""
+        return self._length
+
+    def get_max_length(self) -> int:
+        """Tokens that its pages hold."""
+        return self._slots.numel()
+
+    def reset(self) -> None:
+        """Refuse: a sequence is closed, and another opened."""
+        raise NotImplementedError("a tiered cache is not reset: open one for each sequence")
+
+
+def _slots(pages: Ids, page_tokens: int) -> torch.Tensor:
+    """The row of each token, int64 [pages x page_tokens]."""
+    first = np.asarray(pages, np.int64)[:, None] * page_tokens
+    return torch.from_numpy((first + np.arange(page_tokens)).reshape(-1))
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[page, slot, head, width] as [row, head, width], without a copy."""
+    return tensor.view(-1, *tensor.shape[2:])
