@@ -159,3 +159,17 @@ def test_without_sglang_its_table_is_one_clear_line(capsys: pytest.CaptureFixtur
     """Exit 3 and where to run it instead; never a traceback."""
     assert main(["doctor", "--sglang"]) == 3
     assert "sglang is not installed here" in capsys.readouterr().err
+
+
+def test_the_expected_cost_grows_with_what_is_digested() -> None:
+    """Nothing for off, once a tile for loads, three times as much for three."""
+    state, detail = states()["expected cost"]
+    assert state is State.OK
+    rate = float(detail.partition("XXH3 reads ")[2].partition(" GB/s")[0])
+    cost = {
+        level: int(detail.partition(f"{level} ")[2].split()[0])
+        for level in ("off", "loads", "three")
+    }
+    assert cost["off"] == 0
+    assert cost["three"] == pytest.approx(3 * cost["loads"], abs=2)
+    assert cost["loads"] == pytest.approx((1 << 20) / (rate * 1e9) * 1e6, rel=0.1)

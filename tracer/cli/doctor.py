@@ -23,7 +23,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what works here: versions, GPU, NVML, pinned memory, journald, ports, folders, extras.
+    """Say what works here: versions, GPU, NVML, pinned memory, journald, ports, folders, extras, cost.
 
     What the HICACHE_DBG and OTEL variables ask for and does not work is missing; what is not there
     and nothing asks for is absent. Exits 3 if anything is missing.

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from hicache_dbg import __version__
+from hicache_dbg.tracer.cli.doctor_cost import expected_cost
 from hicache_dbg.tracer.settings import Settings, SettingsError
 from hicache_dbg.tracer.sinks import socket_answers
 
@@ -223,9 +224,15 @@ def _optional(asked: _Asked) -> Iterator[Part]:
         yield Part(program, State.OK if place else State.ABSENT, place or "not on PATH")
 
 
+def _cost(_: _Asked) -> Iterator[Part]:
+    import torch
+
+    yield Part("expected cost", State.OK, expected_cost(gpu=torch.cuda.is_available()))
+
+
 _LOOKS: tuple[Callable[[_Asked], Iterator[Part]], ...] = (
     *(_versions, _torch, _nvml),
-    *(_journald, _prometheus, _recordings, _otlp, _optional),
+    *(_journald, _prometheus, _recordings, _otlp, _optional, _cost),
 )
 
 
