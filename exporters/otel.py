@@ -1,7 +1,7 @@
 """Events as OpenTelemetry spans, metrics and log records.
 
 One span an operation, from the event's own times; an operation merges many requests, so it links
-to a request's span instead of being its child. A finding is an event on the span of its operation
+to the requests' spans instead of being the child of one. A finding is an event on the span of its operation
 and a log record in that span.
 """
 
@@ -151,7 +151,9 @@ class OtelSink:
     def _finding(self, event: Finding) -> None:
         attributes = {"hicache.finding": event.cls.value, "hicache.pool": event.pool}
         self._findings.add(event.count, {**attributes, "hicache.rank": event.rank})
-        spot = self._spans.get((event.rank, event.op_id)) or _request_span(event)
+        spot = self._spans.get((event.rank, event.op_id)) or _request_span(
+            event.trace_id, event.span_id
+        )
         where = Context() if spot is None else _inside(spot)
         facts = _finding_attributes(event)
         self._log(event, "hicache.finding", SeverityNumber.ERROR, facts, where)
@@ -258,17 +260,17 @@ def _describe(span: Span, event: Copied, findings: Sequence[Finding]) -> None:
 
 
 def _links(event: Copied) -> list[Link]:
-    request = _request_span(event)
-    return [] if request is None else [Link(request)]
+    named = [(event.trace_id, event.span_id), *event.shared_with]
+    return [Link(span) for ids in named if (span := _request_span(*ids)) is not None]
 
 
-def _request_span(event: Copied | Finding) -> SpanContext | None:
-    """The span of the request that an event names, if its ids are ids."""
+def _request_span(trace_id: str, span_id: str) -> SpanContext | None:
+    """The span of a request that an event names, if its ids are ids."""
     try:
-        trace_id, span_id = int(event.trace_id, 16), int(event.span_id, 16)
+        ids = int(trace_id, 16), int(span_id, 16)
     except ValueError:
         return None
-    found = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(1))
+    found = SpanContext(*ids, is_remote=True, trace_flags=TraceFlags(1))
     return found if found.is_valid else None
 
 

@@ -189,7 +189,8 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     ``item_bytes`` is a page of one layer at the device end, ``bytes`` what the copy really moved.
     ``verified + witnessed + mismatched + sum(skipped.values())`` is the number of tiles moved.
     Of long operations the page lists hold the first few; ``bad_tiles`` are (layer, host page) of
-    the first that differ.
+    the first that differ. ``trace_id`` and ``span_id`` name the span of the request that asked for
+    the operation, ``shared_with`` the spans of the others that it serves as well.
     """
 
     pool: str
@@ -220,6 +221,7 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     generations: tuple[int, ...] = ()
     trace_id: str = ""
     span_id: str = ""
+    shared_with: tuple[tuple[str, str], ...] = ()
     status: str = "ok"
     bad_tiles: tuple[tuple[int, int], ...] = ()
 

@@ -246,6 +246,7 @@ def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
     copy = record.copy
     source, destination = copy.tiers
     device = next(iter(copy.mirror.device.values()))
+    (trace_id, span_id), *others = copy.asked_by
     return Copied(
         time_ns=record.time_ns,
         rank=rank,
@@ -275,8 +276,9 @@ def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
         host_pages=tuple(copy.host_pages[:MOST_PAGES_KEPT].tolist()),
         device_pages=tuple(copy.device_pages[:MOST_PAGES_KEPT].tolist()),
         generations=tuple(copy.generations[:MOST_PAGES_KEPT].tolist()),
-        trace_id=copy.trace_id,
-        span_id=copy.span_id,
+        trace_id=trace_id,
+        span_id=span_id,
+        shared_with=tuple(others),
         status=record.status,
         bad_tiles=tuple(tally.bad[:MOST_PAGES_KEPT]),
     )

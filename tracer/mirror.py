@@ -1,6 +1,6 @@
 """A mirror as the tracer sees it, and one copy on it: what attachments hand to the probe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,10 @@ from hicache_dbg.tracer.events import DIRECTION, ComponentInfo, EndInfo, MirrorI
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import View
 
-__all__ = ["Copy", "MirrorViews"]
+__all__ = ["Copy", "MirrorViews", "SpanIds"]
+
+SpanIds = tuple[int, int]
+"""Trace id and span id, as OpenTelemetry's own numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -124,7 +127,8 @@ class Copy:
     ``d`` the counts of indices as the method was given them. ``layers`` are the pool's own layer
     numbers, ``model_layers`` the model's numbers of the same. ``spans`` holds, for a
     token-granular copy, the first and last-plus-one slot of each page at the host end and at the
-    device end (int64 [pages, 4]), and is None where whole pages move.
+    device end (int64 [pages, 4]), and is None where whole pages move. ``requests`` are the spans of
+    the requests it is for; it may grow while the operation is under way.
     """
 
     mirror: MirrorViews
@@ -140,8 +144,13 @@ class Copy:
     model_layers: tuple[int, ...]
     op_id: int = 0
     spans: Pages | None = None
-    trace_id: str = ""
-    span_id: str = ""
+    requests: Sequence[SpanIds] = ()
+
+    @property
+    def asked_by(self) -> tuple[tuple[str, str], ...]:
+        """Trace id and span id of each of ``requests`` so far, in hexadecimal; of none, empty ones."""
+        asked = tuple((f"{trace:032x}", f"{span:016x}") for trace, span in tuple(self.requests))
+        return asked or (("", ""),)
 
     @property
     def tiers(self) -> tuple[Tier, Tier]:

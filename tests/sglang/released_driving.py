@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from released_base import ENGINE, LAYERS, NUMBER, Setup
 
-__all__ = ["LAYER_COUNT", "backup", "indices", "load"]
+__all__ = ["LAYER_COUNT", "backup", "controller", "indices", "load", "operation"]
 
 #: What the engine's load calls the number of layers.
 LAYER_COUNT = "transfer_layer_id_max" if NUMBER >= (0, 5, 21) else "layer_num"
@@ -27,9 +27,9 @@ def backup(setup: Setup, host: torch.Tensor, device: torch.Tensor, io_backend: s
         engine, transfer = _engine(setup, host, device, io_backend)
         engine.submit_device_to_host([transfer])
         return
-    controller = _controller(setup, io_backend)
-    controller.write_queue.append(_operation(host, device))
-    controller.start_writing()
+    owner = controller(setup, io_backend)
+    owner.write_queue.append(operation(host, device))
+    owner.start_writing()
 
 
 def load(
@@ -46,11 +46,11 @@ def load(
             [transfer], **{LAYER_COUNT: LAYERS}, on_layer_done=on_layer_done
         )
         return
-    controller = _controller(setup, io_backend)
-    controller.load_queue.append(_operation(host, device))
-    for event in controller.layer_done_counter.events:
+    owner = controller(setup, io_backend)
+    owner.load_queue.append(operation(host, device))
+    for event in owner.layer_done_counter.events:
         event.complete = on_layer_done
-    controller.start_loading()
+    owner.start_loading()
 
 
 def _engine(
@@ -61,16 +61,21 @@ def _engine(
     return L2TransferEngine(io_backend), L2Transfer(setup.pool, setup.pool_device, host, device)
 
 
-def _operation(host: torch.Tensor, device: torch.Tensor) -> Any:
+def operation(host: torch.Tensor, device: torch.Tensor) -> Any:
+    """What a controller's queues hold."""
     from sglang.srt.managers.cache_controller import CacheOperation
 
     return CacheOperation(host, device, node_id=1)
 
 
-def _controller(setup: Setup, io_backend: str) -> Any:
+def controller(setup: Setup, io_backend: str) -> Any:
+    """The real controller, without its storage, over a pool."""
     from sglang.srt.managers.cache_controller import HiCacheController
 
-    allocator = SimpleNamespace(get_kvcache=lambda: setup.pool_device)
+    allocator = SimpleNamespace(
+        get_kvcache=lambda: setup.pool_device,
+        set_hicache_transfer_done_event=lambda *_: None,
+    )
     return HiCacheController(
         *(allocator, setup.pool, setup.page, None, threading.Event()),
         write_policy="write_through",

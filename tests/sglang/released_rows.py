@@ -18,7 +18,7 @@ from released_base import (
     random_bytes,
 )
 
-__all__ = ["asymmetric", "k_only", "mha", "mla", "mla_sharded"]
+__all__ = ["asymmetric", "k_only", "mha", "mha_of_sglang", "mla", "mla_sharded"]
 
 _PAGE = 4
 _SLOTS = DEVICE_PAGES * _PAGE
@@ -46,6 +46,31 @@ def mha(layout: str, v_dim: int = 8) -> Setup:
         )
         pool = cls(device, 2.0, 0, _PAGE, layout, pin_memory=False)
     return Setup(pool, _PAGE, [*k, *v], _PAGE, getattr(pool, "device_pool", None))
+
+
+def mha_of_sglang(layout: str) -> Setup:
+    """A host pool over SGLang's own device pool, whose accessors the model reads through."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    device = MHATokenToKVPool(
+        size=_SLOTS - _PAGE,
+        page_size=_PAGE,
+        dtype=torch.bfloat16,
+        head_num=2,
+        head_dim=8,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    for buffer in (*device.k_buffer, *device.v_buffer):
+        buffer.copy_(random_bytes(*buffer.shape))
+    if DESCRIBED:
+        pool = _described_mha(device.k_buffer, device.v_buffer, layout, 8)
+    else:
+        pool = host_class("MHATokenToKVPoolHost", "mha")(
+            device, 2.0, 0, _PAGE, layout, pin_memory=False
+        )
+    return Setup(pool, _PAGE, [*device.k_buffer, *device.v_buffer], _PAGE, device)
 
 
 def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int) -> Any:

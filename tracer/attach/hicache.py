@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from hicache_dbg.tracer.attach.hicache_ranks import RankStatements
 from hicache_dbg.tracer.attach.hicache_storage import StorageAttachment
 from hicache_dbg.tracer.attach.hicache_views import mirror_views, pinning_of
 from hicache_dbg.tracer.attach.patch import Patches
+from hicache_dbg.tracer.attach.requests import RequestSpans
 from hicache_dbg.tracer.attach.spans import slot_spans
 from hicache_dbg.tracer.checks.layout import check_readings
 from hicache_dbg.tracer.checks.pinning import check_pinning
 from hicache_dbg.tracer.events import Op, Tier
 from hicache_dbg.tracer.ledger import Pages
-from hicache_dbg.tracer.mirror import Copy, MirrorViews
+from hicache_dbg.tracer.mirror import Copy, MirrorViews, SpanIds
 from hicache_dbg.tracer.session import CorruptionFoundError, Session
 from hicache_dbg.tracer.sink import PoolPages
 
@@ -56,6 +57,7 @@ class HiCacheAttachment:
         self._patches = Patches()
         self.lifetimes = LifetimeAttachment(session)
         self._ranks = RankStatements(session)
+        self._requests = RequestSpans(session.errors)
         self._views: dict[int, MirrorViews] = {}
         self._storage = StorageAttachment(session, self._views_of, self.lifetimes.filled)
         self._pinned: dict[int, PinState] = {}
@@ -78,11 +80,13 @@ class HiCacheAttachment:
             self._ranks.attach(controller)
         self.lifetimes.attach()
         self._storage.attach()
+        self._requests.attach()
 
     def detach(self) -> None:
         """Put the engine's own functions back; a second call changes nothing."""
+        self._requests.detach()  # these two first: they wrap what is wrapped here
         self._ranks.detach()
-        self.lifetimes.detach()  # first: it wraps what is wrapped here
+        self.lifetimes.detach()
         self._storage.detach()
         self._patches.undo()
         self._session.probe.watching = self._session.probe.describes_later = False
@@ -107,8 +111,9 @@ class HiCacheAttachment:
             if op.after is not None:  # the writer of the source: the engine waits for it as well
                 op.after.synchronize()
             self._look_at(op)
+            asked = self._requests.of(op)
             self._session.probe.observe(
-                lambda: self._copies(op, Op.BACKUP), lambda: original(engine, op)
+                lambda: self._copies(op, Op.BACKUP, asked), lambda: original(engine, op)
             )
 
         return backup
@@ -116,8 +121,9 @@ class HiCacheAttachment:
     def _around_load(self, original: Callable[..., None]) -> Callable[..., None]:
         def load(engine: TransferEngine, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
             self._look_at(op)
+            asked = self._requests.of(op)
             self._session.probe.observe_layers(
-                lambda: self._copies(op, Op.LOAD),
+                lambda: self._copies(op, Op.LOAD, asked),
                 lambda layer_done: original(engine, op, layer_done),
                 on_layer_done,
             )
@@ -153,13 +159,12 @@ class HiCacheAttachment:
                 self._views_of(copy.mirror)
                 self._look_at_pinning(copy.mirror)
 
-    def _copies(self, op: CopyOp, kind: Op) -> list[Copy]:
-        return [self._copy(op, copy, kind) for copy in op.copies]
+    def _copies(self, op: CopyOp, kind: Op, asked: Sequence[SpanIds]) -> list[Copy]:
+        return [self._copy(op, copy, kind, asked) for copy in op.copies]
 
-    def _copy(self, op: CopyOp, copy: PoolCopy, kind: Op) -> Copy:
+    def _copy(self, op: CopyOp, copy: PoolCopy, kind: Op, asked: Sequence[SpanIds]) -> Copy:
         mirror = copy.mirror
         views = self._views_of(mirror)
-        trace_id, span_id = op.trace
         host_ids, device_ids = copy.host, copy.device
         host_slots = mirror.host.geometry.slots_per_page
         device_slots = mirror.device.geometry.slots_per_page
@@ -185,8 +190,7 @@ class HiCacheAttachment:
             model_layers=tuple(mirror.device.geometry.layer_ids[own] for own in copy.layers),
             op_id=op.op_id,
             spans=spans,
-            trace_id=trace_id,
-            span_id=span_id,
+            requests=asked,
         )
 
     def _look_at_pinning(self, mirror: Mirror) -> None:

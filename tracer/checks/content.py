@@ -192,6 +192,7 @@ def explain(
     pages = copy.host_pages[record.digested][seen.group][bad.any(axis=0)]
     layers = [copy.layers[i] for i in np.nonzero(bad.any(axis=1))[0]]
     expected, got = (int(d[layer_at, page_at]) for d in (seen.expected, seen.got))
+    trace_id, span_id = copy.asked_by[0]
     return Finding(
         time_ns=record.time_ns,
         rank=rank,
@@ -214,6 +215,6 @@ def explain(
         advice=advice,
         check=CHECK,
         op_id=copy.op_id,
-        trace_id=copy.trace_id,
-        span_id=copy.span_id,
+        trace_id=trace_id,
+        span_id=span_id,
     )

@@ -139,9 +139,10 @@ def _named(said: str, path: Path) -> str:
 
 
 def _without_ids(event: Event) -> Event:
-    if isinstance(event, Copied | Finding) and (event.trace_id or event.span_id):
-        return msgspec.structs.replace(event, trace_id="", span_id="")
-    return event
+    if not isinstance(event, Copied | Finding) or not (event.trace_id or event.span_id):
+        return event
+    event = msgspec.structs.replace(event, trace_id="", span_id="")
+    return msgspec.structs.replace(event, shared_with=()) if isinstance(event, Copied) else event
 
 
 def _without_home(data: bytes) -> bytes:

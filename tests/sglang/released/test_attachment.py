@@ -10,23 +10,33 @@ from typing import Any
 import pytest
 import torch
 from released_base import DECLARED, ENGINE, LAYERS, VERSION, anchor, bytes_of
-from released_driving import LAYER_COUNT, backup, indices, load
+from released_driving import LAYER_COUNT, backup, controller, indices, load, operation
 from released_pages import index_k, v4
 from released_rows import mha, mla
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
-from hicache_dbg.tracer.attach.sglang.classes import host_pool_classes, is_ours
+from hicache_dbg.tracer.attach.sglang.classes import (
+    device_pool_classes,
+    host_pool_classes,
+    is_ours,
+    subclasses,
+)
 from hicache_dbg.tracer.events import Copied, Finding, Op, Started
 from hicache_dbg.tracer.settings import Checksum
 
 
 def functions() -> dict[str, object]:
-    """Every function of every host pool class, as it is bound now."""
+    """Every function of every class that is wrapped, as it is bound now."""
+    from sglang.srt.managers.cache_controller import HiCacheController, LayerDoneCounter
+    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+
+    others = [HiCacheController, LayerDoneCounter, BaseTokenToKVPoolAllocator, HiCacheStorage]
     return {
         f"{cls.__qualname__}.{name}": value
-        for cls in host_pool_classes()
+        for cls in (*host_pool_classes(), *device_pool_classes(), *subclasses(others))
         for name, value in vars(cls).items()
         if callable(value)
     }
@@ -40,6 +50,11 @@ def test_detaching_restores_the_very_same_functions(traced: Start) -> None:
     assert {name.rpartition(".")[2] for name in wrapped} >= {
         "__init__",
         "alloc",
+        "free",
+        "get_key_buffer",
+        "wait_until",
+        "_generic_page_get",
+        "batch_get_v2",
         "backup_from_device_all_layer",
         "load_to_device_per_layer",
     }
@@ -55,12 +70,12 @@ def test_every_operation_of_this_version_is_wrapped(traced: Start) -> None:
 
     mine = [op for op in versions.OPERATIONS if VERSION in op.versions]
     assert mine
-    for operation in mine:
+    for one in mine:
         try:
-            module = importlib.import_module(operation.module)
+            module = importlib.import_module(one.module)
         except ImportError:  # needs what a CPU has not
             continue
-        assert is_ours(getattr(getattr(module, operation.cls), operation.method)), operation
+        assert is_ours(getattr(getattr(module, one.cls), one.method)), one
 
 
 def test_nothing_of_ours_runs_before_the_first_pool(traced: Start) -> None:
@@ -156,7 +171,7 @@ def test_a_class_without_a_view_is_named_and_its_copies_are_seen(
         (Op.BACKUP, "OtherPoolHost", 4, LAYERS),
         (Op.LOAD, "OtherPoolHost", 4, LAYERS),
     ]
-    assert all(event.skipped == {"unwitnessed": LAYERS} for event in events)
+    assert all(event.skipped == {"unreadable": LAYERS} for event in events)
 
 
 def test_a_pool_that_reads_otherwise_is_not_recognised(traced: Start) -> None:
@@ -169,6 +184,28 @@ def test_a_pool_that_reads_otherwise_is_not_recognised(traced: Start) -> None:
     setup.pool.kv_buffer = kept
     (unrecognised,) = run.attachment.observer.registry.inventory.unrecognised
     assert unrecognised.startswith("MLATokenToKVPoolHost (pool kv#2): ")
+
+
+@pytest.mark.skipif(VERSION != "0.5.23", reason="the parameter came later")
+def test_a_rank_that_keeps_no_bytes_says_so(traced: Start) -> None:
+    """A deduplicated latent pool: its allocator runs, nothing is read, and the start line says why."""
+    from sglang.srt.mem_cache.pool_host.mla import MLAHostAllocation, MLATokenToKVPoolHost
+
+    run = traced()
+    shape = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "kv_cache_dim": 24}
+    pool = MLATokenToKVPoolHost(
+        MLAHostAllocation(dtype=torch.bfloat16, size_per_token=96, **shape),
+        *(2.0, 0, 4, "layer_first"),
+        pin_memory=False,
+        device_capacity_tokens=24,
+        start_layer=0,
+        end_layer=LAYERS,
+        target_layer_num=LAYERS,
+    )
+    pool.free(pool.alloc(8))
+    (said,) = run.attachment.observer.registry.inventory.unrecognised
+    assert said.endswith("no bytes on this rank, another one loads and broadcasts them")
+    assert run.sink.of(Finding) == []
 
 
 def test_an_unknown_version_says_so(traced: Start) -> None:
@@ -194,7 +231,7 @@ def test_what_sglang_refuses_goes_on_to_sglang(traced: Start) -> None:
 
 
 def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None:
-    """Freed, given away and filled from elsewhere: a load of it is unwitnessed, never a mismatch."""
+    """Freed, given away and filled from elsewhere: a load of it is reused, never a mismatch."""
     run = traced()
     setup = mla("layer_first")
     host = setup.pool.alloc(setup.page)
@@ -204,7 +241,7 @@ def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None
     assert set(host.tolist()) <= set(taken.tolist())
     setup.pool.kv_buffer.zero_()
     load(setup, host, indices([2], setup.page), "kernel")
-    assert run.sink.of(Copied)[-1].skipped == {"unwitnessed": LAYERS}
+    assert run.sink.of(Copied)[-1].skipped == {"reused": LAYERS}
     assert run.sink.of(Finding) == []
 
 
@@ -259,6 +296,26 @@ def test_bytes_that_moved_stand_beside_sglangs_count(
     (record,) = (record for record in caplog.records if record.name == "hicache_dbg")  # said once
     assert "moved 149760 B and counts there as 19169280 B (128 times)" in record.getMessage()
     assert [event.bytes for event in run.sink.of(Copied)] == [149760, 149760]
+
+
+@pytest.mark.skipif(not ENGINE, reason="bytes are counted from 0.5.18 on")
+def test_both_totals_are_told_at_the_end(traced: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang's own counter, read back from its metric, beside what moved."""
+    from prometheus_client import REGISTRY
+    from sglang.srt.observability.metrics_collector import RadixCacheMetricsCollector
+
+    run = traced()
+    setup = v4("deepseek_v4_c4", 37440, 256)("page_first")
+    owner = controller(setup, "kernel")
+    owner.write_queue.append(operation(indices([5, 0], 256), indices([1, 4], 256)))
+    owner.start_writing()
+    collector = RadixCacheMetricsCollector(labels={"model": "m"})
+    collector.increment_backup_num_bytes(owner.ack_write_queue[-1].num_bytes)  # as the tree does
+    value = REGISTRY.get_sample_value("sglang:hicache_backup_bytes_total", {"model": "m"})
+    with caplog.at_level(logging.INFO, "hicache_dbg"):
+        run.attachment.detach()
+    assert f"sglang:hicache_backup_bytes_total has {value:.0f} B (128 times)" in caplog.text
+    assert "backups moved 149760 B (deepseek_v4_c4 149760 B)" in caplog.text
 
 
 def test_an_anchor_given_to_the_constructor_is_followed(traced: Start) -> None:

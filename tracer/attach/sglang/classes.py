@@ -1,22 +1,47 @@
 """SGLang's host pool classes as they stand in this process, and which functions in them are ours."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["ANCHOR", "BASE", "host_pool_classes", "is_host_pool", "is_ours", "ours"]
+__all__ = [
+    "ANCHOR",
+    "BASE",
+    "device_pool_classes",
+    "host_pool_classes",
+    "is_host_pool",
+    "is_ours",
+    "ours",
+    "subclasses",
+]
 
 BASE = "HostKVCache"
 #: Holds no bytes: the pool whose indices DeepSeek-V4's pools ride on.
 ANCHOR = "LogicalHostPool"
 
 _HOMES = ("sglang.srt.mem_cache.pool_host.base", "sglang.srt.mem_cache.memory_pool_host")
+_DEVICE_HOME = "sglang.srt.mem_cache.memory_pool"
 _MARK = "__hicache_dbg__"
 
 
 def host_pool_classes() -> Iterator[type]:
     """The base, every subclass of it that exists by now, and the anchor that holds no bytes."""
-    waiting = list(dict.fromkeys(_defined(BASE)))
+    yield from subclasses(_defined(BASE))
+    yield from dict.fromkeys(_defined(ANCHOR))
+
+
+def device_pool_classes() -> Iterator[type]:
+    """Every class of device pools that exists by now, and the pool that hands states out."""
+    yield from subclasses(
+        cls
+        for name in ("KVCache", "HybridReqToTokenPool")
+        if isinstance(cls := getattr(sys.modules.get(_DEVICE_HOME), name, None), type)
+    )
+
+
+def subclasses(roots: Iterable[type]) -> Iterator[type]:
+    """Each of ``roots`` and everything that is derived from one by now."""
+    waiting = list(dict.fromkeys(roots))
     seen: set[type] = set()
     while waiting:
         cls = waiting.pop()
@@ -24,7 +49,6 @@ def host_pool_classes() -> Iterator[type]:
             seen.add(cls)
             waiting.extend(cls.__subclasses__())
             yield cls
-    yield from dict.fromkeys(_defined(ANCHOR))
 
 
 def is_host_pool(value: object) -> bool:

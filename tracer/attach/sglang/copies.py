@@ -26,6 +26,7 @@ class Given:
     device_indices: torch.Tensor
     io_backend: str
     op: Op
+    device_pool: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,29 @@
 """Bytes that SGLang's counters say were moved, beside those that really were."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
+from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.mirror import Copy
 
-__all__ = ["ByteCounters", "Moved"]
+__all__ = ["COLLECTOR", "ByteCounters", "Moved"]
+
+#: Module, class and method that add to ``sglang:hicache_backup_bytes_total``.
+COLLECTOR = (
+    "sglang.srt.observability.metrics_collector",
+    "RadixCacheMetricsCollector",
+    "increment_backup_num_bytes",
+)
 
 _log = logging.getLogger("hicache_dbg")
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of one pool's copies so far: as moved, and as SGLang's own counters count them."""
+    """Bytes of one pool's backups so far: as moved, and as SGLang's own counters count them."""
 
     real: int = 0
     counted: int = 0
@@ -24,12 +33,14 @@ class ByteCounters:
     """``sglang:hicache_backup_bytes_total`` and its like multiply indices by ``size_per_token``.
 
     DeepSeek-V4's pools keep the bytes of a whole page of one layer there, so those counters are too
-    high by (indices a page) / (layers). Said once.
+    high by (indices a page) / (layers). Said once; at the end both totals are.
     """
 
     def __init__(self) -> None:
         self._moved: dict[str, Moved] = {}
         self._said = False
+        #: What was added to SGLang's own counter, all pools.
+        self.of_sglang = 0
 
     @property
     def moved(self) -> Mapping[str, Moved]:
@@ -54,3 +65,28 @@ class ByteCounters:
                 counted,
                 counted / max(1, real),
             )
+
+    def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Around what adds to SGLang's own counter."""
+
+        @wraps(original)
+        def increment(collector: Any, num_bytes: int, *args: Any, **kwargs: Any) -> Any:
+            self.of_sglang += int(num_bytes)
+            return original(collector, num_bytes, *args, **kwargs)
+
+        return ours(increment)
+
+    def tell(self) -> None:
+        """Both totals, where SGLang counted anything."""
+        if not self.of_sglang:
+            return
+        real = sum(moved.real for moved in self._moved.values())
+        pools = ", ".join(f"{name} {moved.real} B" for name, moved in sorted(self._moved.items()))
+        _log.info(
+            "hicache-dbg: backups moved %d B (%s); sglang:hicache_backup_bytes_total has %d B (%.4g times)",
+            real,
+            pools,
+            self.of_sglang,
+            self.of_sglang / max(1, real),
+        )
+        self.of_sglang = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hicache_dbg.tracer.attach.sglang.copies import Given
+from hicache_dbg.tracer.attach.sglang.owners import OpenCopy
 from hicache_dbg.tracer.attach.sglang.probe import OpenLoad
 
 __all__ = ["Begun", "Frame", "Frames"]
@@ -28,11 +29,16 @@ class Begun:
 
 @dataclass(slots=True)
 class Frame:
-    """One operation: its number, and the loads that it has begun."""
+    """One operation: its number, the loads that it has begun, and the copies that it has open.
+
+    ``over`` is the event that says that it is over; None where it is by its end.
+    """
 
     op_id: int = field(default_factory=lambda: next(_ids))
     loads: dict[LoadKey, Begun] = field(default_factory=dict)
     done: list[OpenLoad] = field(default_factory=list)
+    opened: list[OpenCopy] = field(default_factory=list)
+    over: Any = None
 
     def begin(self, key: LoadKey, load: OpenLoad, given: Given) -> None:
         """A load under ``key``; the same indices loaded once more are another load."""
@@ -44,7 +50,8 @@ class Frame:
 class Frames(threading.local):
     """The operation of the current thread, and the pools whose methods it is in."""
 
-    def __init__(self) -> None:
+    def __init__(self, submitted: Callable[[list[OpenCopy], Any], None]) -> None:
+        self._submitted = submitted
         self.current: Frame | None = None
         self._inside: set[int] = set()
 
@@ -61,6 +68,7 @@ class Frames(threading.local):
             self.current = None
             for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
                 close(load)
+            self._submitted(frame.opened, frame.over)
 
     def is_inside(self, pool: Any) -> bool:
         """Whether a method of this pool is being observed on this thread already."""

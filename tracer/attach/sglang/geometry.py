@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hicache_dbg.tracer.attach.sglang.envelopes import lives
 from hicache_dbg.tracer.attach.sglang.pages import deepseek_v4_page, index_k_page
 from hicache_dbg.tracer.attach.sglang.tensors import (
     End,
@@ -14,11 +15,13 @@ from hicache_dbg.tracer.attach.sglang.tensors import (
     of_pages,
     of_rows,
 )
+from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import Run, View
 
 __all__ = [
     "Geometry",
     "dsa",
+    "envelopes",
     "mamba",
     "mha",
     "mha_k_only",
@@ -44,6 +47,8 @@ class Geometry:
         page_indexed: whether dimension 0 of the device tensor is pages.
         tokens_per_page: as ``slot_page`` where it is 0.
         shard: (number of ranks, own rank) that indices are dealt out to, one by one.
+        lives: generations of host pages where the pool's copies name them otherwise than its
+            allocator; None where both count alike.
     """
 
     device: dict[str, View]
@@ -54,6 +59,7 @@ class Geometry:
     page_indexed: bool = False
     tokens_per_page: int = 0
     shard: tuple[int, int] = field(default=(1, 0))
+    lives: Callable[[Pages], Pages] | None = None
 
 
 def mha(pool: Any, name: str) -> Geometry:
@@ -159,6 +165,18 @@ def page_rows(pool: Any, name: str) -> Geometry:
         unit="page",
     )
     return replace(geometry, tokens_per_page=pool.page_size)
+
+
+def envelopes(pool: Any, name: str) -> Geometry:
+    """Unified pools: a page of all layers is one row of bytes; its copies name physical pages."""
+    geometry = _page_rows(
+        (name, "envelope", pool.layout),
+        ([pool._device_page_buffer], [pool._host_page_buffer_view]),  # noqa: SLF001
+        (1, lambda _: None),
+        {0: 0},
+        pool.page_size,
+    )
+    return replace(geometry, lives=lives(pool))
 
 
 def _rows(

@@ -69,6 +69,9 @@ PAGE_IDS = {
     LOAD: paths.pages_of_tokens,
 }
 
+#: Their common methods translate logical page ids, then call the physical ones.
+TRANSLATED = {BACKUP + PHYSICAL: paths.first_of_run, LOAD + PHYSICAL: paths.first_of_run}
+
 KINDS: Mapping[str, Kind] = {
     "MHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv"),
     "AsymmetricMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.14")),
@@ -80,6 +83,7 @@ KINDS: Mapping[str, Kind] = {
     "DeepSeekV4PagedHostPool": Kind(geometry.v4_pages, BY_LENGTH, "deepseek_v4"),
     "DeepSeekV4StateHostPool": Kind(geometry.v4_state, FIRST_OF_RUN, "deepseek_v4_state"),
     "QSAIndexerPoolHost": Kind(geometry.v4_pages, BY_LENGTH, "qsa_indexer", Versions("0.5.22")),
+    "UnifiedPageEnvelopeHostPool": Kind(geometry.envelopes, TRANSLATED, "kv", Versions("0.5.23")),
     "MiniMaxM3Nvfp4IndexKPoolHost": Kind(
         geometry.page_rows, PAGE_IDS, "indexer", Versions("0.5.23")
     ),

@@ -8,32 +8,48 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ours
-from hicache_dbg.tracer.attach.sglang.copies import Given, read_call
+from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, read_call
 from hicache_dbg.tracer.attach.sglang.counters import ByteCounters
 from hicache_dbg.tracer.attach.sglang.frames import Frames
+from hicache_dbg.tracer.attach.sglang.gates import Gates
+from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp, DevicePool
+from hicache_dbg.tracer.attach.sglang.gpu_pools import DevicePools
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, BACKUP, LOAD
+from hicache_dbg.tracer.attach.sglang.owners import Owners
 from hicache_dbg.tracer.attach.sglang.probe import OpenLoad
 from hicache_dbg.tracer.attach.sglang.registry import PoolRecord, Registry
+from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.attach.sglang.storage import Storage
+from hicache_dbg.tracer.attach.sglang.transfers import Transfers
 from hicache_dbg.tracer.checks.index_space import check_indices
 from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.settings import Checksum
 
 __all__ = ["Observer", "Seen"]
 
 _log = logging.getLogger("hicache_dbg")
+_NO_PAGES: Pages = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A call that moves bytes: ``layer`` is the views' layer of a load, None for all."""
+    """A call that moves bytes: ``layer`` is the views' layer of a load, None for all.
+
+    ``alone`` says that it is no part of an operation that began before.
+    """
 
     session: SglangSession
     record: PoolRecord
     given: Given
     layer: int | None
+    alone: bool
 
 
 class Observer:
@@ -53,8 +69,15 @@ class Observer:
     ) -> None:
         self._counted = version in versions.COUNTED
         self.registry = Registry()
+        self.devices = DevicePools()
         self.bytes = ByteCounters()
-        self.frames = Frames()
+        self.over: dict[int, set[str]] = {}
+        self.say = Say(self.session, self.over)
+        self.gates = Gates(self.say)
+        self.owners = Owners(self.say, self.registry, self.given_away)
+        self.frames = Frames(self.owners.submitted)
+        self.storage = Storage(self.say, self.registry)
+        self.transfers = Transfers(self.say, self.started)
         self.on = False
         self._start = start
         self._announce = announce
@@ -113,7 +136,7 @@ class Observer:
         session = self.session()
         if session is not None and indices is not None:
             with session.errors.at("attach/alloc"):
-                self.registry.allocations(pool).count(indices)
+                self.devices.history.note(self.registry.allocations(pool), indices)
 
     def grouped(self, group: Any) -> None:
         """Pools without an allocator of their own follow the allocations of the one they ride on."""
@@ -132,7 +155,7 @@ class Observer:
         self, pool: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Seen | None:
         """What a call is to us; None where it moves nothing, or belongs to a call already seen."""
-        if self.frames.is_inside(pool):
+        if self.devices.counts(pool, args) or self.frames.is_inside(pool):
             return None
         session = self.started()
         if session is None or not session.probe.enabled:
@@ -144,35 +167,69 @@ class Observer:
                 return None
             record = self.registry.of(pool) or self._add(session, pool)  # built before we came
             self.announce()
+            over = named.get("device_pool")
+            if over is not None:
+                self.over.setdefault(id(over), set()).add(record.mirror.pool)
             is_load = method.startswith(LOAD)
             layer = _layer(pool, record, named) if is_load else None
             if is_load and layer is None:
                 return None
             backend = str(named.get("io_backend", "kernel"))
             op = Op.LOAD if is_load else Op.BACKUP
-            return Seen(session, record, Given(pool, method, host, device, backend, op), layer)
+            given = Given(pool, method, host, device, backend, op, over)
+            return Seen(session, record, given, layer, self.frames.current is None)
         return None
 
-    def read(self, seen: Seen, op_id: int) -> Copy:
-        """The call as a copy; what is wrong with its indices is said before a byte moves."""
+    def read(self, seen: Seen, op_id: int) -> Copy | DeviceOp:
+        """The call as a copy; what is wrong with its indices is said before a byte moves.
+
+        Where its indices may lie on a GPU, as an operation that is read when it is over.
+        """
         session, given = seen.session, seen.given
+        device = self.devices.of(given.pool)
+        if device is not None:
+            return self._beside(seen, device, op_id)
         reading = read_call(seen.record, given, op_id)
+        self._tell(session, reading, given, op_id)
+        pool, pages = reading.copy.mirror.pool, reading.copy.device_pages
+        if given.op is Op.BACKUP:
+            self.gates.read_pages(pool, pages, f"backup of {pool}")
+        else:
+            self.gates.moved(pool, pages)
+        if self.frames.current is not None:
+            opened = self.owners.opened(reading.copy, given.device_pool)
+            self.frames.current.opened.append(opened)
+        return reading.copy
+
+    def open(self, seen: Seen, op_id: int) -> OpenLoad:
+        """Begin a load; one that cannot be read is not traced."""
+        probe, opened = seen.session.probe, OpenLoad(None)
+        with seen.session.errors.at("attach/load"):
+            copy = self.read(seen, op_id)
+            opened = probe.begin(copy) if isinstance(copy, DeviceOp) else probe.open(copy)
+            if opened.device is not None:
+                self.devices.enter(opened.device)
+        return opened
+
+    def _beside(self, seen: Seen, device: DevicePool, op_id: int) -> DeviceOp:
+        session, given = seen.session, seen.given
+        if given.op is Op.LOAD:
+            self.gates.moved(seen.record.mirror.pool, _NO_PAGES)
+        probe = session.probe
+        booked = Booked(
+            self.devices.history, probe.booked, probe.judged, partial(self._tell, session)
+        )
+        digests = session.settings.checksum is not Checksum.OFF
+        last = _last(seen)
+        return DeviceOp(device, given, op_id, booked, last, digests, seen.alone)
+
+    def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
+        """What a call's indices say, and how many bytes it moved."""
         if reading.use is not None and session.settings.traces(reading.copy.mirror.pool):
             told = {"time_ns": time.time_ns(), "rank": session.settings.rank, "op_id": op_id}
             session.check(partial(check_indices, reading.use, **told))
         if given.op is Op.BACKUP and self._counted and len(reading.copy.host_pages):
             self.bytes.add(given.pool, reading.copy, reading.tokens)
-        return reading.copy
-
-    def open(self, seen: Seen, op_id: int) -> OpenLoad:
-        """Begin a load; one that cannot be read is not traced."""
-        opened = OpenLoad(None)
-        copies: list[Copy] = []
-        with seen.session.errors.at("attach/load"):
-            copies.append(self.read(seen, op_id))
-        for copy in copies:
-            opened = seen.session.probe.open(copy)
-        return opened
 
     def _add(self, session: SglangSession, pool: Any) -> PoolRecord:
         record = self.registry.add(pool)
@@ -181,11 +238,11 @@ class Observer:
                 self.registry.inventory.not_recognised(
                     f"{type(pool).__name__}.{method}: not attached"
                 )
+        with session.errors.at("attach/device"):
+            self.devices.add(pool, record)
         self._announced = False
-        findings = session.findings_of(record.mirror) if record.geometry is not None else []
-        if findings:  # at once: the first copy may be the one that corrupts
-            self.announce()
-            session.found(findings)
+        if record.geometry is not None and session.is_wrong(record.mirror):
+            self.announce()  # at once: the first copy may be the one that corrupts
         return record
 
 
@@ -199,3 +256,12 @@ def _layer(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None:
     if layer is not None and targets is not None and layer >= targets and not named.get("is_draft"):
         return None  # a layer of a draft model, in a call for the target's
     return layer
+
+
+def _last(seen: Seen) -> int:
+    """The layer after which a load of this call's kind is over."""
+    layers, layer = seen.record.mirror.layers, seen.layer
+    if layer is None or seen.alone:
+        return layers - 1 if layer is None else layer
+    targets = getattr(seen.given.pool, "target_layer_num", None) or layers
+    return (targets if layer < targets else layers) - 1

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hicache_dbg.tracer.attach.sglang.classes import is_host_pool
 from hicache_dbg.tracer.attach.sglang.geometry import Geometry
+from hicache_dbg.tracer.attach.sglang.inventory import Inventory
 from hicache_dbg.tracer.attach.sglang.kinds import KINDS, Kind
-from hicache_dbg.tracer.attach.sglang.session import Inventory
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.sink import PoolPages
@@ -27,13 +28,15 @@ class Allocations:
     """How often each page of one host pool was given away."""
 
     def __init__(self, page: int, pages: int) -> None:
-        self._page = page
+        self.page = page
+        self.pages = pages
         self._counts = np.zeros(pages, np.int64)
 
     def count(self, indices: Any) -> None:
         """These indices were just given away."""
         if isinstance(indices, torch.Tensor) and indices.device.type == "cpu":
-            pages = np.unique(indices.numpy() // self._page)
+            pages = indices.numpy() // self.page
+            # A page that is named by many indices counts once: so numpy adds.
             self._counts[pages[pages < len(self._counts)]] += 1
 
     def at(self, pages: Pages) -> Pages:
@@ -57,6 +60,8 @@ class PoolRecord:
 
     def generation(self, pages: Pages) -> Pages:
         """How often these host pages were given away so far."""
+        if self.geometry is not None and self.geometry.lives is not None:
+            return self.geometry.lives(pages)
         return sum((source.at(pages) for source in self.sources), np.zeros(len(pages), np.int64))
 
 
@@ -79,7 +84,11 @@ class Registry:
         cls = type(pool).__name__
         kind, geometry = KINDS.get(cls), None
         name = self._name(pool, kind)
-        if kind is None:
+        if getattr(pool, "_is_dummy", False):
+            self.inventory.not_recognised(
+                f"{cls} (pool {name}): no bytes on this rank, another one loads and broadcasts them"
+            )
+        elif kind is None:
             self.inventory.not_recognised(f"{cls} (pool {name}): no view of this class")
         else:
             try:
@@ -96,7 +105,7 @@ class Registry:
         weakref.finalize(pool, self._records.pop, id(pool), None)
         self.inventory.built.add(cls)
         if geometry is not None:
-            self.inventory.mirrors.append(record.mirror.info())
+            self.inventory.add(record.mirror)
         return record
 
     def follow(self, pool: Any, anchor: Any) -> None:
@@ -110,10 +119,19 @@ class Registry:
         known = self._allocations.get(id(pool))
         if known is None:
             page = _page_indices(pool)
-            known = Allocations(page, -(-int(pool.size) // page))
+            # Device pools keep a page in front of those that are given away.
+            known = Allocations(page, -(-int(pool.size) // page) + (not is_host_pool(pool)))
             self._allocations[id(pool)] = known
             weakref.finalize(pool, self._allocations.pop, id(pool), None)
         return known
+
+    def known_allocations(self, pool: Any) -> Allocations | None:
+        """As :meth:`allocations`, of a pool that was seen before."""
+        return self._allocations.get(id(pool))
+
+    def by_mirror(self, mirror: MirrorViews) -> PoolRecord:
+        """The record whose mirror this is."""
+        return next(record for record in self._records.values() if record.mirror is mirror)
 
     def pool_state(self) -> Iterator[PoolPages]:
         """Host pages by pool and state, of every pool that is alive and has an allocator."""
@@ -139,7 +157,7 @@ class Registry:
 
 def _page_indices(pool: Any) -> int:
     """How many of a pool's indices make up a page, as its allocator counts."""
-    return int(getattr(pool, "logical_page_size", 0) or pool.page_size)
+    return int(getattr(pool, "logical_page_size", 0) or getattr(pool, "page_size", 1))
 
 
 def _mirror(pool: Any, name: str, geometry: Geometry | None) -> MirrorViews:
@@ -155,6 +173,7 @@ def _mirror(pool: Any, name: str, geometry: Geometry | None) -> MirrorViews:
         slot_page=page,
         tokens_per_page=(geometry.tokens_per_page if geometry else 0) or page,
         page_indexed=bool(geometry and geometry.page_indexed),
+        one_item=bool(geometry and geometry.page_indexed),
         pinned=_pinned(geometry),
     )
 

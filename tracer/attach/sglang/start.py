@@ -2,10 +2,10 @@
 
 import atexit
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 
 from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
+from hicache_dbg.tracer.attach.sglang.place import of_caller, placed
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.runtime import Runtime
@@ -38,6 +38,7 @@ def install() -> SglangAttachment | None:
 
 def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangAttachment:
     """Attach under ``settings``; ``sinks`` instead of those that they ask for."""
+    place = of_caller()
 
     def start() -> SglangSession:
         session: list[SglangSession] = []
@@ -47,12 +48,17 @@ def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangA
         ) -> tuple[SglangSession, SglangAttachment]:
             session.append(
                 SglangSession(
-                    ranked, chosen, TileDigester(), version=attachment.version, errors=errors
+                    ranked,
+                    chosen,
+                    TileDigester(),
+                    version=attachment.version,
+                    errors=errors,
+                    place=str(place or ""),
                 )
             )
             return session[0], attachment
 
-        runtime = Runtime.start(_ranked(settings), sinks=sinks, build=build)
+        runtime = Runtime.start(placed(settings, place), sinks=sinks, build=build)
         atexit.register(runtime.stop)
         return session[0]
 
@@ -64,12 +70,3 @@ def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangA
 def sglang_version() -> str:
     """The version of the SGLang that is imported here."""
     return str(import_module("sglang.version").__version__)
-
-
-def _ranked(settings: Settings) -> Settings:
-    """With the rank that the process got, which SGLang hands over in no variable."""
-    from torch import distributed
-
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return settings
-    return replace(settings, rank=distributed.get_rank(), ranks=distributed.get_world_size())

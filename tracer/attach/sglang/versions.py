@@ -3,16 +3,22 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
+    "ALLOCATOR_MODULES",
     "ANY",
     "COUNTED",
+    "DEVICE_MODULES",
+    "GATES_MODULE",
     "NEWEST",
     "OLDEST",
     "OPERATIONS",
     "POOL_MODULES",
+    "STORAGE_MODULES",
     "Operation",
     "Versions",
+    "over_event",
     "rides_on",
     "supported",
 ]
@@ -112,6 +118,40 @@ POOL_MODULES: tuple[str, ...] = (
         )
     ),
 )
+
+#: Every module that defines device pools, whose accessors read layers.
+DEVICE_MODULES: tuple[str, ...] = tuple(
+    f"{_MEM}.{name}"
+    for name in (
+        "memory_pool",
+        "swa_memory_pool",
+        "deepseek_v4_memory_pool",
+        "minimax_m3_nvfp4_pool",
+        "dsa_cache_layer_split",
+        "page_interleave_pool",
+    )
+)
+#: Every module that defines device allocators.
+ALLOCATOR_MODULES: tuple[str, ...] = tuple(
+    f"{_MEM}.allocator.{name}" for name in ("base", "token", "paged", "mamba")
+)
+#: Defines the gates of layers, and the counter that hands them out.
+GATES_MODULE = f"{_MANAGERS}.cache_controller"
+#: Where pages go to storage: the controllers, and what every backend derives from.
+STORAGE_MODULES: tuple[str, ...] = (GATES_MODULE, _HYBRID, f"{_MEM}.hicache_storage")
+
+
+#: Where a controller keeps the events of its operations, newest last.
+_ACKNOWLEDGED = {"start_writing": "ack_write_queue", "start_loading": "ack_load_queue"}
+
+
+def over_event(owner: Any, method: str, result: Any) -> Any:
+    """The event that comes when an operation that was just submitted is over; None if there is none."""
+    event = getattr(result, "finish_event", None)
+    if event is None:
+        waiting = getattr(owner, _ACKNOWLEDGED.get(method, ""), None)
+        event = waiting[-1].finish_event if waiting else None
+    return event
 
 
 def rides_on(pool: str) -> str:

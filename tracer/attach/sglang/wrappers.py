@@ -7,6 +7,7 @@ from typing import Any
 
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.observer import Observer
+from hicache_dbg.tracer.attach.sglang.versions import over_event
 
 __all__ = ["Wrappers"]
 
@@ -38,17 +39,6 @@ class Wrappers:
 
         return ours(__init__)
 
-    def allocation(self, original: Function) -> Function:
-        """Around ``alloc`` of a host pool."""
-
-        @wraps(original)
-        def alloc(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            indices = original(pool, *args, **kwargs)
-            self._observer.given_away(pool, indices)
-            return indices
-
-        return ours(alloc)
-
     def grouping(self, original: Function) -> Function:
         """Around what puts host pools into a group."""
 
@@ -78,8 +68,10 @@ class Wrappers:
             session = self._observer.session()
             if session is None:
                 return original(owner, *args, **kwargs)
-            with self._observer.frames.operation(session.probe.close):
-                return original(owner, *args, **kwargs)
+            with self._observer.frames.operation(session.probe.close) as frame:
+                result = original(owner, *args, **kwargs)
+                frame.over = over_event(owner, original.__name__, result)
+            return result
 
         return ours(operation)
 

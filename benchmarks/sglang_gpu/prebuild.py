@@ -1,0 +1,45 @@
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+"""Compiles one of SGLang's run-time kernels into its cache: python prebuild.py KIND [BYTES].
+
+SGLang compiles them one after another when they are first wanted, 13 to 16 s each. Run beside each
+other they take a minute; ``--list`` prints the arguments of all that the round trips want.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+ROWS = (256, 1024, 1152, 2048)
+STAGED = (256, 1152, 1728, 2048, 4096, 8448, 37440, 65536, 149760)
+
+
+def main(kind: str, size: int = 0) -> None:
+    """Import SGLang and build."""
+    import prelude  # noqa: F401
+    from sglang.kernels.ops.kvcache import hicache
+
+    if kind == "rows":
+        hicache.can_use_hicache_jit_kernel(element_size=size)
+    elif kind == "staged":
+        hicache.can_use_write_back_jit_kernel(element_size=size)
+    elif kind == "tma" and hasattr(hicache, name := "_jit_hicache_tma_module"):
+        getattr(hicache, name)(block_quota=hicache.TMA_BLOCK_QUOTA)
+    elif kind == "mamba":
+        from sglang.kernels.ops.mamba.transfer_mamba import _jit_transfer_mamba_module
+
+        _jit_transfer_mamba_module()
+    elif kind == "dsv4":
+        from sglang.kernels.ops.kvcache.hisparse import _jit_dsv4_transfer_module
+
+        _jit_dsv4_transfer_module(1024)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--list":
+        for line in (*(f"rows {n}" for n in ROWS), *(f"staged {n}" for n in STAGED)):
+            print(line)
+        print("tma 0\nmamba 0\ndsv4 0")
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

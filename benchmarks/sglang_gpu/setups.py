@@ -1,0 +1,127 @@
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+"""Host pools of SGLang as released over tensors on a GPU: what is built, and how it is to be moved."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import prelude  # noqa: F401 - before anything of SGLang
+import torch
+from sglang.srt.mem_cache import memory_pool_host
+from sglang.version import __version__ as sglang_version
+
+__all__ = [
+    "DECLARED",
+    "DESCRIBED",
+    "DEVICE",
+    "ENGINE",
+    "NUMBER",
+    "VERSION",
+    "Setup",
+    "Tensors",
+    "anchor",
+    "bytes_of",
+    "device_like",
+    "host_class",
+    "pointers",
+    "random_bytes",
+]
+
+VERSION: str = sglang_version
+NUMBER = tuple(int(part) for part in VERSION.split(".")[:3])
+#: From here on a host pool is built over a description of tensors, not over a device pool.
+DESCRIBED = NUMBER >= (0, 5, 23)
+DECLARED = NUMBER >= (0, 5, 22)
+#: From here on an engine of its own runs the copies.
+ENGINE = NUMBER >= (0, 5, 18)
+DEVICE = torch.device("cuda", 0)
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A host pool and the device tensors under it.
+
+    ``page`` is how many indices make up a page, ``devices`` every device tensor, ``rows`` how many
+    of its entries a page has (1 where they are pages already), ``keep`` what must outlive the pool.
+    """
+
+    pool: Any
+    page: int
+    devices: Sequence[torch.Tensor]
+    rows: int
+    pool_device: Any
+    layers: int
+    keep: Any = None
+
+    def destroy(self) -> None:
+        """Unregister the pinned memory: another mapping may get its addresses."""
+        for pool in (self.pool, self.keep):
+            if hasattr(pool, "destroy"):
+                pool.destroy()
+        for name in ("index_k_with_scale_buffer", "k_buffer"):  # 0.5.17 leaves these registered
+            buffer = vars(self.pool).get(name)
+            if isinstance(buffer, torch.Tensor):
+                runtime: Any = torch.cuda.cudart()
+                runtime.cudaHostUnregister(buffer.data_ptr())
+
+
+Build = Callable[[str, int, int], Setup]
+
+
+def bytes_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """A device tensor as [pages, bytes of a page]."""
+    whole = tensor.shape[0] // rows * rows
+    return tensor[:whole].contiguous().view(torch.uint8).reshape(whole // rows, -1)
+
+
+def random_bytes(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """A tensor of these dimensions whose bytes, not its numbers, are random."""
+    *outer, last = shape
+    size = torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(0, 256, (*outer, last * size), dtype=torch.uint8, device=DEVICE).view(
+        dtype
+    )
+
+
+def pointers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The table of addresses that a kernel gets."""
+    return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.uint64, device=DEVICE)
+
+
+def host_class(name: str, module: str) -> Any:
+    """A host pool class, of the one module that early versions have or of one of its own."""
+    if hasattr(memory_pool_host, name):
+        return getattr(memory_pool_host, name)
+    return getattr(import_module(f"sglang.srt.mem_cache.pool_host.{module}"), name)
+
+
+def device_like(layers: int, **given: Any) -> SimpleNamespace:
+    """What the host pools ask a device pool for."""
+    common = {
+        "device": "cuda",
+        "layer_num": layers,
+        "start_layer": 0,
+        "end_layer": layers,
+        "layer_shard_enabled": False,
+        "store_dtype": torch.bfloat16,
+        "register_layer_transfer_counter": lambda _: None,
+    }
+    return SimpleNamespace(**(common | given))
+
+
+def anchor(layout: str, page: int, pages: int) -> SimpleNamespace:
+    """What a pool that rides on another's indices asks that one for."""
+    return SimpleNamespace(
+        page_size=page,
+        size=pages * page,
+        page_num=pages,
+        layout=layout,
+        device="cpu",
+        mtp_draft_device_pools=(),
+        pin_memory=True,
+    )

@@ -1,0 +1,62 @@
+"""An attachment whose events can be read, and rows of the table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hicache_dbg.tracer.attach.sglang.start import trace
+from hicache_dbg.tracer.events import Copied, Event, Finding, Health
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+__all__ = ["Row", "Traced", "copies", "findings"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ``kept`` is whether it is as it should be."""
+
+    part: str
+    case: str
+    result: str
+    goal: str
+    kept: bool
+    value: float | None = None
+
+
+class Traced:
+    """SGLang with us attached, and the events since they were last taken."""
+
+    def __init__(self, checksum: Checksum = Checksum.LOADS) -> None:
+        self._sink = MemorySink()
+        self.attachment = trace(Settings(gate=Gate.ON, checksum=checksum), sinks=[self._sink])
+
+    def take(self) -> list[Event]:
+        """The events of everything up to now."""
+        torch.cuda.synchronize()
+        session = self.attachment.observer.session()
+        assert session is None or session.bus.flush(20)
+        events, self._sink.events = self._sink.events, []
+        return events
+
+    def errors(self) -> dict[str, int]:
+        """Failures of our own so far."""
+        session = self.attachment.observer.session()
+        health: Health | None = session.bus.health() if session is not None else None
+        return dict(health.errors) if health is not None else {}
+
+    def overhead_s(self) -> float:
+        """Seconds that the instrument says it cost SGLang's threads so far."""
+        session = self.attachment.observer.session()
+        return session.probe.overhead_s if session is not None else 0.0
+
+
+def copies(events: Sequence[Event]) -> list[Copied]:
+    """The copies among ``events``."""
+    return [event for event in events if isinstance(event, Copied)]
+
+
+def findings(events: Sequence[Event]) -> list[Finding]:
+    """The findings among ``events``."""
+    return [event for event in events if isinstance(event, Finding)]

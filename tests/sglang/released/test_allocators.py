@@ -1,0 +1,189 @@
+"""Pages of every allocator: given back twice, given back under a copy, and used by the next."""
+
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from released_driving import backup, controller, indices, operation
+from released_pages import index_k, mamba, v4
+from released_rows import mha, mha_of_sglang, mla
+from released_streams import Delayed, device_events
+from released_traced import Start
+
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding
+
+
+def logical() -> Any:
+    """The anchor that holds no bytes."""
+    from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+
+    return LogicalHostPool(16 * 256, 256)
+
+
+def token() -> Any:
+    """One token a page."""
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+
+    device = mha_of_sglang("layer_first").pool_device
+    return TokenToKVPoolAllocator(24, torch.bfloat16, "cpu", device, need_sort=False)
+
+
+def paged() -> Any:
+    """Four tokens a page."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    device = mha_of_sglang("layer_first").pool_device
+    return PagedTokenToKVPoolAllocator(24, 4, torch.bfloat16, "cpu", device, need_sort=False)
+
+
+def states() -> Any:
+    """Slots of states, one a request."""
+    from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+
+    mla("layer_first")  # tracing begins with the first host pool
+    return MambaSlotAllocator(8, "cpu")
+
+
+ALLOCATORS: dict[str, tuple[Callable[[], Any], int]] = {
+    "mha": (lambda: mha("layer_first").pool, 4),
+    "mla": (lambda: mla("layer_first").pool, 4),
+    "index_k": (lambda: index_k("layer_first").pool, 64),
+    "c4": (lambda: v4("deepseek_v4_c4", 37440, 256)("layer_first").pool, 256),
+    "mamba": (lambda: mamba("page_first_direct").pool, 1),
+    "logical": (logical, 256),
+    "token": (token, 1),
+    "paged": (paged, 4),
+    "states": (states, 1),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_pages_freed_twice_are_found(traced: Start, name: str) -> None:
+    """A second free is a finding with both places, whether the class refuses it or takes it."""
+    run = traced()
+    build, page = ALLOCATORS[name]
+    allocator = build()
+    first, second = allocator.alloc(2 * page), allocator.alloc(page)
+    allocator.free(first)
+    with contextlib.suppress(AssertionError):  # some check; the call was made all the same
+        allocator.free(first[:page])
+    allocator.free(second)
+    (finding,) = run.sink.of(Finding)
+    assert finding.cls is FaultClass.DOUBLE_FREE
+    assert finding.pages == (int(first[0]) // page,)
+    assert "freed though it is free already" in finding.message
+    assert finding.message.count("test_allocators.py:") >= 3
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_pages_that_come_and_go_are_clean(traced: Start, name: str) -> None:
+    """Given away, freed and given away again, in any number and after a clear: nobody is accused."""
+    run = traced()
+    build, page = ALLOCATORS[name]
+    allocator = build()
+    for _ in range(3):
+        taken = [allocator.alloc(page) for _ in range(4)]
+        for one in reversed(taken):
+            allocator.free(one)
+        assert allocator.alloc(1 << 20 << 8) is None
+    allocator.alloc(2 * page)
+    allocator.clear()
+    allocator.free(allocator.alloc(allocator.available_size()))
+    assert run.sink.of(Finding) == []
+
+
+def test_frees_of_a_group_count_when_they_are_asked_for(traced: Start) -> None:
+    """A group collects frees and carries them out at its end: one free each, no double."""
+    run = traced()
+    allocator = paged()
+    taken = allocator.alloc(16)
+    allocator.free_group_begin()
+    allocator.free(taken[:4])
+    allocator.free(taken[4:8])
+    allocator.free_group_end()
+    assert run.sink.of(Finding) == []
+    allocator.free_group_begin()
+    allocator.free(taken[8:12])
+    allocator.free(taken[8:12])
+    allocator.free_group_end()
+    (finding,) = run.sink.of(Finding)
+    assert (finding.cls, finding.pages) == (FaultClass.DOUBLE_FREE, (int(taken[8]) // 4,))
+
+
+def test_one_call_that_names_a_page_twice_is_found(traced: Start) -> None:
+    """The same slots twice in one free: the free list of C4 holds them twice, and nobody said so."""
+    run = traced()
+    pool = v4("deepseek_v4_c4", 37440, 256)("layer_first").pool
+    taken, before = pool.alloc(256), pool.available_size()
+    pool.free(torch.cat([taken, taken]))
+    assert pool.available_size() == before + 512  # SGLang took it
+    (finding,) = run.sink.of(Finding)
+    assert finding.cls is FaultClass.DOUBLE_FREE
+    assert "named twice in one free" in finding.message
+
+
+def test_a_host_page_freed_under_a_load_is_found(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freed before the load's event came: slot_reuse, with the load; afterwards it is in order."""
+    device_events(monkeypatch)
+    run = traced()
+    setup = mha_of_sglang("layer_first")
+    host, early = setup.pool.alloc(setup.page), setup.pool.alloc(setup.page)
+    backup(setup, torch.cat([host, early]), indices([1, 2], setup.page), "kernel")
+    owner = controller(setup, "kernel")
+    owner.load_queue.append(operation(torch.cat([host, early]), indices([4, 5], setup.page)))
+    with Delayed.before(1, owner, setup.pool):
+        setup.pool.free(early)
+    setup.pool.free(host)
+    (finding,) = run.sink.of(Finding)
+    assert finding.cls is FaultClass.SLOT_REUSE
+    assert finding.pages == (int(early[0]) // setup.page,)
+    assert "freed while a copy has it open" in finding.message
+    assert "previous access: load" in finding.message
+
+
+def test_a_device_page_freed_under_a_load_is_found(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above for the pages that the load writes, of SGLang's own device allocator."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    device_events(monkeypatch)
+    run = traced()
+    setup = mha_of_sglang("layer_first")
+    allocator = PagedTokenToKVPoolAllocator(
+        *(24, setup.page, torch.bfloat16, "cpu", setup.pool_device), need_sort=False
+    )
+    host, device = setup.pool.alloc(4), allocator.alloc(8)
+    backup(setup, host, device[:4], "kernel")
+    owner = controller(setup, "kernel")
+    owner.load_queue.append(operation(host, device[4:]))
+    with Delayed.before(1, owner, setup.pool):
+        allocator.free(device[4:])
+    allocator.free(device[:4])
+    findings = run.sink.of(Finding)
+    assert [(f.cls, f.pool, f.pages) for f in findings] == [
+        (FaultClass.SLOT_REUSE, "kv", (int(device[4]) // 4,))
+    ]
+    assert "kv: device page" in findings[0].message
+
+
+def test_the_books_say_reused_and_do_not_compare(traced: Start) -> None:
+    """A page of another life under a load is skipped as reused: nothing is called a mismatch."""
+    run = traced()
+    setup = mla("layer_first")
+    host = setup.pool.alloc(setup.page)
+    backup(setup, host, indices([1], setup.page), "kernel")
+    setup.pool.free(host)
+    setup.pool.alloc(setup.pool.available_size())
+    setup.pool.kv_buffer.zero_()
+    setup.pool.load_to_device_per_layer(
+        setup.pool_device, host, indices([2], setup.page), 0, "kernel"
+    )
+    assert run.sink.of(Copied)[-1].skipped == {"reused": 1}

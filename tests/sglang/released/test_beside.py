@@ -1,0 +1,247 @@
+"""Operations whose ends are on a GPU, on a CPU: enqueued during the call, read and judged afterwards."""
+
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import released_base
+import released_driving
+import released_rows
+import torch
+from released_base import LAYERS, Case, Setup
+from released_cases import CASES
+from released_driving import backup, indices, load
+from released_pages import index_k, v4
+from released_rows import mla
+from released_traced import Start, Traced
+
+from hicache_dbg.tracer.attach.sglang.gpu import Lane, Slot, Work
+from hicache_dbg.tracer.attach.sglang.gpu_ops import DevicePool
+from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
+from hicache_dbg.tracer.digest.torch_digester import TorchDigester
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
+from hicache_dbg.tracer.settings import Checksum
+
+HOST, FROM, TO = [5, 0, 7], [1, 4, 2], [0, 3, 5]
+
+
+class HostSlot(Slot):
+    """Room on the CPU, whose event comes when the test says so."""
+
+    def __init__(self, words: int) -> None:
+        self.words = torch.empty(words, dtype=torch.int64)
+        self.over = True
+        self.event = cast("torch.cuda.Event", SimpleNamespace(query=lambda: self.over))
+        self.idle = True
+        self._views = {}
+
+
+class HostWork(Work):
+    """Nothing to record: what was asked for is done."""
+
+    def mark(self) -> None:
+        """No event."""
+
+    def come(self) -> None:
+        """The device is done."""
+        assert isinstance(self.slot, HostSlot)
+        self.slot.over = True
+
+
+class HostLane(Lane):
+    """The same bookkeeping over the digester for any device of torch."""
+
+    def __init__(self) -> None:
+        self.digester = TorchDigester("cpu")
+        self.device = self.digester.device
+        self._slots = deque()
+        self.over = True
+        self.graph = False
+        self.begun: list[HostWork] = []
+
+    def captures(self) -> bool:
+        """As the test says."""
+        return self.graph
+
+    def begin(self, words: int, size: int) -> Work:
+        """In line, whatever its size."""
+        assert size >= 0
+        slot = HostSlot(words)
+        slot.over = self.over
+        self.begun.append(HostWork(self, slot, 0, None))
+        return self.begun[-1]
+
+    def read(self, work: Work, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """They are here."""
+        return work.slot.words[: work.words], *given
+
+
+def beside(run: Traced, setup: Setup) -> HostLane:
+    """From now on this pool's device end is taken for one on a GPU."""
+    lane, record = HostLane(), run.record(setup.pool)
+    size = sum(view.tile_bytes() for view in record.mirror.device.values())
+    known = DevicePool(record, lane, record.mirror.device, size)
+    run.attachment.observer.devices._pools[id(setup.pool)] = known
+    return lane
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_clean_round_trip_is_verified_tile_by_tile(traced: Start, case: Case) -> None:
+    """As where digests are taken during the call: each tile verified, one event an operation."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = case.build(case.layout)
+    beside(run, setup)
+    host = indices(HOST, setup.page)
+    backup(setup, host, indices(FROM, setup.page), case.io_backend)
+    load(setup, host, indices(TO, setup.page), case.io_backend)
+    assert run.sink.of(Finding) == []
+    tiles = len(HOST) * LAYERS * case.components
+    assert [(event.op, event.witnessed, event.verified) for event in run.sink.of(Copied)] == [
+        (Op.BACKUP, tiles, 0),
+        (Op.LOAD, 0, tiles),
+    ]
+
+
+def test_a_flipped_byte_on_the_host_is_found(traced: Start) -> None:
+    """One changed byte between backup and load is one mismatched tile: its own."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("page_first")
+    beside(run, setup)
+    host = indices(HOST, setup.page)
+    backup(setup, host, indices(FROM, setup.page), "kernel")
+    setup.pool.kv_buffer.view(torch.uint8)[HOST[2] * setup.page, 1, 0, 5] ^= 0xFF
+    load(setup, host, indices(TO, setup.page), "kernel")
+    (finding,) = run.sink.of(Finding)
+    assert (finding.layer, finding.pages) == (1, (HOST[2],))
+    assert run.sink.of(Copied)[-1].mismatched == 1
+
+
+def test_a_load_is_digested_once_for_all_its_layers(traced: Start) -> None:
+    """One launch a component and operation, whatever the number of layers."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    host = indices(HOST, setup.page)
+    backup(setup, host, indices(FROM, setup.page), "kernel")
+    load(setup, host, indices(TO, setup.page), "kernel")
+    assert [[(p.first, p.last) for p in work.parts] for work in lane.begun] == [[(0, LAYERS)]] * 2
+
+
+def test_layers_between_the_first_and_the_last_are_only_counted(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six layers' calls two are looked at, and all six layers are verified."""
+    for module in (released_base, released_rows, released_driving):
+        monkeypatch.setattr(module, "LAYERS", 6)
+    looked: list[int] = []
+    whole = LayerProbe.layer
+
+    def layer(self: LayerProbe, opened: OpenLoad, number: int, call: Callable[[], None]) -> None:
+        looked.append(number)
+        whole(self, opened, number, call)
+
+    monkeypatch.setattr(LayerProbe, "layer", layer)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    host = indices(HOST, setup.page)
+    backup(setup, host, indices(FROM, setup.page), "kernel")
+    load(setup, host, indices(TO, setup.page), "kernel")
+    assert looked == [0, 5]
+    event = run.sink.of(Copied)[-1]
+    assert (event.layers, event.verified, event.mismatched) == (6, 6 * len(HOST), 0)
+    assert [(part.first, part.last) for part in lane.begun[-1].parts] == [(0, 6)]
+
+
+def test_nothing_is_read_before_the_device_is_done(traced: Start) -> None:
+    """The record waits in the ring as long as its event has not come; what follows waits behind it."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    lane.over = False
+    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+    session = run.attachment.observer.session()
+    assert session is not None
+    assert session.bus.flush(0.1) is False
+    lane.begun[0].come()
+    assert [event.op for event in run.sink.of(Copied)] == [Op.BACKUP]
+
+
+def test_pages_that_are_given_away_before_they_are_read_keep_their_generation(
+    traced: Start,
+) -> None:
+    """What was digested is filed under the page as it was when the copy began, and verifies nothing later."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    host = setup.pool.alloc(setup.page)
+    lane.over = False
+    backup(setup, host, indices([1], setup.page), "kernel")
+    setup.pool.free(host)
+    while not (again := setup.pool.alloc(setup.page)).equal(host):
+        pass
+    lane.over = True
+    lane.begun[0].come()
+    load(setup, again, indices([2], setup.page), "kernel")
+    event = run.sink.of(Copied)[-1]
+    assert (event.verified, event.mismatched, event.skipped) == (0, 0, {"reused": LAYERS})
+
+
+def test_single_slots_are_partial_and_64_of_them_are_found(traced: Start) -> None:
+    """Slots that are no pages are not digested; as many as make up pages are an index_space."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = v4("dsv4_hisparse_c4", 37440, 64)("layer_first")
+    beside(run, setup)
+    for count in (3, 64):
+        host, device = (torch.randperm(7 * 64)[:count] for _ in range(2))
+        setup.pool.backup_from_device_all_layer(None, host, device, "kernel")
+    events = run.sink.of(Copied)
+    assert (events[0].token_granular, events[0].skipped) == (
+        True,
+        {"partial": LAYERS * events[0].pages},
+    )
+    assert [finding.cls for finding in run.sink.of(Finding)] == [FaultClass.INDEX_SPACE]
+
+
+def test_a_call_that_stands_alone_keeps_its_indices(traced: Start) -> None:
+    """Whoever calls a pool directly may write its indices afterwards: what is read is what was given."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    lane.over = False
+    host, device = indices([5], setup.page), indices([1], setup.page)
+    setup.pool.backup_from_device_all_layer(setup.pool_device, host, device, "kernel")
+    host.zero_()
+    device.zero_()
+    lane.begun[0].come()
+    (event,) = run.sink.of(Copied)
+    assert (event.host_pages, event.device_pages) == ((5,), (1,))
+
+
+def test_nothing_is_enqueued_while_a_graph_is_captured(traced: Start) -> None:
+    """A capture would take our work into the graph: the copy is a line, and the device is left alone."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    lane.graph = True
+    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+    assert lane.begun == []
+    assert [event.op for event in run.sink.of(Copied)] == [Op.BACKUP]
+
+
+def test_a_call_that_fails_has_its_status(traced: Start) -> None:
+    """SGLang's own error goes on to it; the operation is an event that says so, and counts for nothing."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = index_k("layer_first")
+    beside(run, setup)
+    ids = torch.arange(3)
+    with pytest.raises(ValueError, match=r".+"):
+        setup.pool.backup_from_device_all_layer(setup.pool_device, ids, ids, "kernel")
+    (event,) = run.sink.of(Copied)
+    assert event.status.startswith("ValueError")
+    assert (event.verified, event.witnessed) == (0, 0)

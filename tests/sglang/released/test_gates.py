@@ -1,0 +1,114 @@
+"""Readers of layers that are still on their way: through a gate, and past it."""
+
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+
+from typing import Any
+
+import pytest
+import torch
+from released_base import LAYERS, Setup, bytes_of
+from released_driving import backup, controller, indices, operation
+from released_rows import mha_of_sglang
+from released_streams import Delayed, device_events
+from released_traced import Start, Traced
+
+from hicache_dbg.tracer.events import FaultClass, Finding
+
+PAGE, ELSEWHERE = 5, 2
+
+
+@pytest.fixture(autouse=True)
+def _events(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_events(monkeypatch)
+
+
+def prepared(traced: Start) -> tuple[Traced, Setup, Any]:
+    """A controller over SGLang's own pools, with a load queued of what is on the host."""
+    run = traced()
+    setup = mha_of_sglang("layer_first")
+    backup(setup, indices([PAGE], setup.page), indices([1], setup.page), "kernel")
+    owner = controller(setup, "kernel")
+    owner.load_queue.append(
+        operation(indices([PAGE], setup.page), indices([ELSEWHERE], setup.page))
+    )
+    owner.layer_done_counter.set_consumer(0)  # what the batch is given
+    return run, setup, owner
+
+
+def here(setup: Setup, layer: int, number: int) -> torch.Tensor:
+    """A page of K as the model would read it."""
+    return bytes_of(setup.devices[layer], setup.rows)[number]
+
+
+def test_an_ungated_reader_of_a_delayed_load_is_found(traced: Start) -> None:
+    """Layer 1 is read before it came: stale bytes, and a finding that names layer, pages and reader."""
+    run, setup, owner = prepared(traced)
+    with Delayed.before(1, owner, setup.pool):
+        setup.pool_device.get_key_buffer(0)
+        stale = setup.pool_device._get_key_buffer(1).clone()
+        assert not bytes_of(stale, setup.rows)[ELSEWHERE].equal(here(setup, 1, 1))
+    assert here(setup, 1, ELSEWHERE).equal(here(setup, 1, 1))  # it came later
+    (finding,) = run.sink.of(Finding)
+    assert finding.cls is FaultClass.READ_BEFORE_LOAD
+    assert (finding.pool, finding.layer, finding.pages) == ("kv", 1, (ELSEWHERE,))
+    assert (finding.expected, finding.got) == ("a wait for layer 1", "a wait for layer 0")
+    assert "MHATokenToKVPool._get_key_buffer of layer 1 on MainThread at test_gates.py:" in (
+        finding.message
+    )
+    assert "previous access: load in set 0 on Thread-" in finding.message
+
+
+def test_its_gated_twin_is_clean(traced: Start) -> None:
+    """The same read through the gate waits, gets the bytes, and nobody is accused."""
+    run, setup, owner = prepared(traced)
+    with Delayed.before(1, owner, setup.pool):
+        for layer in range(LAYERS):
+            key = setup.pool_device.get_key_buffer(layer)
+            assert bytes_of(key, setup.rows)[ELSEWHERE].equal(here(setup, layer, 1))
+            setup.pool_device._get_key_buffer(layer)  # ordered by the wait before it
+        setup.pool_device.get_kv_buffer(1)
+    assert run.sink.of(Finding) == []
+
+
+def test_a_wait_for_a_layer_too_few_is_no_wait(traced: Start) -> None:
+    """Who waited for layer 0 and reads layer 1 reads too early, gate or not."""
+    run, setup, owner = prepared(traced)
+    with Delayed.before(1, owner, setup.pool):
+        owner.layer_done_counter.wait_until(0)
+        setup.pool_device._get_value_buffer(1)
+    (finding,) = run.sink.of(Finding)
+    assert finding.got == "a wait for layer 0"
+
+
+def test_a_backup_of_pages_under_a_load_is_found(traced: Start) -> None:
+    """Pages that a load is still writing are no source for a backup; other pages are."""
+    run, setup, owner = prepared(traced)
+    pool, device = setup.pool, setup.pool_device
+    with Delayed.before(1, owner, pool):
+        host = indices([3], setup.page)
+        pool.backup_from_device_all_layer(device, host, indices([4], setup.page), "kernel")
+        pool.backup_from_device_all_layer(device, host, indices([ELSEWHERE], setup.page), "kernel")
+    findings = [f for f in run.sink.of(Finding) if f.check == "gates"]
+    (finding,) = findings
+    assert finding.cls is FaultClass.READ_BEFORE_LOAD
+    assert finding.pages == (ELSEWHERE,)
+    assert "backup of kv" in finding.message
+
+
+def test_a_batch_without_a_load_is_never_accused(traced: Start) -> None:
+    """Decode reads other pages: without a consumer its raw reads are no finding."""
+    run, setup, owner = prepared(traced)
+    with Delayed.before(1, owner, setup.pool):
+        owner.layer_done_counter.set_consumer(-1)
+        setup.pool_device._get_key_buffer(1)
+    assert run.sink.of(Finding) == []
+
+
+def test_a_finished_load_asks_nobody(traced: Start) -> None:
+    """Once the device has reported the last layer raw reads are in order, waited or not."""
+    run, setup, owner = prepared(traced)
+    owner.start_loading()
+    for layer in range(LAYERS):
+        setup.pool_device._get_key_buffer(layer)
+    assert run.sink.of(Finding) == []

@@ -1,0 +1,62 @@
+"""Unified pools: a page of all layers in one piece, under a logical id that compaction can move.
+
+Copies name physical pages, allocations logical ones. A physical page's life is therefore that of the
+logical page which lies there, so that a page that was moved is another one, never a wrong one.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.ledger import Pages
+
+__all__ = ["BACKING", "allocating", "lives"]
+
+#: Module, class and method through which all pages of a backing are given away.
+BACKING = (
+    "sglang.srt.mem_cache.pool_host.unified",
+    "_SharedPageEnvelopeHostBacking",
+    "alloc_many",
+)
+
+#: How often each logical page of each side was given away, by backing and the side's name.
+_given: WeakKeyDictionary[Any, dict[str, Pages]] = WeakKeyDictionary()
+
+
+def allocating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``alloc_many`` of a backing."""
+
+    @wraps(original)
+    def alloc_many(backing: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original(backing, requests, *args, **kwargs)
+        for (name, _), indices in zip(requests, results or (), strict=False):
+            counts = _counts(backing, name)
+            counts[np.unique(indices.numpy() // backing.sides[name].page_size)] += 1
+        return results
+
+    return ours(alloc_many)
+
+
+def lives(pool: Any) -> Callable[[Pages], Pages]:
+    """Generations of ``pool``'s physical pages; those that nobody has are of generation 0."""
+    backing, name = pool._shared_backing, pool.pool_label  # noqa: SLF001 - the pool's own map
+
+    def generation(pages: Pages) -> Pages:
+        with backing.lock:
+            there = backing.sides[name].physical_to_logical
+            logical = np.array([there.get(page, -1) for page in pages.tolist()], np.int64)
+            times = _counts(backing, name)[logical]
+        return np.where(logical < 0, 0, ((logical + 1) << 32) + times)
+
+    return generation
+
+
+def _counts(backing: Any, name: str) -> Pages:
+    known = _given.setdefault(backing, {})
+    if name not in known:
+        known[name] = np.zeros(backing.sides[name].page_num, np.int64)
+    return known[name]

@@ -1,0 +1,179 @@
+"""SGLang's gates of layers: who waits for which load's layer, and who reads without waiting.
+
+``LayerDoneCounter`` has a few sets of events, one a load. ``update_producer`` begins a load in the
+next set, ``complete`` records a layer's event behind its copies, ``wait_until`` lets the stream of
+the batch wait for a layer of the set that the batch was given. Accessors of device pools that call
+``wait_until`` are gated; some do not.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.compiler import is_compiling
+
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.inner_pools import inner_layers
+from hicache_dbg.tracer.attach.sglang.say import Say
+from hicache_dbg.tracer.checks.gates import Loading
+from hicache_dbg.tracer.ledger import Pages
+
+__all__ = ["READERS", "Gates"]
+
+Function = Callable[..., Any]
+
+#: Accessors through which a layer of a device pool is read, gated or not; the layer comes first.
+#: ``get_swa_raw_buffer`` is none: SGLang takes it to write new tokens.
+READERS: frozenset[str] = frozenset(
+    {
+        *("get_key_buffer", "get_value_buffer", "get_kv_buffer", "get_raw_kv_buffer"),
+        *("_get_key_buffer", "_get_value_buffer", "get_kv_scale_buffer", "get_scale_buffer"),
+        *("get_k_scale_buffer", "get_v_scale_buffer", "get_index_k_buffer", "get_index_kv_buffer"),
+        *("get_index_k_with_scale_buffer", "get_index_k_scale_buffer", "get_extra_key_buffer"),
+        *("get_swa_key_buffer", "get_swa_key_buffer_radix", "mamba2_layer_cache"),
+        *("get_attention_compress_states", "get_indexer_compress_states"),
+    }
+)
+
+
+class Gates:
+    """Follows the loads of every counter of this process, and asks its readers for their wait.
+
+    The look of a reader costs nothing while no load is on its way. The wait of one thread counts
+    for all streams that it works on.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._current: WeakKeyDictionary[Any, Loading] = WeakKeyDictionary()  # by set of events
+        self._on_way: dict[Any, Loading] = {}  # the same, as long as layers are to come
+        self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
+        self._thread = threading.local()
+
+    # -- wrappers -------------------------------------------------------------------------------
+
+    def production(self, original: Function) -> Function:
+        """Around ``LayerDoneCounter.update_producer``: a load begins."""
+
+        @wraps(original)
+        def update_producer(counter: Any, *args: Any, **kwargs: Any) -> Any:
+            index = original(counter, *args, **kwargs)
+            with self._say.errors("attach/load begins"):
+                if self._say.on():
+                    events = counter.events[index]
+                    loading = Loading(counter.num_layers, access(f"load in set {index}"))
+                    self._current[events] = self._on_way[events] = loading
+                    self._thread.loading = loading
+            return index
+
+        return ours(update_producer)
+
+    def completion(self, original: Function) -> Function:
+        """Around ``LayerLoadingEvent.complete``: a layer's gate is behind its copies."""
+
+        @wraps(original)
+        def complete(events: Any, layer_index: int, *args: Any, **kwargs: Any) -> Any:
+            result = original(events, layer_index, *args, **kwargs)
+            loading = self._current.get(events)
+            if loading is not None:
+                loading.open(layer_index)
+                if layer_index == loading.layers - 1:
+                    self._thread.loading = None
+            return result
+
+        return ours(complete)
+
+    def waiting(self, original: Function) -> Function:
+        """Around ``LayerDoneCounter.wait_until``."""
+
+        @wraps(original)
+        def wait_until(counter: Any, threshold: int, *args: Any, **kwargs: Any) -> Any:
+            result = original(counter, threshold, *args, **kwargs)
+            if self._on_way and counter.consumer_index >= 0:
+                loading = self._current.get(counter.events[counter.consumer_index])
+                if loading is not None:
+                    loading.wait(threading.get_ident(), threshold)
+            return result
+
+        return ours(wait_until)
+
+    def gating(self, original: Function) -> Function:
+        """Around ``register_layer_transfer_counter``: whose layers a counter counts."""
+
+        @wraps(original)
+        def register_layer_transfer_counter(pool: Any, counter: Any, *args: Any, **kw: Any) -> Any:
+            result = original(pool, counter, *args, **kw)
+            with self._say.errors("attach/gates"):
+                if hasattr(counter, "wait_until"):
+                    self._gates[pool] = counter, None
+                    for inner, layers in inner_layers(pool):
+                        self._gates[inner] = counter, layers
+            return result
+
+        return ours(register_layer_transfer_counter)
+
+    def reading(self, original: Function, name: str) -> Function:
+        """Around an accessor of a device pool: by its end the wait is due."""
+
+        @wraps(original)
+        def reader(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(pool, *args, **kwargs)
+            if is_compiling() or not self._on_way:
+                return result
+            with self._say.errors("attach/reader"):
+                self._look(pool, name, args, kwargs)
+            return result
+
+        return ours(reader)
+
+    # -- what is asked --------------------------------------------------------------------------
+
+    def moved(self, pool: str, pages: Pages) -> None:
+        """The load that this thread is in the middle of writes these device pages."""
+        loading = getattr(self._thread, "loading", None)
+        if loading is not None:
+            loading.moves(pool, pages)
+
+    def read_pages(self, pool: str, pages: Pages, what: str) -> None:
+        """These device pages are read, in all layers, by a copy."""
+        if not self._on_way:
+            return
+        for loading in self._arriving():
+            self._say.found(loading.touch({pool: pages}, access(what)), pool)
+
+    def _arriving(self) -> Iterable[Loading]:
+        """The loads of which the device has not reported the last layer; the others are over."""
+        for events, loading in list(self._on_way.items()):
+            if loading.opened >= loading.layers - 1 and events.finish_event.query():
+                self._on_way.pop(events, None)
+            else:
+                yield loading
+
+    def _look(self, pool: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        counter, layers = self._gates.get(
+            pool, (getattr(pool, "layer_transfer_counter", None), None)
+        )
+        told = args[0] if args else kwargs.get("layer_id")
+        if counter is None or not isinstance(told, int) or counter.consumer_index < 0:
+            return  # a batch that was given no load
+        layer = told - pool.start_layer if layers is None else layers.get(told, -1)
+        events = counter.events[counter.consumer_index]
+        loading = self._on_way.get(events)
+        if loading is None or not 0 <= layer < loading.layers or _capturing():
+            return
+        if loading.opened >= layer and events.load_events[layer].query():
+            next(iter(self._arriving()), None)
+            return
+        names = self._say.pools_over(pool) & set(loading.pages) or set(loading.pages)
+        by = access(f"{type(pool).__name__}.{name} of layer {told}")
+        for one in sorted(names) or [type(pool).__name__]:
+            self._say.found(loading.read(threading.get_ident(), layer, one, by), one)
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is being captured, when no event may be asked."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

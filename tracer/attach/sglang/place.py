@@ -1,0 +1,86 @@
+"""Where this process stands among SGLang's: tensor, pipeline and data parallel ranks."""
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hicache_dbg.tracer.settings import Settings
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Place", "of_caller", "placed"]
+
+#: The function that SGLang runs in each scheduler process. It loads the plugins first of all, when
+#: the ranks stand nowhere else yet: they are among its arguments in every version.
+_SCHEDULER = "run_scheduler_process"
+_DP_RANK = "SGLANG_DP_RANK"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ranks and sizes. ``replicas`` counts data parallel copies that are worlds of their own.
+
+    With attention data parallelism all copies are one world, and ``replicas`` is 1.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+    tp_size: int
+    pp_size: int
+    replicas: int
+
+    @property
+    def rank(self) -> int:
+        """One number for the process among all of the service."""
+        replica = self.dp if self.replicas > 1 else 0
+        return (replica * self.pp_size + self.pp) * self.tp_size + self.tp
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.replicas * self.pp_size * self.tp_size
+
+    def __str__(self) -> str:
+        return f"tp={self.tp} pp={self.pp} dp={self.dp}"
+
+
+def of_caller() -> Place | None:
+    """The place in SGLang's scheduler that calls this, however deep; None elsewhere."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's caller
+    while frame is not None:
+        if frame.f_code.co_name == _SCHEDULER:
+            return _place(frame.f_locals)
+        frame = frame.f_back
+    return None
+
+
+def placed(settings: Settings, place: Place | None) -> Settings:
+    """``settings`` with the process's own rank; without a place, torch's once there is a group."""
+    if place is not None:
+        return replace(settings, rank=place.rank, ranks=place.ranks)
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return settings
+    return replace(settings, rank=distributed.get_rank(), ranks=distributed.get_world_size())
+
+
+def _place(told: dict[str, Any]) -> Place | None:
+    server = told.get("server_args")
+    if "tp_rank" not in told or server is None:
+        return None
+    dp = told.get("dp_rank")
+    replicas = int(getattr(server, "dp_size", 1) or 1)
+    if getattr(server, "enable_dp_attention", False):
+        replicas = 1
+    return Place(
+        tp=int(told["tp_rank"]),
+        pp=int(told.get("pp_rank") or 0),
+        dp=int(os.environ.get(_DP_RANK, "0")) if dp is None else int(dp),
+        tp_size=int(getattr(server, "tp_size", 1) or 1),
+        pp_size=int(getattr(server, "pp_size", 1) or 1),
+        replicas=replicas,
+    )

@@ -1,0 +1,308 @@
+"""Prefill to decode: what both ends say of their memory, what is handed over, and what arrives.
+
+A page's number in its request names it at both ends, the room names the request. Digests are
+stated for a join of both services' recordings; neither end sees the other's bytes.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.say import Say
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.attach.sglang.transfer_args import (
+    MHA,
+    MLA,
+    agreed_fields,
+    mirror_of,
+    own_fields,
+    peer_fields,
+)
+from hicache_dbg.tracer.checks.contract import compare_fields
+from hicache_dbg.tracer.digest.cpu import CpuDigester
+from hicache_dbg.tracer.events import DIRECTION, Copied, Op, SkipReason, Topic
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.mirror import MirrorViews
+from hicache_dbg.tracer.settings import Checksum
+
+__all__ = ["BASES", "MODULES", "Transfers"]
+
+Function = Callable[..., Any]
+
+_DISAGGREGATION = "sglang.srt.disaggregation"
+#: Where managers, senders and receivers are defined.
+MODULES: tuple[str, ...] = tuple(
+    f"{_DISAGGREGATION}.{name}.conn" for name in ("base", "common", "mooncake", "nixl", "fake")
+)
+BASES: tuple[str, ...] = ("BaseKVManager", "BaseKVSender", "BaseKVReceiver")
+#: Warm-up requests: nothing is handed over.
+_FAKES = {"FakeKVSender", "FakeKVReceiver"}
+
+_ids = itertools.count(1)
+
+
+@dataclass(slots=True)
+class _End:
+    """This process's end of the transfers of one manager."""
+
+    args: Any
+    role: str
+    split: str
+    tp: int
+    pp: int
+    mirror: MirrorViews
+    resharded: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        return next(iter(self.mirror.device.values())).device == "cpu"
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request's transfer at this end: ``pages`` as they were named so far."""
+
+    end: _End
+    room: str
+    pages: list[int] = field(default_factory=list)
+    over: bool = False
+
+
+class Transfers:
+    """Follows the managers, senders and receivers of this process.
+
+    Args:
+        say: the session, and where findings go.
+        started: makes the session where no host pool has done so.
+    """
+
+    def __init__(self, say: Say, started: Callable[[], SglangSession | None]) -> None:
+        self._say = say
+        self._started = started
+        self._digester = CpuDigester()
+        self._ends: WeakKeyDictionary[Any, _End] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Any, _Request] = WeakKeyDictionary()
+
+    # -- wrappers -------------------------------------------------------------------------------
+
+    def managing(self, original: Function) -> Function:
+        """Around ``__init__`` of a manager: which memory it registers."""
+
+        @wraps(original)
+        def __init__(manager: Any, args: Any, mode: Any, *rest: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(manager, args, mode, *rest, **kwargs)
+            with self._say.errors("attach/manager"):
+                mla = rest[1] if len(rest) > 1 else kwargs.get("is_mla_backend")
+                self._manager(manager, args, str(getattr(mode, "value", mode)), is_mla=bool(mla))
+
+        return ours(__init__)
+
+    def registering(self, original: Any) -> Any:
+        """Around ``KVArgsRegisterInfo.from_zmq``: decode tells prefill of its memory."""
+        function = original.__func__
+
+        @wraps(function)
+        def from_zmq(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            info = function(cls, *args, **kwargs)
+            with self._say.errors("attach/registration"):
+                self._registered(info)
+            return info
+
+        return classmethod(ours(from_zmq))
+
+    def beginning(self, original: Function, follow: Callable[[type], None]) -> Function:
+        """Around ``__init__`` of a sender or receiver; ``follow`` wraps what its class defines."""
+
+        @wraps(original)
+        def __init__(one: Any, mgr: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(one, mgr, *args, **kwargs)
+            with self._say.errors("attach/request"):
+                end = self._ends.get(mgr)
+                room = args[1] if len(args) > 1 else kwargs.get("bootstrap_room")
+                if end is not None and type(one).__name__ not in _FAKES:
+                    follow(type(one))
+                    address = args[0] if args else kwargs.get("bootstrap_addr")
+                    end.resharded |= _from_other_ranks(mgr, end, address)
+                    self._requests[one] = _Request(end, str(room))
+
+        return ours(__init__)
+
+    def sending(self, original: Function) -> Function:
+        """Around ``send``: pages are handed over as they are now."""
+
+        @wraps(original)
+        def send(one: Any, kv_indices: Any, *args: Any, **kwargs: Any) -> Any:
+            request = self._requests.get(one)
+            waits = kwargs.get("indices_event") is not None  # they are still being written
+            if request is not None and not request.over and not waits:
+                request.over = True  # not again by the method of a base class
+                with self._say.errors("attach/send"):
+                    self._move(Op.SEND, request, _numbers(kv_indices))
+            try:
+                return original(one, kv_indices, *args, **kwargs)
+            finally:
+                if request is not None:
+                    request.over = False
+
+        return ours(send)
+
+    def asking(self, original: Function) -> Function:
+        """Around ``send_metadata``: the pages that decode wants them in."""
+
+        @wraps(original)
+        def send_metadata(one: Any, kv_indices: Any, *args: Any, **kwargs: Any) -> Any:
+            request = self._requests.get(one)
+            if request is not None:
+                with self._say.errors("attach/send_metadata"):
+                    request.pages = _numbers(kv_indices).tolist()
+            return original(one, kv_indices, *args, **kwargs)
+
+        return ours(send_metadata)
+
+    def polling(self, original: Function) -> Function:
+        """Around ``poll``: the first success of a receiver says that the pages are there."""
+
+        @wraps(original)
+        def poll(one: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(one, *args, **kwargs)
+            request = self._requests.get(one)
+            if request is not None and request.end.role == "decode" and not request.over:
+                with self._say.errors("attach/poll"):
+                    if result == _success():
+                        request.over = True
+                        pages, request.pages = np.array(request.pages, np.int64), []
+                        self._move(Op.RECV, request, pages)
+            return result
+
+        return ours(poll)
+
+    # -- what is said ---------------------------------------------------------------------------
+
+    def _manager(self, manager: Any, args: Any, role: str, *, is_mla: bool) -> None:
+        session = self._started()
+        if session is None or manager in self._ends or role not in {"prefill", "decode"}:
+            return
+        split = MLA if is_mla else MHA
+        tp, pp = (int(getattr(manager, name, 1) or 1) for name in ("attn_tp_size", "pp_size"))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        end = _End(args, role, split, tp, pp, mirror_of(args, device))
+        self._ends[manager] = end
+        for key, value in agreed_fields(args, split=split, tp=tp, pp=pp).items():
+            session.state(Topic.CONTRACT, (value,), role=role, key=key)
+
+    def _registered(self, info: Any) -> None:
+        """Before a byte moves: does decode mean the same pages?"""
+        told = getattr(info, "dst_attn_tp_size", None) or getattr(info, "decode_tp_size", None)
+        peers = int(told or 1)
+        for end in list(self._ends.values()):
+            if end.role != "prefill":
+                continue
+            end.resharded |= end.split == MHA and peers != end.tp
+            mine = own_fields(end.args, split=end.split, tp=end.tp, pp=end.pp)
+            if peers != end.tp:  # states of other shares of the heads
+                mine.pop("state_item_lens", None)
+            theirs = peer_fields(info, split=end.split, tp=peers, like=mine)
+            pool = end.mirror.pool
+            self._say.publish(compare_fields(pool, mine, theirs, time_ns=time.time_ns()))
+
+    def _move(self, op: Op, request: _Request, pages: Pages) -> None:
+        session = self._say.session()
+        mirror = request.end.mirror
+        if session is None or not len(pages) or not session.settings.traces(mirror.pool):
+            return
+        first = len(request.pages)
+        request.pages += pages.tolist()
+        skip = _unread(session, request.end)
+        if skip is None:
+            self._tiles(session, request, pages, first)
+        session.bus.publish(_copied(session, op, mirror, pages, skip))
+        if not request.end.resharded:
+            topic = Topic.SENT if op is Op.SEND else Topic.RECEIVED
+            said = (f"{len(request.pages)}",)
+            session.state(topic, said, role=request.end.role, request=request.room)
+
+    def _tiles(self, session: SglangSession, request: _Request, pages: Pages, first: int) -> None:
+        """The digest of every tile of these pages, for the join."""
+        mirror = request.end.mirror
+        for component, view in mirror.device.items():
+            layers = tuple(range(view.layers))
+            digests = self._digester.digest(view, layers, pages)
+            for at in range(len(pages)):
+                session.state(
+                    Topic.TILES,
+                    tuple(f"{int(digest):016x}" for digest in digests[:, at]),
+                    role=request.end.role,
+                    request=request.room,
+                    pool=mirror.pool,
+                    component=component,
+                    shard=f"{session.settings.rank}" if request.end.split == MHA else "",
+                    page=first + at,
+                    layers=layers,
+                )
+
+
+def _unread(session: SglangSession, end: _End) -> SkipReason | None:
+    """Why no tile is digested; None where they are."""
+    if session.settings.checksum is Checksum.OFF:
+        return SkipReason.OFF
+    if end.resharded:
+        return SkipReason.RESHARDED
+    return None if end.on_cpu else SkipReason.UNREADABLE
+
+
+def _from_other_ranks(manager: Any, end: _End, address: Any) -> bool:
+    """Whether decode takes its pages from another number of ranks than it has, in parts."""
+    known = getattr(manager, "prefill_info_table", None) or {}
+    size = getattr(known.get(address), "attn_tp_size", None)
+    return end.role == "decode" and end.split == MHA and size is not None and int(size) != end.tp
+
+
+def _numbers(indices: Any) -> Pages:
+    return np.array(indices, np.int64).reshape(-1)
+
+
+def _success() -> Any:
+    return sys.modules[MODULES[0]].KVPoll.Success
+
+
+def _copied(
+    session: SglangSession, op: Op, mirror: MirrorViews, pages: Pages, skip: SkipReason | None
+) -> Copied:
+    views = tuple(mirror.device.values())
+    tiles = len(pages) * sum(view.layers for view in views)
+    source, destination = DIRECTION[op]
+    return Copied(
+        time_ns=time.time_ns(),
+        rank=session.settings.rank,
+        pool=mirror.pool,
+        op=op,
+        token_granular=False,
+        layout=mirror.layout,
+        h=len(pages),
+        d=len(pages),
+        slot_page=mirror.slot_page,
+        unit=mirror.index_unit,
+        pages=len(pages),
+        item_bytes=mirror.item_bytes,
+        dtype=views[0].dtype,
+        layers=sum(view.layers for view in views),
+        cls=mirror.host_cls,
+        io_backend="transfer",
+        src=source,
+        dst=destination,
+        bytes=len(pages) * sum(view.page_span * view.layers for view in views),
+        duration_us=0.0,
+        witnessed=0 if skip else tiles,
+        skipped={skip.value: tiles} if skip else {},
+        op_id=next(_ids),
+        device_pages=tuple(pages[:64].tolist()),
+    )
