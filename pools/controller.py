@@ -2,6 +2,7 @@
 
 A reader's turn::
 
+    controller.prefetch(tokens)                 # with storage: what it has comes to the host
     match = controller.match(tokens)            # what is cached, and locked from here on
     ticket = controller.load_back(match)        # brings the host's part back
     pages = controller.alloc_device(count)      # room for what is new
@@ -32,6 +33,7 @@ from hicache_dbg.pools.radix import InsertResult, Node, RadixTree
 from hicache_dbg.pools.radix_types import Policy, Tokens
 from hicache_dbg.pools.state import CacheState
 from hicache_dbg.pools.stats import ControllerStats
+from hicache_dbg.pools.storage.tier import StorageTier
 from hicache_dbg.pools.ticket import GATE_TIMEOUT_S, LoadTicket
 from hicache_dbg.pools.transfer import TransferEngine, TransferError
 
@@ -70,6 +72,7 @@ class HiCacheController:
         eviction: which pages go first.
         io_backend: how copies move bytes.
         engine: carries the copies out; one of its own by default.
+        storage: the tier behind the host; none by default. It is closed with the controller.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class HiCacheController:
         eviction: Policy = "lru",
         io_backend: IoBackend = IoBackend.KERNEL,
         engine: TransferEngine | None = None,
+        storage: StorageTier | None = None,
     ) -> None:
         if policy not in get_args(WritePolicy):
             raise ValueError(f"write policy is {policy!r}, expected one of {get_args(WritePolicy)}")
@@ -89,9 +93,21 @@ class HiCacheController:
         self._failures = Failures()
         self._backups = Backups(self._state, self._failures, policy)
         self._loads = Loads(self._state, self._failures)
+        self.storage = storage.open(self._state) if storage is not None else None
+        if self.storage is not None:
+            self._state.on_host_copy = self.storage.offer
         self._closed = False
 
     # -- a reader's turn ----------------------------------------------------------------------
+
+    def prefetch(self, tokens: Tokens, timeout: float | None = None) -> int:
+        """Bring what storage has after the cached prefix of ``tokens`` to the host; pages gained.
+
+        To be called before :meth:`match`, which then finds them. Waits ``timeout`` seconds at most
+        (default: the tier's own); whatever goes wrong in the store is a miss.
+        """
+        self._require_open()
+        return self.storage.prefetch(tokens, timeout) if self.storage is not None else 0
 
     def match(self, tokens: Tokens) -> Match:
         """Find and lock the longest cached prefix of ``tokens``, in whole pages."""
@@ -209,6 +225,8 @@ class HiCacheController:
         with state.changed:
             if not state.changed.wait_for(lambda: state.in_flight == 0, timeout):
                 raise TimeoutError(f"{state.in_flight} copies still under way after {timeout} s")
+        if self.storage is not None:
+            self.storage.flush(timeout)
         self._failures.report()
 
     def close(self) -> None:
@@ -216,6 +234,8 @@ class HiCacheController:
         self._closed = True
         self._backups.close()
         self._loads.close()
+        if self.storage is not None:
+            self.storage.close()
         self._failures.report(untold_only=True)
 
     def check(self) -> None:

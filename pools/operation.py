@@ -47,6 +47,5 @@ class CopyOp:
     kind: Literal["backup", "load"]
     copies: tuple[PoolCopy, ...]
     host_generations: npt.NDArray[np.uint32]
-    trace: tuple[str, str] = ("", "")
     status: str = "pending"
     after: Event | None = None

@@ -116,6 +116,34 @@ class RadixTree:
             node = self._at.add_leaf(node, key[length:end], pages - matched)
         return InsertResult(node, pages - matched, self._at.fill_device(node, given))
 
+    def find(self, tokens: Tokens) -> tuple[Node, int]:
+        """Return the node and the pages that :meth:`match` would, without counting it as a use."""
+        key = self.encode(tokens)
+        node, length = self._walk(key, len(key) - len(key) % self._page_bytes)
+        return node, length // self._page_bytes
+
+    def insert_host(self, tokens: Tokens, host_pages: PageIds) -> PageIds:
+        """Cache the last ``len(host_pages)`` pages of ``tokens`` on the host; counts as a use there.
+
+        Returns the ids not taken, because another host copy is there: the caller frees them.
+
+        Raises:
+            RadixError: the pages before them are not cached, or do not end where a node ends.
+        """
+        key = self.encode(tokens)
+        end = len(key) - len(key) % self._page_bytes
+        given = checked_ids(host_pages, host_pages.size, "host")
+        node, length = self._walk(key, end)
+        missing = (end - length) // self._page_bytes
+        if missing > given.size:
+            raise RadixError(
+                f"{given.size} host pages for a prefix that lacks {missing}; insert what comes before"
+            )
+        if missing:
+            node = self._at.add_leaf(node, key[length:end], missing)
+        self._covering(node, given.size)
+        return self._at.fill_host(node, given)
+
     def _walk(self, key: bytes, end: int) -> tuple[Node, int]:
         """Return the deepest node along ``key[:end]``, split to fit, and the bytes matched."""
         step = self._page_bytes

@@ -3,6 +3,7 @@
 Unless said otherwise a method expects its caller to hold ``changed``.
 """
 
+from collections.abc import Callable
 from itertools import count
 from threading import Condition, RLock
 from typing import Literal
@@ -13,13 +14,15 @@ from hicache_dbg.pools.allocator import OutOfPages, PageAllocator
 from hicache_dbg.pools.geometry import IoBackend
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.indices import Ids
-from hicache_dbg.pools.radix import Eviction, RadixTree
+from hicache_dbg.pools.radix import Eviction, Node, RadixTree
 from hicache_dbg.pools.radix_types import Backup, Policy
 from hicache_dbg.pools.stats import ControllerStats
 from hicache_dbg.pools.streams import marker
 from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 
 __all__ = ["CacheState"]
+
+OnHostCopy = Callable[[Node, int], None]
 
 #: How long an allocation waits for copies under way to end, in seconds.
 ROOM_TIMEOUT_S = 120.0
@@ -41,6 +44,8 @@ class CacheState:
         self.in_flight = 0
         #: Backs a page up before the device lets go of it (write-back only).
         self.before_eviction: Backup | None = None
+        #: Told of the last so many pages of a path when they got their host copy (with storage only).
+        self.on_host_copy: OnHostCopy | None = None
         #: Marks the work queued so far on the caller's stream: a copy must come after it.
         self.mark = marker(group.mirrors[0].device.device)
         self._backend = backend
@@ -105,6 +110,9 @@ class CacheState:
                 self.stats.dropped_pages += item.device_pages.size
             else:
                 self.stats.demoted_pages += item.device_pages.size
+                # Under write-back this is when a page has got its host copy.
+                if self.on_host_copy and self.before_eviction and item.device_pages.size:
+                    self.on_host_copy(item.node, item.node.pages)
 
     def check(self) -> None:
         """Verify that tree and allocators agree on what is cached (takes the lock itself)."""

@@ -10,7 +10,7 @@ from hicache_dbg.tracer.events import DIRECTION, ComponentInfo, EndInfo, MirrorI
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import View
 
-__all__ = ["Copy", "MirrorViews", "SpanIds"]
+__all__ = ["Copy", "MirrorViews", "SpanIds", "in_hex"]
 
 SpanIds = tuple[int, int]
 """Trace id and span id, as OpenTelemetry's own numbers."""
@@ -149,8 +149,7 @@ class Copy:
     @property
     def asked_by(self) -> tuple[tuple[str, str], ...]:
         """Trace id and span id of each of ``requests`` so far, in hexadecimal; of none, empty ones."""
-        asked = tuple((f"{trace:032x}", f"{span:016x}") for trace, span in tuple(self.requests))
-        return asked or (("", ""),)
+        return in_hex(self.requests)
 
     @property
     def tiers(self) -> tuple[Tier, Tier]:
@@ -178,3 +177,9 @@ class Copy:
             return a_page * len(self.layers) * len(self.host_pages)
         slots = int((self.spans[:, 1] - self.spans[:, 0]).sum())
         return sum(view.slot_bytes for view in self.mirror.host.values()) * len(self.layers) * slots
+
+
+def in_hex(spans: Sequence[SpanIds]) -> tuple[tuple[str, str], ...]:
+    """Ids as they are written; of no spans, one pair of nothing."""
+    written = tuple((f"{trace:032x}", f"{span:016x}") for trace, span in tuple(spans))
+    return written or (("", ""),)

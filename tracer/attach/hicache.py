@@ -59,7 +59,9 @@ class HiCacheAttachment:
         self._ranks = RankStatements(session)
         self._requests = RequestSpans(session.errors)
         self._views: dict[int, MirrorViews] = {}
-        self._storage = StorageAttachment(session, self._views_of, self.lifetimes.filled)
+        self._storage = StorageAttachment(
+            session, self._views_of, self.lifetimes.filled, self._requests.here
+        )
         self._pinned: dict[int, PinState] = {}
         self._controllers: weakref.WeakSet[HiCacheController] = weakref.WeakSet()
 

@@ -7,7 +7,7 @@ import msgspec
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.tracer.cli.selftest_stages import STAGES
-from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.events import Event, FaultClass, Finding
 
 __all__ = ["Row", "row_of"]
 
@@ -50,13 +50,15 @@ def row_of(fault: Fault, *, layout: Layout = Layout.PAGE_FIRST, seed: int = 0) -
         RuntimeError: the clean twin read nothing back, or read a wrong byte: the stage is broken.
     """
     run = STAGES[fault.stage]
-    clean, twin = run(None, layout, seed)
+    told, twin = run(None, layout, seed)
+    clean = _findings(told)
     if twin.wrong or twin.errors or not twin.loads:
         raise RuntimeError(
             f"the clean twin of {fault.name} made {twin.loads} loads and read {len(twin.wrong)} wrong "
             f"tiles ({twin.errors or 'no error'}), expected loads and nothing wrong"
         )
-    findings, seen = run(fault, layout, seed)
+    told, seen = run(fault, layout, seed)
+    findings = _findings(told)
     right = [finding for finding in findings if finding.cls is fault.cls]
     first = min((finding.cls for finding in findings), key=lambda cls: _ORDER[cls], default=None)
     pools = set(fault.pools or seen.pools)
@@ -75,6 +77,10 @@ def row_of(fault: Fault, *, layout: Layout = Layout.PAGE_FIRST, seed: int = 0) -
         wrong_tiles=len(seen.wrong),
         message=right[0].message if right else "",
     )
+
+
+def _findings(events: Sequence[Event]) -> list[Finding]:
+    return [event for event in events if isinstance(event, Finding)]
 
 
 def _pages_right(findings: Sequence[Finding], harmed: set[int]) -> bool:

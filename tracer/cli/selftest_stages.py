@@ -15,7 +15,7 @@ from hicache_dbg.repro.faults.rehearsal import Rehearsed, rehearse
 from hicache_dbg.repro.faults.storage_rehearsal import rehearse_storage
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.checks.join import join
-from hicache_dbg.tracer.events import Finding, Topic
+from hicache_dbg.tracer.events import Event, Topic
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.session import Session
@@ -23,8 +23,8 @@ from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 
 __all__ = ["STAGES", "Run"]
 
-Run = Callable[[Fault | None, Layout, int], tuple[list[Finding], Rehearsed]]
-"""Given a fault, the host layout and a seed: what was found, and what readers saw."""
+Run = Callable[[Fault | None, Layout, int], tuple[list[Event], Rehearsed]]
+"""Given a fault, the host layout and a seed: all events, what was found among them, and what readers saw."""
 
 RANKS = 2
 
@@ -39,15 +39,15 @@ def _runtime(sink: MemorySink, **more: int) -> Iterator[tuple[Session, HiCacheAt
         runtime.flush()
 
 
-def cache(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
+def cache(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
     """One cache, one tracer."""
     sink = MemorySink()
     with _runtime(sink) as (_, attachment):
         seen = rehearse(fault, attachment.lifetimes.host_access, layout=layout, seed=seed)
-    return sink.of(Finding), seen
+    return list(sink.events), seen
 
 
-def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
+def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
     """The same turns on each rank; the fault is on the last. Their recordings are joined."""
     sinks, seen = [], None
     for rank in range(RANKS):
@@ -67,28 +67,27 @@ def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding]
             )
         sinks.append(sink)
     assert seen is not None  # noqa: S101 - there is a rank
-    found = [finding for sink in sinks for finding in sink.of(Finding)]
-    return found + join([sink.events for sink in sinks]), seen
+    told = [event for sink in sinks for event in sink.events]
+    return [*told, *join([sink.events for sink in sinks])], seen
 
 
-def handover(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Finding], Rehearsed]:
+def handover(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
     """Prefill, then decode, each with a tracer of its own. Their recordings are joined."""
     ours, theirs = MemorySink(), MemorySink()
     with _runtime(ours) as (session, _):
         sent = prefill(session, layout)
     with _runtime(theirs) as (session, _):
         seen = decode(session, sent, fault, layout)
-    found = ours.of(Finding) + theirs.of(Finding)
-    return found + join([ours.events, theirs.events]), seen
+    return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
 
 
-def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Finding], Rehearsed]:
+def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
     """A cache over a store of files, with a restart in the middle."""
     sink = MemorySink()
     with _runtime(sink) as (_, attachment):
         access = attachment.lifetimes.host_access
         seen = rehearse_storage(fault, access, layout=layout, seed=seed)
-    return sink.of(Finding), seen
+    return list(sink.events), seen
 
 
 STAGES: Mapping[str, Run] = MappingProxyType(

@@ -28,8 +28,10 @@ def by_class(
     def judge(evidence: Evidence) -> tuple[Verdict, str]:
         causes = [finding for finding in evidence.causes() if finding.cls in classes]
         if causes:
-            more = sum(finding.count for finding in causes) - 1
-            return Verdict.CONFIRMED, briefly(causes[0]) + (f" (and {more} more)" if more else "")
+            times = sum(finding.count for finding in causes)
+            return Verdict.CONFIRMED, briefly(causes[0]) + (
+                f" (the first of {times} findings)" if times > 1 else ""
+            )
         followed = evidence.of_class(*classes)
         if followed:
             return Verdict.UNDECIDED, (
@@ -72,7 +74,12 @@ def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
     One page has one cause: what differs in a pool whose cause is known needs no second one.
     """
     known = {pool: finding.cls for finding in evidence.causes() for pool in finding.pool.split("+")}
-    equal, explained = 0, dict[str, str]()
+    came = {pool for pool, op in evidence.by_pool if op in ops}
+    # A pool that should have come back and never did is not cleared by those that did.
+    explained: dict[str, str] = {
+        p: known[p] for p in evidence.pools if p in known and p not in came
+    }
+    equal = 0
     for (pool, op), tiles in evidence.by_pool.items():
         if op not in ops:
             continue
@@ -86,7 +93,7 @@ def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
     if not explained:
         return f"all {equal} tiles that came back by {' and '.join(ops)} equal what was put there"
     why = ", ".join(f"{pool} ({cause})" for pool, cause in explained.items())
-    return f"tiles differ only in {why}, whose cause is proven; {equal} others are equal"
+    return f"what is wrong is in {why}, whose cause is known; {equal} other tiles came back equal"
 
 
 def no_traffic(*ops: Op, what: str) -> Alibi:

@@ -75,6 +75,8 @@ class Evidence:
     #: The last word of each run: of one rank there may be several.
     last_words: list[Health] = field(default_factory=list)
     unrecognised: set[str] = field(default_factory=set)
+    #: System, version and checksum level of each start.
+    starts: set[tuple[str, str, str]] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     sessions_corrupted: int | None = None
     sql: Sql | None = None
@@ -96,6 +98,7 @@ class Evidence:
                 self.findings.append(event)
             case Started():
                 self.ranks.add(event.rank)
+                self.starts.add((event.system, event.version, event.checksum))
                 self.unrecognised |= set(event.unrecognised)
                 self.mirrors += [mirror for mirror in event.mirrors if mirror not in self.mirrors]
                 self.classes_built |= set(event.classes_built)

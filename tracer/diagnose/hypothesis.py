@@ -56,6 +56,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
     advice: str = ""
     decide_by: str = ""
+    rank: int = 0
 
 
 def known_hypotheses() -> tuple[Hypothesis, ...]:
@@ -105,6 +106,7 @@ def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> li
                 evidence=reason,
                 advice=hypothesis.advice if verdict is Verdict.CONFIRMED else "",
                 decide_by=hypothesis.decide_by if verdict is Verdict.UNDECIDED else "",
+                rank=hypothesis.rank,
             )
         )
     return sorted(answers, key=lambda answer: _ORDER.index(answer.verdict))

@@ -21,7 +21,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
             f"{tiles.verified} tiles verified, but {evidence.unseen} operations were lost on the way here"
         )
     return Verdict.CONFIRMED, (
-        f"all {tiles.verified} loaded tiles equal what was backed up ({tiles.witnessed} more witnessed)"
+        f"all {tiles.verified} tiles that came back equal what was backed up"
         + ("; sessions are corrupt all the same" if evidence.sessions_corrupted else "")
     )
 

@@ -1,15 +1,41 @@
-"""Bytes changed at rest."""
+"""The machine changed bytes: its own counters say so, or they do not."""
 
-from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
+import re
+
+from hicache_dbg.tracer.diagnose.by_class import all_loads_equal
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass
 
-HYPOTHESIS = by_class(
-    "hardware",
-    FaultClass.BIT_FLIP,
+#: What stands beside a flip that the scrubber found: a name and a number each.
+_COUNTER = re.compile(r"([a-z_][a-z_ ]*) ([0-9.]+)(?=,|;|$)")
+_BESIDE = "; GPU counters: "
+
+
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:
+    flips = [f for f in evidence.causes() if f.cls is FaultClass.BIT_FLIP]
+    if not flips:
+        reason = all_loads_equal(evidence)
+        if reason is not None:
+            return Verdict.FALSIFIED, reason
+        return Verdict.UNDECIDED, "no tile is known to have changed at rest"
+    beside = [f.message.partition(_BESIDE)[2] for f in flips if _BESIDE in f.message]
+    if not beside:
+        return Verdict.UNDECIDED, "bytes changed, and no counter of a GPU stands beside it"
+    counted = [match for text in beside for match in _COUNTER.findall(text) if float(match[1])]
+    if counted:
+        told = ", ".join(f"{name.strip()} {count}" for name, count in counted)
+        return Verdict.CONFIRMED, f"beside the changed bytes the GPU counts {told}"
+    return Verdict.FALSIFIED, "the GPU's counters beside the changed bytes are all 0"
+
+
+HYPOTHESIS = Hypothesis(
+    name="hardware",
     question="Is it the hardware (ECC, PCIe replay, Xid)?",
-    words="bytes changed at rest, with nobody writing",
-    alibi=all_loads_equal,
-    falsified_by="every loaded tile equals what was backed up",
-    advice="look at the Hardware dashboard and at dmesg for Xid and EDAC, and take the machine out of service",
-    decide_by="HICACHE_DBG_SCRUB=200 re-reads resting pages",
+    falsified_by="every loaded tile is equal, or the counters beside a changed page are 0",
+    confirmed_by="bytes that changed at rest, with a counter of the GPU above 0 beside them",
+    words="the machine changed bytes",
+    judge=_judge,
+    advice="take the machine out of service; the Hardware dashboard and dmesg (Xid, EDAC) say which part",
+    decide_by="HICACHE_DBG_SCRUB=200 where NVML answers (hicache-dbg doctor)",
 )

@@ -19,7 +19,7 @@ def _alibi(evidence: Evidence) -> str | None:
 HYPOTHESIS = by_class(
     "host_memory_not_pinned",
     FaultClass.PINNING,
-    question="Is host memory not pinned, or mis-sized?",
+    question="Is host memory not page-locked as asked?",
     words="host memory is not pinned as asked",
     alibi=_alibi,
     falsified_by="every host pool says that it is pinned, or lies beside a CPU pool",

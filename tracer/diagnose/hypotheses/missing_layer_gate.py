@@ -20,7 +20,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         )
     return (
         Verdict.UNDECIDED,
-        "loads arrive whole; whether a reader came too early, digests cannot say",
+        "whether a reader came too early, digests of what arrived cannot say",
     )
 
 

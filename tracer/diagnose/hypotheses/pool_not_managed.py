@@ -8,7 +8,7 @@ from hicache_dbg.tracer.events import FaultClass, Op
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if not evidence.mirrors:
         return Verdict.UNDECIDED, "no mirror was recorded"
-    missing = [f for f in evidence.findings if f.cls is FaultClass.SIDECAR_MISSING]
+    missing = [f for f in evidence.of_class(FaultClass.SIDECAR_MISSING) if not f.op]
     if missing:
         return Verdict.CONFIRMED, missing[0].message
     moved = {
@@ -33,5 +33,5 @@ HYPOTHESIS = Hypothesis(
     confirmed_by="a component without a mirror, or a mirror that never moves",
     words="the cache does not carry every pool",
     judge=_judge,
-    advice="mirror the pool, or waive it by name",
+    advice="give the pool a mirror in the cache",
 )

@@ -1,0 +1,150 @@
+"""The one header of a stored page: what the bytes are, whose, of which tokens, and their digest.
+
+On disk: magic (8 B), length of the body (4 B), XXH3-64 of the body (8 B), the body as JSON, zeros
+up to ``HEADER_BYTES``. The payload follows. A record that cannot be read by its header alone is
+worth nothing after a restart.
+"""
+
+import struct
+
+import msgspec
+import xxhash
+
+from hicache_dbg.pools.storage.results import PageResult, PageState
+
+__all__ = ["FORMAT", "HEADER_BYTES", "ComponentFormat", "Header", "HeaderError", "check"]
+
+FORMAT = 1
+MAGIC = b"HICACHE\n"
+PRELUDE = struct.Struct("<8sIQ")
+#: A multiple of the memory page and of a disk's sector.
+HEADER_BYTES = 4096
+
+
+class HeaderError(ValueError):
+    """Bytes that are no header, or a header that does not fit its room."""
+
+
+class ComponentFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """One component's share of the payload, as it lies in the host pool."""
+
+    pool: str
+    component: str
+    dtype: str
+    layout: str
+    layers: int
+    slots: int
+    row_bytes: int
+    page_bytes: int
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stored page is.
+
+    ``tokens`` is the XXH3-64 of all tokens up to the page's end, ``digest`` that of the payload of
+    ``nbytes`` bytes, both in hexadecimal; an empty ``digest`` says that none was taken.
+    """
+
+    format: int = FORMAT
+    key: str
+    model: str
+    namespace: str
+    rank: int
+    tokens: str
+    components: tuple[ComponentFormat, ...]
+    nbytes: int
+    digest: str = ""
+
+    def encode(self) -> bytes:
+        """The header as ``HEADER_BYTES`` bytes.
+
+        Raises:
+            HeaderError: it is longer, for want of a shorter namespace or fewer components.
+        """
+        body = msgspec.json.encode(self)
+        size = PRELUDE.size + len(body)
+        if size > HEADER_BYTES:
+            raise HeaderError(
+                f"a header of {size} B for {len(self.components)} components and a namespace of "
+                f"{len(self.namespace)} characters, expected at most {HEADER_BYTES} B"
+            )
+        prelude = PRELUDE.pack(MAGIC, len(body), xxhash.xxh3_64_intdigest(body))
+        return (prelude + body).ljust(HEADER_BYTES, b"\0")
+
+    @classmethod
+    def decode(cls, raw: bytes | bytearray | memoryview) -> "Header":
+        """Read a header.
+
+        Raises:
+            HeaderError: it is none, or was changed.
+        """
+        if len(raw) < PRELUDE.size:
+            raise HeaderError(f"{len(raw)} B, expected a header of {HEADER_BYTES} B")
+        magic, length, digest = PRELUDE.unpack_from(raw)
+        if magic != MAGIC:
+            raise HeaderError(f"begins with {magic!r}, expected {MAGIC!r}")
+        body = bytes(raw[PRELUDE.size : PRELUDE.size + length])
+        got = xxhash.xxh3_64_intdigest(body)
+        if len(body) != length or got != digest:
+            raise HeaderError(f"header digest {got:016x}, expected {digest:016x}")
+        try:
+            return msgspec.json.decode(body, type=cls)
+        except msgspec.MsgspecError as error:
+            raise HeaderError(f"unreadable header: {error}") from error
+
+
+#: In this order: the first field that differs says whose record it is.
+_FIELDS = (
+    ("key", PageState.FOREIGN),
+    ("rank", PageState.FOREIGN),
+    ("model", PageState.MISKEYED),
+    ("namespace", PageState.MISKEYED),
+    ("tokens", PageState.MISKEYED),
+    ("format", PageState.MISKEYED),
+    ("components", PageState.MISKEYED),
+    ("nbytes", PageState.MISKEYED),
+)
+
+
+def check(raw: bytes | bytearray | memoryview, wanted: Header, held: int) -> PageResult:
+    """Whether a record of ``held`` bytes that begins with ``raw`` is the page ``wanted``.
+
+    The payload's digest, in the result, is still to be compared.
+    """
+    if held < HEADER_BYTES:
+        return PageResult(
+            PageState.SHORT, "no whole header", expected=f"{HEADER_BYTES} B", got=f"{held} B"
+        )
+    try:
+        found = Header.decode(raw)
+    except HeaderError as error:
+        return PageResult(PageState.DAMAGED, str(error), nbytes=held)
+    for name, state in _FIELDS:
+        expected, got = getattr(wanted, name), getattr(found, name)
+        if expected != got:
+            texts = _difference(expected, got)
+            return PageResult(
+                state, f"header: {name} differs", expected=texts[0], got=texts[1], nbytes=held
+            )
+    promised = HEADER_BYTES + found.nbytes
+    if held != promised:
+        state = PageState.SHORT if held < promised else PageState.DAMAGED
+        return PageResult(
+            state, "another length", expected=f"{promised} B", got=f"{held} B", nbytes=held
+        )
+    return PageResult(nbytes=held, digest=int(found.digest, 16) if found.digest else 0)
+
+
+def _difference(expected: object, got: object) -> tuple[str, str]:
+    """The two values as text; of components only the first that differs, and its fields that do."""
+    if not isinstance(expected, tuple) or not isinstance(got, tuple):
+        return str(expected), str(got)
+    for ours, theirs in zip(expected, got, strict=False):
+        if ours != theirs:
+            fields = [f for f in ours.__struct_fields__ if getattr(ours, f) != getattr(theirs, f)]
+            return tuple(  # type: ignore[return-value]  # two sides, two texts
+                f"{side.pool}.{side.component} "
+                + " ".join(f"{f}={getattr(side, f)}" for f in fields)
+                for side in (ours, theirs)
+            )
+    return f"{len(expected)} components", f"{len(got)} components"

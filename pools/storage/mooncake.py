@@ -1,0 +1,209 @@
+"""Mooncake Store behind the tier: pages in the memory of other processes and machines.
+
+Batches go straight from and into the host pools' own memory, which is registered with the transfer
+engine. Wants the package ``mooncake-transfer-engine`` or its ``-non-cuda`` twin, and a master.
+"""
+
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from itertools import islice
+from threading import Lock, Thread
+from typing import Any
+
+import numpy as np
+
+from hicache_dbg.pools.storage.header import HEADER_BYTES
+from hicache_dbg.pools.storage.results import PageResult, PageState
+from hicache_dbg.pools.storage.store import Record
+
+__all__ = ["MooncakeMissing", "MooncakeStore"]
+
+#: Pages, and bytes, that one call moves at most: enough to hide a round trip, few enough to hash the
+#: next ones meanwhile.
+BATCH, BATCH_BYTES = 16, 32 << 20
+CLOSE_TIMEOUT_S = 2.0
+#: What the store says where there is no such object, and where one is of another size.
+NO_OBJECT = -704
+OTHER_SIZE = frozenset({-600, -800})
+SEGMENT_BYTES = 1 << 30
+BUFFER_BYTES = 64 << 20
+
+
+class MooncakeMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
+    """The package is not installed, or cannot be loaded for want of a system library."""
+
+
+class MooncakeStore:
+    """Pages as objects of a Mooncake Store; a client that lends ``segment_bytes`` of memory itself.
+
+    Args:
+        master: ``host:port`` of the master.
+        metadata: URL of the metadata service, ``http://host:port/metadata``.
+        host: under which name others reach this process.
+        segment_bytes: memory that this process lends to the store; 0: none.
+        buffer_bytes: the client's own buffer, for what does not go straight.
+        protocol: ``tcp`` or ``rdma``.
+
+    Raises:
+        MooncakeMissing: the package is not here.
+        OSError: the master does not answer.
+    """
+
+    name = "mooncake"
+    evicted = 0
+
+    def __init__(
+        self,
+        master: str,
+        metadata: str,
+        *,
+        host: str = "127.0.0.1",
+        segment_bytes: int = SEGMENT_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
+        protocol: str = "tcp",
+    ) -> None:
+        self.fallback = ""
+        self._client = _client()
+        self._headers = np.zeros((BATCH, HEADER_BYTES), np.uint8)
+        self._lock = Lock()  # over the headers
+        self._regions: list[int] = []
+        code = self._client.setup(host, metadata, segment_bytes, buffer_bytes, protocol, "", master)
+        if code:
+            raise OSError(
+                errno.ECONNREFUSED,
+                f"Mooncake Store: no client for master {master} and metadata {metadata} (error {code}); "
+                "start mooncake_master, and look at both addresses",
+            )
+        self._register(self._headers.ctypes.data, self._headers.nbytes)
+
+    def register(self, regions: Iterable[tuple[int, int]]) -> None:
+        """Register host memory; where that is refused, bytes go through the client's buffer."""
+        for address, nbytes in regions:
+            if address not in self._regions:
+                self._register(address, nbytes)
+
+    def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
+        """Put batch after batch; what is there already stays as it is."""
+        source = iter(records)
+        while batch := _batch(source):
+            yield from self._put_staged(batch) if self.fallback else self._put(batch)
+
+    def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
+        """Get batch after batch."""
+        source = iter(records)
+        while batch := _batch(source):
+            yield from map(self._get_staged, batch) if self.fallback else self._get(batch)
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """Which objects the master knows.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        codes = self._client.batch_is_exist(list(names))
+        bad = next((code for code in codes if code < 0), 0)
+        if bad:
+            raise OSError(errno.EHOSTUNREACH, f"Mooncake Store: exists: error {bad}")
+        return [code == 1 for code in codes]
+
+    def discard(self, name: str) -> None:
+        """Remove an object, whoever holds a lease on it."""
+        self._client.remove(name, force=True)
+
+    def close(self) -> None:
+        """Leave the store, in bounded time: a client waits for a master that is gone."""
+        for address in self._regions:
+            self._client.unregister_buffer(address)
+        self._regions.clear()
+        leaving = Thread(target=self._client.close, name="hicache-mooncake-close", daemon=True)
+        leaving.start()
+        leaving.join(CLOSE_TIMEOUT_S)
+
+    # -- straight from host memory ------------------------------------------------------------
+
+    def _put(self, batch: Sequence[Record]) -> list[PageResult]:
+        with self._lock:
+            for room, record in zip(self._headers, batch, strict=False):
+                room[:] = np.frombuffer(record.header, np.uint8)
+            addresses, sizes = self._parts(batch)
+            names = [record.name for record in batch]
+            codes = self._client.batch_put_from_multi_buffers(names, addresses, sizes)
+        return [_put_end(record, code) for record, code in zip(batch, codes, strict=True)]
+
+    def _get(self, batch: Sequence[Record]) -> list[PageResult]:
+        with self._lock:
+            addresses, sizes = self._parts(batch)
+            names = [record.name for record in batch]
+            codes = self._client.batch_get_into_multi_buffers(names, addresses, sizes)
+            for room, record in zip(self._headers, batch, strict=False):
+                record.header[:] = room.data
+        return [self._got(record, code) for record, code in zip(batch, codes, strict=True)]
+
+    def _parts(self, batch: Sequence[Record]) -> tuple[list[list[int]], list[list[int]]]:
+        """Addresses and sizes of each record's header and pieces."""
+        rooms = (self._headers.ctypes.data + HEADER_BYTES * at for at in range(len(batch)))
+        addresses = [[room, *record.addresses] for room, record in zip(rooms, batch, strict=True)]
+        return addresses, [[HEADER_BYTES, *record.sizes] for record in batch]
+
+    def _got(self, record: Record, code: int) -> PageResult:
+        if code >= 0:
+            return PageResult(nbytes=code)
+        if code == NO_OBJECT:
+            return PageResult(PageState.MISSING, "no such object")
+        if code in OTHER_SIZE:  # its header says whose it is
+            return self._get_staged(record)
+        return PageResult(PageState.FAILED, f"get: error {code}", errno=errno.EIO)
+
+    # -- through the client's buffer ----------------------------------------------------------
+
+    def _put_staged(self, batch: Sequence[Record]) -> Iterator[PageResult]:
+        for record in batch:
+            code = self._client.put_parts(record.name, bytes(record.header), *record.pieces)
+            yield _put_end(record, code)
+
+    def _get_staged(self, record: Record) -> PageResult:
+        raw = self._client.get(record.name)
+        if not raw:
+            return PageResult(PageState.MISSING, "no such object")
+        at = min(len(raw), HEADER_BYTES)
+        record.header[:at] = raw[:at]
+        if len(raw) == record.nbytes:
+            for piece in record.pieces:
+                piece[:] = raw[at : at + len(piece)]
+                at += len(piece)
+        return PageResult(nbytes=len(raw))
+
+    def _register(self, address: int, nbytes: int) -> None:
+        code = self._client.register_buffer(address, nbytes)
+        if code:
+            self.fallback = (
+                f"{nbytes} B of host memory could not be registered with Mooncake Store (error {code}), "
+                "so pages are copied through the client's buffer"
+            )
+        else:
+            self._regions.append(address)
+
+
+def _batch(source: Iterator[Record]) -> list[Record]:
+    """The records of the next call; empty at the end."""
+    first = next(source, None)
+    if first is None:
+        return []
+    return [first, *islice(source, min(BATCH, BATCH_BYTES // first.nbytes + 1) - 1)]
+
+
+def _put_end(record: Record, code: int) -> PageResult:
+    if code == 0:
+        return PageResult(nbytes=record.nbytes)
+    return PageResult(PageState.FAILED, f"put: error {code}", errno=errno.EIO)
+
+
+def _client() -> Any:
+    try:
+        return import_module("mooncake.store").MooncakeDistributedStore()
+    except ImportError as error:
+        raise MooncakeMissing(
+            f"Mooncake Store cannot be used: {error}; install hicache-dbg[mooncake], and Debian's "
+            "libibverbs1, librdmacm1, libnuma1 and liburing2"
+        ) from error

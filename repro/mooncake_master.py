@@ -1,0 +1,107 @@
+"""A Mooncake master of our own on the loopback, for a run that is given none."""
+
+import ctypes
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["BINARY", "Master", "MasterMissing", "master", "master_binary"]
+
+BINARY = "mooncake_master"
+START_TIMEOUT_S = 20.0
+HOST = "127.0.0.1"
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+class MasterMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
+    """The master's program is not here, or does not come up."""
+
+
+@dataclass(slots=True)
+class Master:
+    """A master that runs: where it answers, and its process."""
+
+    address: str
+    metadata: str
+    process: "subprocess.Popen[bytes]"
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+
+
+def master_binary() -> str | None:
+    """Where the master's program is: beside this Python, or on the path."""
+    beside = Path(sys.executable).with_name(BINARY)
+    return str(beside) if beside.exists() else shutil.which(BINARY)
+
+
+@contextmanager
+def master(lease_ms: int = 5000) -> Iterator[Master]:
+    """A master with its metadata service on free loopback ports, gone with the context.
+
+    Raises:
+        MasterMissing: its program is not here, or it did not answer within 20 s.
+    """
+    program = master_binary()
+    if program is None:
+        raise MasterMissing(f"{BINARY} is not here; install hicache-dbg[mooncake]")
+    rpc, metadata, metrics = _free_ports(3)
+    command = [
+        program,
+        "-enable_http_metadata_server=true",
+        f"-http_metadata_server_host={HOST}",
+        f"-http_metadata_server_port={metadata}",
+        f"-rpc_port={rpc}",
+        f"-metrics_port={metrics}",
+        f"-default_kv_lease_ttl={lease_ms}",
+    ]
+    process = subprocess.Popen(  # noqa: S603 - the program found above
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
+    )
+    running = Master(f"{HOST}:{rpc}", f"http://{HOST}:{metadata}/metadata", process)
+    try:
+        _await(running, (rpc, metadata))
+        yield running
+    finally:
+        running.kill()
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end this process with the one that started it, also where that is killed."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now; all are held until each is known, so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind((HOST, 0))
+        return [item.getsockname()[1] for item in sockets]
+
+
+def _await(running: Master, ports: tuple[int, ...]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    waiting = list(ports)
+    while waiting:
+        if running.process.poll() is not None or time.monotonic() > deadline:
+            raise MasterMissing(
+                f"{BINARY} did not answer on port {waiting[0]} (exit status {running.process.poll()})"
+            )
+        with suppress(OSError), socket.create_connection((HOST, waiting[0]), 0.2):
+            waiting.pop(0)
+            continue
+        time.sleep(0.02)

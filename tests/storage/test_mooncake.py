@@ -1,0 +1,128 @@
+"""Mooncake Store for real: a master, two client processes, one of them killed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests import services
+from tests.pools.caching import accounted, sequences
+from tests.pools.stored import Bench, cache_of, stats_of, take_turns
+
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.storage.mooncake import MooncakeStore
+from hicache_dbg.pools.storage.results import PageState
+from hicache_dbg.repro.mooncake_master import Master, master, master_binary
+
+pytestmark = pytest.mark.service
+
+SEGMENT = 32 << 20
+THREE = [[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3]]
+WAIT_S = 60.0
+ROOT = Path(__file__).parents[2]
+COUNT = 8
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Master]:
+    """A master on the loopback."""
+    here = find_spec("mooncake") is not None and master_binary() is not None
+    services.require(here, "Mooncake Store is not installed (extra mooncake)")
+    with master(lease_ms=200) as found:
+        yield found
+
+
+@pytest.fixture
+def store(running: Master) -> Iterator[MooncakeStore]:
+    """A client that lends memory, over an empty store."""
+    found = MooncakeStore(running.address, running.metadata, segment_bytes=SEGMENT)
+    found._client.remove_all(force=True)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("layout", [Layout.LAYER_FIRST, Layout.PAGE_FIRST])
+def test_pages_come_back_byte_for_byte(store: MooncakeStore, layout: Layout) -> None:
+    """More than one batch, straight from and into host memory, all pools of each page."""
+    bench = Bench(store, layout=layout, pages=40)
+    before = [bench.page(page) for page in range(40)]
+    assert all(end.good for end in bench.store(40).results)
+    assert bench.fetch(40) == [PageState.OK] * 40
+    assert [bench.page(page) for page in range(40)] == before
+    assert store.fallback == ""
+
+
+def test_a_cache_over_it_serves_what_its_host_let_go_of(store: MooncakeStore) -> None:
+    """The same cache that works over files works over this store."""
+    with cache_of(store, timeout=WAIT_S) as controller:
+        take_turns(controller, sequences(THREE) * 3)
+        accounted(controller)
+        assert stats_of(controller) == {"stored": 11, "fetched": 22, "asked": 33}
+
+
+def test_what_is_not_there_or_another_size_is_a_miss(store: MooncakeStore) -> None:
+    """Missing, short and foreign objects are told apart by what the store and the header say."""
+    bench = Bench(store)
+    assert bench.fetch(1) == [PageState.MISSING]
+    name = bench.keys[0].name
+    store._client.put(name, b"x" * 100)
+    assert bench.fetch(1) == [PageState.SHORT]
+    bench.fill()
+    bench.store(2)
+    raw = store._client.get(bench.keys[1].name)
+    store._client.remove(name, force=True)
+    store._client.put(name, raw)
+    assert bench.fetch(1) == [PageState.FOREIGN]
+
+
+def test_the_fallback_brings_the_same_bytes(store: MooncakeStore) -> None:
+    """Where memory cannot be registered, bytes go through the client's buffer, and it says so."""
+    store._register(0, 1)
+    assert "could not be registered" in store.fallback
+    bench = Bench(store)
+    before = [bench.page(page) for page in range(8)]
+    bench.store(8)
+    assert bench.fetch(8) == [PageState.OK] * 8
+    assert [bench.page(page) for page in range(8)] == before
+
+
+@pytest.mark.usefixtures("running")
+def test_a_killed_client_takes_its_pages_along_and_nothing_else() -> None:
+    """Another process's pages are read; after SIGKILL they are misses, never wrong bytes or a hang."""
+    # A master of its own: it goes on offering the dead client's memory for a while.
+    with master() as own:
+        _read_and_kill(own)
+
+
+def _read_and_kill(own: Master) -> None:
+    reader = MooncakeStore(own.address, own.metadata, segment_bytes=0)
+    command = [sys.executable, "-m", "tests.storage.lender", own.address, own.metadata]
+    other = subprocess.Popen([*command, str(COUNT)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "stored\n"
+        bench = Bench(reader)
+        before = [bench.page(page) for page in range(COUNT)]
+        assert bench.fetch(COUNT) == [PageState.OK] * COUNT
+        assert [bench.page(page) for page in range(COUNT)] == before
+        other.kill()
+        other.wait(WAIT_S)
+        assert set(bench.fetch(COUNT)) <= {PageState.MISSING, PageState.FAILED}
+    finally:
+        other.kill()
+        other.communicate()
+        reader.close()
+
+
+@pytest.mark.usefixtures("running")
+def test_a_dead_master_is_a_miss_for_everybody() -> None:
+    """A cache whose master is gone goes on without it, and closes in bounded time."""
+    with master() as own:
+        client = MooncakeStore(own.address, own.metadata, segment_bytes=SEGMENT)
+        with cache_of(client) as controller:
+            take_turns(controller, sequences(THREE))
+            own.kill()
+            take_turns(controller, sequences(THREE))
+            assert stats_of(controller)["fetched"] == 0

@@ -1,0 +1,173 @@
+"""What the tracer says of a store: every tile accounted for, every bad page named, nobody accused."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.pools.caching import sequences
+from tests.pools.stored import Bench, cache_of, files_of, take_turns
+
+from hicache_dbg.pools.storage.engine import StorageEngine
+from hicache_dbg.pools.storage.files import FileStore
+from hicache_dbg.tracer.checks.storage import NEVER_PAGES, Contents, Stored, TierState
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Tier
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+THREE = [[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3]]
+
+
+@dataclass
+class Watched:
+    """What a traced stretch left."""
+
+    sink: MemorySink
+    runtime: Runtime
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings so far."""
+        self.runtime.flush()
+        return self.sink.of(Finding)
+
+    def copies(self, op: Op) -> list[Copied]:
+        """Events of one kind of operation so far."""
+        self.runtime.flush()
+        return [event for event in self.sink.of(Copied) if event.op is op]
+
+
+@contextmanager
+def watching(checksum: Checksum = Checksum.LOADS, **more: float) -> Iterator[Watched]:
+    """The tracer over what runs inside."""
+    sink = MemorySink()
+    settings = Settings(gate=Gate.ON, checksum=checksum, **more)  # type: ignore[arg-type]
+    with Runtime.start(settings, sinks=[sink]) as runtime:
+        yield Watched(sink, runtime)
+
+
+@pytest.mark.parametrize("checksum", [Checksum.LOADS, Checksum.ENDS, Checksum.THREE])
+def test_every_tile_of_a_clean_run_is_accounted_for(tmp_path: Path, checksum: Checksum) -> None:
+    """Stores are witnessed, fetches and the loads after them verified, before and after a restart."""
+    for life in range(2):
+        with watching(checksum) as watched:
+            with cache_of(FileStore(tmp_path)) as controller:
+                take_turns(controller, sequences(THREE) * 2)
+            assert watched.findings == []
+            fetches, loads = watched.copies(Op.FETCH), watched.copies(Op.LOAD)
+            for event in fetches + loads:
+                assert event.verified == event.tiles > 0
+            stores = watched.copies(Op.STORE)
+            assert all(event.witnessed == event.tiles for event in stores)
+            assert bool(stores) is (life == 0)
+            assert {(event.src, event.dst) for event in fetches} == {(Tier.STORAGE, Tier.HOST)}
+            assert all(event.bytes and event.io_backend == "file" for event in fetches)
+
+
+@pytest.mark.parametrize(
+    ("checksum", "reason"), [(Checksum.OFF, "off"), (Checksum.SAMPLE, "sampled_out")]
+)
+def test_what_is_not_looked_at_says_so(tmp_path: Path, checksum: Checksum, reason: str) -> None:
+    """Without digests, or with none chosen, tiles are skipped for that reason and none is verified."""
+    with watching(checksum, sample=0.0) as watched:
+        with cache_of(FileStore(tmp_path)) as controller:
+            take_turns(controller, sequences(THREE) * 2)
+        for event in watched.copies(Op.STORE) + watched.copies(Op.FETCH):
+            assert event.skipped == {reason: event.tiles}
+        assert watched.findings == []
+
+
+def _flip(raw: bytes) -> bytes:
+    return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+def _cut(raw: bytes) -> bytes:
+    return raw[: len(raw) // 2]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"), [(_flip, "payload digest differs"), (_cut, "the record is truncated")]
+)
+def test_damage_between_two_lives_is_named(tmp_path: Path, damage: object, words: str) -> None:
+    """A file that changed while nobody ran is a miss and a finding, and no reader is harmed."""
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    victim = files_of(tmp_path)[0]
+    victim.write_bytes(damage(victim.read_bytes()))  # type: ignore[operator]
+    with watching() as watched:
+        with cache_of(FileStore(tmp_path)) as controller:
+            take_turns(controller, sequences(THREE))
+        (finding,) = watched.findings
+        assert (finding.cls, finding.op) == (FaultClass.STORAGE_DAMAGE, "fetch")
+        assert words in finding.message
+        assert victim.name.removesuffix(".page") in finding.message
+        bad = [event for event in watched.copies(Op.FETCH) if event.skipped]
+        assert all(event.skipped["failed"] + event.verified == event.tiles for event in bad)
+        assert bad
+
+
+def test_damage_that_the_store_lets_through_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the store's own check, a page is compared with the digest in its header after a restart."""
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    for place in files_of(tmp_path):
+        place.write_bytes(_flip(place.read_bytes()))
+    monkeypatch.setattr(
+        "hicache_dbg.pools.storage.engine._compared", lambda _record, result: result
+    )
+    with watching() as watched:
+        bench = cache_of(FileStore(tmp_path))
+        assert bench.prefetch(sequences(THREE)[0]) == 4
+        bench.close()
+        assert [finding.cls for finding in watched.findings] == [FaultClass.STORAGE_DAMAGE]
+        assert all(event.mismatched == event.tiles for event in watched.copies(Op.FETCH))
+
+
+def test_an_errno_is_in_the_event_and_the_finding(tmp_path: Path) -> None:
+    """A disk that refuses a write is a dead tier, with the number that says why."""
+    bench = Bench(FileStore(tmp_path))
+    folder = tmp_path / bench.keys[0].name[0]
+    folder.rmdir()
+    folder.write_bytes(b"no folder")
+    with watching() as watched:
+        bench.store(1)
+        (finding,) = watched.findings
+        assert finding.cls is FaultClass.DEAD_TIER
+        assert "errno 20" in finding.message
+        assert all("errno 20" in event.status for event in watched.copies(Op.STORE))
+
+
+def test_a_tier_that_never_answers_is_told_once() -> None:
+    """Misses of pages known to be stored add up to one finding, unless any hit or eviction explains them."""
+    tier = TierState()
+    told = [tier.looked_up(1, 0, 0) for _ in range(3 * NEVER_PAGES)]
+    assert [at for at, fault in enumerate(told) if fault] == [NEVER_PAGES - 1]
+    for hit, evicted in ((1, 0), (0, 1)):
+        tier = TierState()
+        tier.looked_up(1, hit, evicted)
+        assert not any(tier.looked_up(1, 0, evicted) for _ in range(3 * NEVER_PAGES))
+
+
+def test_contents_keep_the_latest_pages() -> None:
+    """What is remembered is bounded; the oldest goes first."""
+    contents = Contents(most=2)
+    for number in range(3):
+        contents.keep(str(number), Stored(number, number, 0, {}))
+    assert [str(number) in contents for number in range(3)] == [False, True, True]
+
+
+def test_detached_functions_are_the_same_objects() -> None:
+    """After the tracer has gone, the engine runs what it always ran."""
+    names = ("store", "fetch", "present", "gave_up")
+    before = [StorageEngine.__dict__[name] for name in names]
+    with watching():
+        assert all(
+            StorageEngine.__dict__[name] is not own for name, own in zip(names, before, strict=True)
+        )
+    assert [StorageEngine.__dict__[name] for name in names] == before
+    assert np.all([True])

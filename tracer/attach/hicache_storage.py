@@ -1,0 +1,204 @@
+"""Attachment to the storage tier of ``hicache_dbg.pools``: what goes into a store, and what comes back."""
+
+import time
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from hicache_dbg.pools.host import Mirror
+from hicache_dbg.pools.state import CacheState
+from hicache_dbg.pools.storage.engine import StorageEngine, StorageOp
+from hicache_dbg.pools.storage.fetches import Fetches, FetchRequest
+from hicache_dbg.pools.storage.keys import PageKey
+from hicache_dbg.pools.storage.results import PageResult, PageState
+from hicache_dbg.tracer.attach.hicache_storage_judge import StorageJudge
+from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord, sample_of
+from hicache_dbg.tracer.attach.patch import Patches
+from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.mirror import MirrorViews, SpanIds
+from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.settings import Checksum
+
+__all__ = ["StorageAttachment"]
+
+#: An operation of no more bytes is digested at once; a larger one keeps nobody waiting.
+AT_ONCE_BYTES = 1 << 20
+
+Views = Callable[[Mirror], MirrorViews]
+Filled = Callable[[CacheState, Pages, Pages], None]
+Asking = Callable[[], Sequence[SpanIds]]
+"""For which requests the calling thread works."""
+
+
+class StorageAttachment:
+    """Wraps the methods of the storage engine through which pages cross, and its questions.
+
+    A fetched page is compared with what was stored under its key; one that was stored before this
+    process began, with the digest in its record's header. The host memory is read again for that, by
+    the thread that fetched where it is little, by the bus's where it is much.
+    """
+
+    def __init__(self, session: Session, views: Views, filled: Filled, asking: Asking) -> None:
+        self._session = session
+        self._asking = asking
+        self._filled = filled
+        self._views = views
+        self._patches = Patches()
+        self._judge = StorageJudge(session)
+
+    def attach(self) -> None:
+        """Wrap what is not wrapped yet."""
+        for name, around in (
+            ("store", self._around_store),
+            ("fetch", self._around_fetch),
+            ("present", self._around_present),
+            ("gave_up", self._around_gave_up),
+        ):
+            self._patches.replace(StorageEngine, name, around)
+        self._patches.replace(Fetches, "enter", self._around_enter)
+
+    def detach(self) -> None:
+        """Put the engine's own functions back."""
+        self._patches.undo()
+
+    # -- what is wrapped ----------------------------------------------------------------------
+
+    def _around_store(self, original: Callable[..., None]) -> Callable[..., None]:
+        def store(engine: StorageEngine, op: StorageOp) -> None:
+            self._observe(engine, op, lambda: original(engine, op))
+
+        return store
+
+    def _around_fetch(self, original: Callable[..., None]) -> Callable[..., None]:
+        def fetch(engine: StorageEngine, op: StorageOp) -> None:
+            self._observe(engine, op, lambda: original(engine, op))
+
+        return fetch
+
+    def _around_present(self, original: Callable[..., int]) -> Callable[..., int]:
+        def present(engine: StorageEngine, keys: Sequence[PageKey]) -> int:
+            found = original(engine, keys)
+            if self._session.probe.enabled:
+                with self._session.errors.at("storage/present"):
+                    names = [key.name for key in keys]
+                    pool, evicted = _pools(engine), engine.backend.evicted
+                    self._session.check(
+                        lambda: self._judge.looked_up(names, found, evicted, pool=pool)
+                    )
+            return found
+
+        return present
+
+    def _around_gave_up(self, original: Callable[..., None]) -> Callable[..., None]:
+        def gave_up(engine: StorageEngine, kind: str, pages: int, why: str) -> None:
+            original(engine, kind, pages, why)
+            if self._session.probe.enabled:
+                with self._session.errors.at("storage/gave_up"):
+                    pool, now = _pools(engine), time.time_ns()
+                    self._session.check(
+                        lambda: self._judge.gave_up(kind, why, pool=pool, time_ns=now)
+                    )
+
+        return gave_up
+
+    def _around_enter(self, original: Callable[..., int]) -> Callable[..., int]:
+        def enter(fetches: Fetches, request: FetchRequest, op: StorageOp) -> int:
+            with self._session.errors.at("storage/enter"):
+                good = np.array([result.good for result in op.results], np.bool_)
+                pages = op.host[: good.size][good]
+                generations = op.generations[: good.size][good].astype(np.int64)
+                self._filled(fetches.state, pages, generations)
+            return original(fetches, request, op)
+
+        return enter
+
+    # -- one operation ------------------------------------------------------------------------
+
+    def _observe(self, engine: StorageEngine, op: StorageOp, call: Callable[[], None]) -> None:
+        session = self._session
+        if not session.probe.enabled or not self._traced(op):
+            call()
+            return
+        begun = time.perf_counter()
+        record: StorageRecord | None = None
+        with session.errors.at("storage/before"):
+            record = self._open(engine, op)
+        started, status = time.perf_counter(), "ok"
+        try:
+            call()
+        except BaseException as error:
+            status = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            ended = time.perf_counter()
+            if record is not None:
+                with session.errors.at("storage/after"):
+                    self._close(op, record, status, (ended - started) * 1e6)
+            session.probe.overhead_s += time.perf_counter() - ended + started - begun
+
+    def _traced(self, op: StorageOp) -> bool:
+        return any(fnmatchcase(op.kind, glob) for glob in self._session.settings.ops)
+
+    def _open(self, engine: StorageEngine, op: StorageOp) -> StorageRecord:
+        settings = self._session.settings
+        chosen = np.full(len(op.keys), settings.checksum is not Checksum.OFF)
+        if settings.checksum is Checksum.SAMPLE:
+            chosen = np.array([int(key.name[:8], 16) / 2**32 < settings.sample for key in op.keys])
+        mirrors = [self._views(mirror) for mirror in engine.group.mirrors]
+        if op.kind == "fetch":
+            for mirror in mirrors:
+                mirror.writes[op.host] += 1
+        mirrors = [mirror for mirror in mirrors if settings.traces(mirror.pool)]
+        record = StorageRecord(
+            op=Op(op.kind),
+            op_id=op.op_id,
+            keys=op.keys,
+            host=op.host.copy(),
+            generations=op.generations.astype(np.int64),
+            mirrors=mirrors,
+            writes=[mirror.writes[op.host] for mirror in mirrors],
+            image=engine.image,
+            chosen=chosen,
+            off=settings.checksum is Checksum.OFF,
+            backend=engine.backend.name,
+            fallback=engine.backend.fallback,
+            judge=self._judge,
+            requests=self._asking(),
+        )
+        if record.op is Op.FETCH and not record.off:
+            record.before = self._samples(record)
+        return record
+
+    def _close(self, op: StorageOp, record: StorageRecord, status: str, duration_us: float) -> None:
+        none = PageResult(PageState.FAILED, status)
+        record.results = list(op.results) if status == "ok" else [none] * len(op.keys)
+        record.status, record.duration_us, record.time_ns = status, duration_us, time.time_ns()
+        if not record.off:
+            self._take(record)
+        if self._session.bus.push(record):
+            self._session.check(record.found)
+
+    def _take(self, record: StorageRecord) -> None:
+        """Digest on this thread what cannot wait, or is too little to be worth waiting for."""
+        pages = [at for at, end in enumerate(record.results) if end.good and record.chosen[at]]
+        small = record.image.page_bytes * len(pages) <= AT_ONCE_BYTES
+        at_once = small or self._session.settings.checksum is Checksum.THREE
+        record.after = self._samples(record)
+        if record.op is Op.STORE:  # the engine took the digest, unless it takes none
+            vouched = [at for at in pages if not record.results[at].digest]
+            record.payloads = {at: record.payload_now(at) for at in vouched}
+            return
+        if at_once:
+            record.payloads = {at: record.payload_now(at) for at in pages}
+            odd = [at for at in pages if not self._judge.knows(record, at)]
+            record.tiles = {at: self._judge.tiles_now(record, at) for at in odd}
+
+    @staticmethod
+    def _samples(record: StorageRecord) -> dict[int, int]:
+        return {at: sample_of(record.image, page) for at, page in enumerate(record.host.tolist())}
+
+
+def _pools(engine: StorageEngine) -> str:
+    return "+".join(engine.group.device)
