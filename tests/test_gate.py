@@ -126,3 +126,11 @@ raise SystemExit(child.exitcode)
     (recording,) = tmp_path.glob("*.jsonl")
     kinds = [msgspec.json.decode(line).get("event") for line in recording.read_text().splitlines()]
     assert kinds == [None, "started", "copied", "health", "health"]
+
+
+@pytest.mark.parametrize("module", ["transfer", "controller", "storage.tier", "transformers_cache"])
+def test_whatever_is_imported_first_one_runtime_starts(module: str) -> None:
+    """Attaching imports more of the pools, and must not start over for it: one last word is said."""
+    done = run(f"import hicache_dbg.pools.{module}", HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stderr.splitlines()] == ["health"]

@@ -22,7 +22,11 @@ __all__ = ["current", "install", "suppress"]
 #: Modules whose import means that this process holds pools.
 TRIGGERS = ("hicache_dbg.pools.transfer", "hicache_dbg.pools.controller")
 
-_state: dict[str, "Runtime | bool | None"] = {"runtime": None, "suppressed": False}
+_state: dict[str, "Runtime | bool | None"] = {
+    "runtime": None,
+    "starting": False,
+    "suppressed": False,
+}
 
 
 def install() -> None:
@@ -64,12 +68,13 @@ def _answer(ask: "Ask", reply: Callable[["Reply"], None]) -> None:
 
 
 def _attach(_module: ModuleType) -> None:
-    if _state["suppressed"]:
-        return
+    if _state["suppressed"] or _state["starting"]:
+        return  # attaching imports the other module itself, and comes back here
     runtime = current()
     if runtime is not None:
         runtime.attachment.attach()  # one more of the modules is there now
         return
+    _state["starting"] = True
     try:
         from hicache_dbg.tracer.runtime import Runtime
         from hicache_dbg.tracer.settings import Settings
@@ -81,6 +86,8 @@ def _attach(_module: ModuleType) -> None:
             file=sys.stderr,
         )
         return
+    finally:
+        _state["starting"] = False
     _state["runtime"] = runtime
     atexit.register(runtime.stop)
     # A process that multiprocessing forks ends without atexit.
