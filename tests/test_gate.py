@@ -128,7 +128,9 @@ raise SystemExit(child.exitcode)
     assert kinds == [None, "started", "copied", "health", "health"]
 
 
-@pytest.mark.parametrize("module", ["transfer", "controller", "storage.tier", "transformers_cache"])
+@pytest.mark.parametrize(
+    "module", ["transfer", "state", "loads", "controller", "storage.tier", "transformers_cache"]
+)
 def test_whatever_is_imported_first_one_runtime_starts(module: str) -> None:
     """Attaching imports more of the pools, and must not start over for it: one last word is said."""
     done = run(f"import hicache_dbg.pools.{module}", HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")

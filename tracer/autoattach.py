@@ -8,6 +8,7 @@ import atexit
 import sys
 from collections.abc import Callable
 from multiprocessing import util
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["current", "install", "suppress"]
 
-#: Modules whose import means that this process holds pools.
-TRIGGERS = ("hicache_dbg.pools.transfer", "hicache_dbg.pools.controller")
+#: The package that is attached to, and its module that says that this process moves pages.
+POOLS = "hicache_dbg.pools"
+TRIGGER = f"{POOLS}.transfer"
 
 _state: dict[str, "Runtime | bool | None"] = {
     "runtime": None,
@@ -45,8 +47,18 @@ def install() -> None:
 
         listen(_answer)
         return
-    for name in TRIGGERS:
+    for name in _pool_modules():
         wrapt.register_post_import_hook(_attach, name)
+
+
+def _pool_modules() -> list[str]:
+    """The name of every module of the pools; none is imported.
+
+    Whichever of them the host imports first, attaching waits until the outermost is whole.
+    """
+    root = Path(__file__).parent.parent / "pools"
+    found = (file.relative_to(root).with_suffix("").parts for file in root.rglob("*.py"))
+    return [".".join((POOLS, *parts)).removesuffix(".__init__") for parts in found]
 
 
 def suppress() -> None:
@@ -67,9 +79,11 @@ def _answer(ask: "Ask", reply: Callable[["Reply"], None]) -> None:
     BOARD.answer(ask, reply)
 
 
-def _attach(_module: ModuleType) -> None:
-    if _state["suppressed"] or _state["starting"]:
-        return  # attaching imports the other module itself, and comes back here
+def _attach(module: ModuleType) -> None:
+    if _state["suppressed"] or _state["starting"] or TRIGGER not in sys.modules:
+        return  # while it starts, attaching imports more of them itself, and comes back here
+    if any(map(_half_imported, _others(module))):
+        return  # its own hook comes when it is whole
     runtime = current()
     if runtime is not None:
         runtime.attachment.attach()  # one more of the modules is there now
@@ -92,6 +106,19 @@ def _attach(_module: ModuleType) -> None:
     atexit.register(runtime.stop)
     # A process that multiprocessing forks ends without atexit.
     util.register_after_fork(runtime, _stop_with_the_child)
+
+
+def _others(module: ModuleType) -> list[ModuleType]:
+    """The other modules of the pools that are imported, or being imported."""
+    return [
+        there
+        for name, there in list(sys.modules.items())
+        if name.startswith(POOLS) and there is not module
+    ]
+
+
+def _half_imported(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
 
 
 def _stop_with_the_child(runtime: "Runtime") -> None:

@@ -112,7 +112,7 @@ def test_a_clean_run_confirms_that_the_copies_are_innocent() -> None:
     told = answers(*CLEAN)
     confirmed = {name for name, answer in told.items() if answer.verdict is Verdict.CONFIRMED}
     assert confirmed == {"copies_are_innocent"}
-    assert "8 loaded tiles" in told["copies_are_innocent"].evidence
+    assert "all 8 tiles" in told["copies_are_innocent"].evidence
     assert told["tracer_was_blind"].verdict is Verdict.FALSIFIED
 
 
