@@ -17,6 +17,7 @@ __all__ = [
     "HtmlError",
     "Item",
     "Page",
+    "Share",
     "Step",
     "Story",
     "Table",
@@ -31,71 +32,97 @@ class HtmlError(Exception):
 class Cell(IntEnum):
     """What is known of the tiles of a cell; the larger value is shown where several hold."""
 
-    NOTHING = 0  #: never moved
-    SKIPPED = 1  #: moved, not looked at
-    WITNESSED = 2  #: backed up, digest kept
-    VERIFIED = 3  #: compared, equal
-    BESIDE = 4  #: moved together with a tile that differs; which tiles differ was not kept
-    MISMATCHED = 5  #: compared, different
+    NOTHING = 0
+    SKIPPED = 1
+    WITNESSED = 2
+    VERIFIED = 3
+    BESIDE = 4
+    MISMATCHED = 5
+
+    @property
+    def words(self) -> str:
+        """As the legend and the map say it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Cell.NOTHING: "never moved",
+    Cell.SKIPPED: "moved, not looked at",
+    Cell.WITNESSED: "backed up, never came back",
+    Cell.VERIFIED: "came back equal",
+    Cell.BESIDE: "moved together with one that differs",
+    Cell.MISMATCHED: "came back different, once at least",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Tiles of one pool: a row a layer, a column some pages.
 
-    ``columns`` are the first and last page of each; ``cells`` one row of states a layer.
+    ``columns`` are the first and last page of each, ``sizes`` how many of the pages between moved;
+    ``cells`` one row of states a layer; ``bad`` says in words which tiles differ.
     """
 
     pool: str
     columns: Sequence[tuple[int, int]]
+    sizes: Sequence[int]
     cells: Sequence[Sequence[Cell]]
+    bad: str = ""
+
+    @property
+    def states(self) -> list[Cell]:
+        """Those that occur, the worst first."""
+        return sorted({cell for row in self.cells for cell in row}, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that happened to a page. ``part`` marks the two accesses that conflict."""
+    """Something that happened to a page: when, what, and more of it for who wants to know."""
 
     when: str
     what: str
     detail: str = ""
     bad: bool = False
-    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened to one bad page, oldest first."""
+    """What happened to one bad page, oldest first, and the accesses that conflict."""
 
     title: str
     steps: Sequence[Step]
+    accesses: Sequence[Step] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One end of a component: ``value`` bytes, ``share`` of the longer end, 0 to 1."""
+    """One end of a component: what a page takes there, and its share of the longer end, 0 to 1."""
 
     label: str
-    value: int
+    text: str
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Both ends of a component, a slot of each drawn to one scale."""
+    """Both ends of a component that differ, a page of each drawn to one scale."""
 
     title: str
     ends: Sequence[Bar]
-    note: str = ""
+    lost: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A hypothesis or a finding: a short label, a sentence, more of it, and what to do."""
+    """A hypothesis or a finding: a label and its colour, a sentence, more of it, and what to do."""
 
     label: str
     title: str
     text: str = ""
     advice: str = ""
+    tone: str = ""  # bad, good, unknown, or nothing
+    folded: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +135,38 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """The whole page. ``state`` is ``bad``, ``good`` or ``unknown``."""
+class Share:
+    """A part of a bar: how many tiles, in which colour, in which words."""
 
+    count: int
+    cell: Cell
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The whole page. ``state`` is ``bad``, ``good`` or ``unknown``, ``answer`` a word or two.
+
+    ``back`` are the tiles that came back from a lower tier, by what became of them; ``stored``
+    says how many went down. ``caveat`` is what keeps the verdict from being the whole truth.
+    """
+
+    answer: str
+    headline: str
     verdict: str
     state: str
     advice: str
-    tiles: Sequence[tuple[str, int, str]]
+    caveat: str
+    facts: Sequence[str]
+    back: Sequence[Share]
+    stored: str
     findings: Sequence[Item]
     hypotheses: Sequence[Item]
+    ruled_out: Sequence[Item]
     grids: Sequence[Grid]
     story: Story | None
     geometry: Sequence[Geometry]
+    same_size: str
     paths: Table
     unchecked: Sequence[str]
     source: str
@@ -147,6 +194,6 @@ def write_html(path: Path, page: Page) -> None:
     }
     template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
     try:
-        path.write_text(template.render(page=page, Cell=Cell, **parts), encoding="utf-8")
+        path.write_text(template.render(page=page, **parts), encoding="utf-8")
     except OSError as error:
         raise HtmlError(f"cannot write {path}: {error.strerror or error}") from error

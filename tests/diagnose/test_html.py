@@ -1,5 +1,6 @@
 """The page: self-contained, true to the events, readable wide and narrow, light and dark."""
 
+import html
 import re
 import shutil
 import struct
@@ -13,9 +14,11 @@ from tests.diagnose.test_gather import LOAD, recorded
 from tests.exporters.samples import TIME_NS, copied, finding, health, started
 from tests.services import require
 
+from hicache_dbg.exporters.html.page import Cell
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event, FaultClass
 
+BAD_CELL = Cell.MISMATCHED.words
 PAGES = {"host_pages": (4, 7), "device_pages": (1, 2), "generations": (1, 1)}
 BAD = {"mismatched": 2, "verified": 6, "bad_tiles": ((2, 7), (3, 7))}
 CONFLICT = (
@@ -36,9 +39,9 @@ BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-sc
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """The page of a run with a mismatch and a conflict."""
-    html = tmp_path / "run.html"
-    assert main(["diagnose", str(recorded(tmp_path, "run", RUN)), "--html", str(html)]) == 1
-    return html
+    written = tmp_path / "run.html"
+    assert main(["diagnose", str(recorded(tmp_path, "run", RUN)), "--html", str(written)]) == 1
+    return written
 
 
 class Tags(HTMLParser):
@@ -78,11 +81,12 @@ def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
 
 def test_the_map_shows_the_tiles_that_differ(page: Path) -> None:
     """Layers 2 and 3 of host page 7 and no other; page 4 was compared and is equal."""
-    cells = re.findall(r"<title>layer (\d+), host page (\d+): (\w+)</title>", page.read_text())
+    cells = re.findall(r"<title>layer (\d+), host page (\d+): ([^<]*)</title>", page.read_text())
     assert len(cells) == 8
-    bad = {(int(layer), int(number)) for layer, number, state in cells if state == "mismatched"}
+    bad = {(int(layer), int(number)) for layer, number, state in cells if state == BAD_CELL}
     assert bad == {(2, 7), (3, 7)}
-    assert {state for *_, state in cells} == {"mismatched", "verified"}
+    assert {state for *_, state in cells} == {BAD_CELL, Cell.VERIFIED.words}
+    assert "Layers 2..3 of host page 7 came back different" in page.read_text()
 
 
 def test_the_story_of_the_bad_page_marks_the_conflicting_pair(page: Path) -> None:
@@ -91,19 +95,34 @@ def test_the_story_of_the_bad_page_marks_the_conflicting_pair(page: Path) -> Non
     title = re.search(r"The first bad tile: [^<]*", text)
     assert title is not None
     assert title[0] == "The first bad tile: deepseek_v4_c128, host page 7, layer 2"
-    steps = re.findall(r"<li class=\"([^\"]*)\"><span class=\"when\">(.*?)</span>(.*?)</li>", text)
-    told = [(marks.strip(), re.sub(r"<.*?>", "", words).strip()) for marks, _, words in steps]
-    assert [marks for marks, _ in told] == ["", "bad", "pair", "pair", "bad pair"]
-    assert told[0][1].startswith("backup from device page 2: 7 witnessed")
-    assert told[1][1].startswith("load to device page 2: 2 differ, 6 equal")
-    assert told[3][1] == "conflicting access, first: load 3 on worker at b.py:9 g"
-    assert told[4][1] == "conflicting access, second: free on MainThread at a.py:3 f"
+    steps = re.findall(
+        r'<li class="([^"]*)"><(?:span|b)[^>]*>(.*?)</(?:span|b)>(.*?)(?:<|</li>)', text
+    )
+    told = [(marks, when, words.strip()) for marks, when, words in steps]
+    assert [marks for marks, *_ in told] == ["", "bad", "", "", "bad"]
+    assert told[0][1:] == ("+0.000 ms", "backup 1, device page 2 to host page 7")
+    assert told[1][1:] == ("+2.000 ms", "load 2, host page 7 to device page 2: this page differs")
+    assert told[3][1:] == ("first: ", "load 3 on worker at b.py:9 g")
+    assert told[4][1:] == ("then, which must not be: ", "free on MainThread at a.py:3 f")
+
+
+def test_what_is_said_first_is_the_answer(page: Path) -> None:
+    """A word, the cause with its pool and pages, and the numbers of what came back."""
+    text = page.read_text()
+    (head,) = re.findall(r"<h1>(.*?)</h1>", text)
+    assert re.sub(r"<.*?>", "", head) == "Corrupt: row_width, index_k, backup, once"
+    assert "6 tiles came back equal" in text
+    assert "2 came back different" in text
+    assert "HICACHE_DBG_CHECKSUM=loads" in text
 
 
 def test_both_ends_are_drawn_to_one_scale(page: Path) -> None:
     """132 of 256 bytes is 51.56 % of the width, and the rest is marked as missing."""
     widths = re.findall(r'class="(bar|lost)" style="width: ([\d.]+)%">', page.read_text())
     assert widths == [("bar", "100.00"), ("bar", "51.56"), ("lost", "48.44")]
+    assert "Slots 0..32 fit into the host's page; slots 33..63 are never copied." in (
+        html.unescape(page.read_text())
+    )
 
 
 def browsed(page: Path, *options: str) -> bytes:
@@ -141,7 +160,7 @@ def test_the_page_fits_its_window(page: Path, width: int) -> None:
     dom = browsed(frame, "--allow-file-access-from-files", "--dump-dom").decode()
     (wide,) = re.findall(r'data-wide="(\d+)"', dom)
     assert int(wide) <= width
-    assert 'data-said="layer 2, host page 7: mismatched"' in dom
+    assert 'data-said="layer 2, host page 7: came back different, once at least"' in dom
 
 
 @pytest.mark.service

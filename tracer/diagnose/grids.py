@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from hicache_dbg.exporters.html.page import Cell, Grid
+from hicache_dbg.tracer.checks.slots import ranges
 from hicache_dbg.tracer.diagnose.database import Database
 
 __all__ = ["grids_of"]
@@ -65,4 +66,25 @@ def _grid(
     for layer, page in bad:
         if page in column and layer // tall < rows:
             cells[layer // tall][column[page]] = Cell.MISMATCHED
-    return Grid(pool=pool, columns=[(group[0][0], group[-1][0]) for group in groups], cells=cells)
+    return Grid(
+        pool=pool,
+        columns=[(group[0][0], group[-1][0]) for group in groups],
+        sizes=[len(group) for group in groups],
+        cells=cells,
+        bad=_where(bad),
+    )
+
+
+def _where(bad: Sequence[tuple[int, int]]) -> str:
+    """Which tiles differ: pages by the layers that they differ in."""
+    layers: dict[int, list[int]] = defaultdict(list)
+    for layer, page in bad:
+        layers[page].append(layer)
+    alike: dict[str, list[int]] = defaultdict(list)
+    for page, own in sorted(layers.items()):
+        alike[ranges(own)].append(page)
+    return "; ".join(
+        f"{'Layer' if own.isdecimal() else 'Layers'} {own} of host page{'s' * (len(pages) > 1)} "
+        f"{ranges(pages)} came back different"
+        for own, pages in alike.items()
+    )

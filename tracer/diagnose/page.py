@@ -1,121 +1,204 @@
 """From a run's events to the page that shows them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from hicache_dbg import __version__
-from hicache_dbg.exporters.html.page import Bar, Geometry, Item, Page, Table
+from hicache_dbg.exporters.html.page import Cell, Grid, Item, Page, Share, Table
+from hicache_dbg.tracer.diagnose.by_class import briefly
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.grids import grids_of
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
 from hicache_dbg.tracer.diagnose.report import Report
-from hicache_dbg.tracer.diagnose.story import story_of
-from hicache_dbg.tracer.events import ComponentInfo, MirrorInfo
+from hicache_dbg.tracer.diagnose.sizes import geometry, same_size
+from hicache_dbg.tracer.diagnose.story import accesses, story_of
+from hicache_dbg.tracer.events import Finding, Op
 
 __all__ = ["page_of"]
+
+BACK = (Op.LOAD, Op.FETCH, Op.RECV)
+DOWN = (Op.BACKUP, Op.STORE, Op.SEND)
+BLIND, INNOCENT = "tracer_was_blind", "copies_are_innocent"
+_ANSWERS = {"bad": "Corrupt", "good": "No bad copy found", "unknown": "Not known"}
 
 
 def page_of(database: Database, evidence: Evidence, report: Report, source: str) -> Page:
     """The page; ``source`` says where the events came from."""
-    first = next((one for one in report.hypotheses if one.verdict is Verdict.CONFIRMED), None)
-    tiles = report.tiles
+    confirmed = [one for one in report.hypotheses if one.verdict is Verdict.CONFIRMED]
+    innocent = any(one.name == INNOCENT for one in confirmed)
+    state = "bad" if report.corrupt else "good" if innocent else "unknown"
+    grids = list(grids_of(database))
+    drawn = list(geometry(report.mirrors))
     return Page(
+        answer=_ANSWERS[state],
+        headline=_headline(evidence, grids),
         verdict=report.verdict,
-        state="bad" if report.corrupt else "good" if _innocent(report) else "unknown",
-        advice=first.advice if first else "",
-        tiles=(
-            ("compared, equal", tiles.verified, "VERIFIED"),
-            ("backed up, not read back yet", tiles.witnessed, "WITNESSED"),
-            ("differ", tiles.mismatched, "MISMATCHED"),
-            ("not looked at", tiles.skipped, "SKIPPED"),
-        ),
-        findings=[
-            Item(
-                label=one.cls,
-                title=f"{one.pool} at {one.op or one.check}"
-                + (f", {one.count} times" if one.count > 1 else ""),
-                text=one.message,
-                advice=one.advice,
-            )
-            for one in report.findings
+        state=state,
+        advice=confirmed[0].advice if confirmed else "",
+        caveat=next((one.evidence for one in confirmed if one.name == BLIND), ""),
+        facts=_facts(database, evidence),
+        back=_back(evidence),
+        stored=_stored(evidence, grids),
+        findings=_findings(evidence),
+        hypotheses=[
+            _asked(one)
+            for one in report.hypotheses
+            if one.verdict is not Verdict.FALSIFIED and one.name != BLIND
         ],
-        hypotheses=[_asked(answer) for answer in report.hypotheses],
-        grids=list(grids_of(database)),
+        ruled_out=_ruled_out(report.hypotheses),
+        grids=grids,
         story=story_of(database, evidence),
-        geometry=[*_geometry(report.mirrors)],
-        paths=Table(
-            headings=("pool", "operation", "token_granular", "layout", "copies"),
-            rows=[
-                (p.pool, p.op, str(p.token_granular), p.layout, f"{p.count:,}")
-                for p in report.paths
-            ],
-            numbers=("copies",),
-        ),
-        unchecked=[*_unchecked(evidence, report)],
+        geometry=drawn,
+        same_size=same_size(report.mirrors, drawn),
+        paths=_paths(evidence, report),
+        unchecked=[*_unchecked(evidence, report, grids)],
         source=source,
         version=__version__,
     )
 
 
-def _innocent(report: Report) -> bool:
-    return any(
-        one.name == "copies_are_innocent" and one.verdict is Verdict.CONFIRMED
-        for one in report.hypotheses
+def _headline(evidence: Evidence, grids: Sequence[Grid]) -> str:
+    """What, where, how often; of the tiles that differ all of them."""
+    causes = evidence.causes()
+    if not causes:
+        return ""
+    first = causes[0]
+    times = sum(finding.count for finding in causes if finding.cls is first.cls)
+    parts = [first.cls.value, first.pool]
+    operations = dict.fromkeys(f.op for f in causes if f.cls is first.cls and f.op)
+    if operations:
+        parts.append(" and ".join(operations))
+    bad = [grid.bad for grid in grids if grid.pool in first.pool.split("+") and grid.bad]
+    if len(bad) == 1 and len(bad[0]) < 80:
+        parts.append(bad[0].removesuffix(" came back different").lower())
+    parts.append("once" if times == 1 else f"{times} times")
+    return ", ".join(parts)
+
+
+def _facts(database: Database, evidence: Evidence) -> list[str]:
+    ((first, last),) = database.sql("SELECT min(time_ns), max(time_ns) FROM copies")
+    facts = []
+    if first is not None:
+        began = datetime.fromtimestamp(first / 1e9, UTC)
+        facts.append(f"{began:%Y-%m-%d %H:%M:%S} UTC, {(last - first) / 1e9:.1f} s of copies")
+    for system, version, checksum in sorted(evidence.starts):
+        facts.append(f"{system} {version}, HICACHE_DBG_CHECKSUM={checksum}")
+    ranks = sorted(evidence.ranks)
+    if ranks:
+        facts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks")
+    devices = sorted({mirror.device.device for mirror in evidence.mirrors})
+    if devices:
+        facts.append(f"device pools on {', '.join(devices)}")
+    return facts
+
+
+def _back(evidence: Evidence) -> list[Share]:
+    back = evidence.of_op(*BACK)
+    return [
+        Share(back.verified, Cell.VERIFIED, "tiles came back equal"),
+        Share(back.mismatched, Cell.MISMATCHED, "came back different"),
+        Share(back.skipped + back.witnessed, Cell.SKIPPED, "came back and were not compared"),
+    ]
+
+
+def _stored(evidence: Evidence, grids: Sequence[Grid]) -> str:
+    down = evidence.of_op(*DOWN)
+    never = _never_back(grids)
+    told = f"{down.moved:,} tiles went down a tier, {down.witnessed:,} of them under a digest."
+    return f"{told} {never:,} of the tiles on the map never came back." if never else told
+
+
+def _never_back(grids: Sequence[Grid]) -> int:
+    """Cells of the map that were backed up and not read back, by their pages."""
+    return sum(
+        size
+        for grid in grids
+        for row in grid.cells
+        for size, cell in zip(grid.sizes, row, strict=True)
+        if cell is Cell.WITNESSED
+    )
+
+
+def _findings(evidence: Evidence) -> list[Item]:
+    """The causes, then what may follow from them."""
+    causes = {finding.cls for finding in evidence.causes()}
+    kinds = evidence.kinds_of_finding()
+    return [
+        *(_found(finding) for finding in kinds if finding.cls in causes),
+        *(
+            _found(finding, ": may follow from it")
+            for finding in kinds
+            if finding.cls not in causes
+        ),
+    ]
+
+
+def _found(finding: Finding, more: str = "") -> Item:
+    times = (f", {finding.count} times" if finding.count > 1 else "") + more
+    return Item(
+        label=finding.cls.value,
+        title=f"{finding.pool} at {finding.op or finding.check}{times}",
+        text=briefly(finding),
+        advice=finding.advice,
+        folded=[f"{step.when}: {step.what}" for step in accesses(finding)],
     )
 
 
 def _asked(answer: Answer) -> Item:
     advice = answer.advice or (answer.decide_by and f"to decide it: {answer.decide_by}")
+    tone = "unknown"
+    if answer.verdict is Verdict.CONFIRMED and answer.rank == 0:
+        tone = "good" if answer.name == INNOCENT else "bad"
     return Item(
-        label=answer.verdict.value, title=answer.question, text=answer.evidence, advice=advice
+        label=answer.verdict.value,
+        title=answer.question,
+        text=answer.evidence,
+        advice=advice,
+        tone=tone,
     )
 
 
-def _geometry(mirrors: list[MirrorInfo]) -> Iterator[Geometry]:
-    """Both ends of each component; those that differ first."""
-    drawn = [
-        _drawn(mirror, part, other)
-        for mirror in mirrors
-        for part in mirror.device.components
-        for other in mirror.host.components
-        if part.name == other.name
+def _ruled_out(answers: Sequence[Answer]) -> list[Item]:
+    """What is falsified, by what falsifies it."""
+    alike: dict[str, list[str]] = {}
+    for answer in answers:
+        if answer.verdict is Verdict.FALSIFIED:
+            alike.setdefault(answer.evidence, []).append(answer.question)
+    return [Item(label="", title=why, folded=questions) for why, questions in alike.items()]
+
+
+def _paths(evidence: Evidence, report: Report) -> Table:
+    """The paths taken, and a row of none for a pool that stayed out where its companions moved."""
+    rows = [(p.pool, p.op, str(p.token_granular), p.layout, f"{p.count:,}") for p in report.paths]
+    operations = dict.fromkeys(path.op for path in report.paths)
+    moved = {(path.pool, path.op) for path in report.paths}
+    rows += [
+        (pool, op, "", "", "0")
+        for pool in evidence.pools
+        for op in operations
+        if (pool, op) not in moved
     ]
-    yield from sorted(drawn, key=lambda one: not one.note)
+    headings = ("pool", "operation", "token_granular", "layout", "copies")
+    return Table(headings, sorted(rows), numbers=("copies",))
 
 
-def _drawn(mirror: MirrorInfo, device: ComponentInfo, host: ComponentInfo) -> Geometry:
-    longest = max(device.slot_bytes, host.slot_bytes)
-    ends = [
-        Bar(f"{tier}, {cls}, {part.dtype}", part.slot_bytes, part.slot_bytes / longest)
-        for tier, cls, part in (
-            ("device", mirror.device.cls, device),
-            ("host", mirror.host.cls, host),
-        )
-    ]
-    note = ""
-    if device.slot_bytes != host.slot_bytes:
-        note = (
-            f"A page of {mirror.device.slots_per_page} slots has {device.page_bytes:,} B on the device and "
-            f"{host.page_bytes:,} B on the host: what does not fit is never copied."
-        )
-    elif device.page_bytes != host.page_bytes:
-        note = f"A page has {device.page_bytes:,} B on the device and {host.page_bytes:,} B on the host."
-    name = mirror.pool if len(mirror.device.components) == 1 else f"{mirror.pool}.{device.name}"
-    return Geometry(title=name, ends=ends, note=note)
-
-
-def _unchecked(evidence: Evidence, report: Report) -> Iterator[str]:
+def _unchecked(evidence: Evidence, report: Report, grids: Sequence[Grid]) -> Iterator[str]:
     """Everything that a reader must not take for checked."""
     for reason, count in sorted(report.skipped.items()):
         if count:
             yield f"{count:,} tiles that moved were not looked at: {reason}"
-    if report.tiles.witnessed:
-        yield (
-            f"{report.tiles.witnessed:,} tiles were backed up under a digest: a later load is "
-            "compared with it, a page that never comes back is not"
-        )
+    never = _never_back(grids)
+    if never:
+        yield f"{never:,} tiles were backed up under a digest and never came back, so nothing was compared with it"
     if evidence.unseen:
         yield f"{evidence.unseen:,} operations were traced and are not in these events"
     for name in sorted(evidence.unrecognised):
         yield f"not attached to: {name}"
-    yield "what runs on the device between copies: a kernel that writes a wrong value into a page is copied faithfully"
+    for answer in report.hypotheses:
+        if answer.verdict is Verdict.UNDECIDED:
+            yield f"undecided: {answer.question[0].lower()}{answer.question[1:]}"
+    yield (
+        "what runs on the device between copies: a kernel that writes a wrong value into a page "
+        "is copied faithfully"
+    )

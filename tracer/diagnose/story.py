@@ -9,21 +9,24 @@ from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import Finding
 
-__all__ = ["story_of"]
+__all__ = ["accesses", "story_of"]
 
-#: Operations shown up to and including the first bad one.
-MOST_STEPS = 12
+#: Operations shown up to and including the first bad one, and after it.
+BEFORE, AFTER = 10, 3
 
 _FIRST_BAD = """
     SELECT pool, rank, bad_tiles[1][2], bad_tiles[1][1], time_ns
     FROM copies WHERE len(bad_tiles) > 0 ORDER BY time_ns LIMIT 1
 """
+#: One page's operations; ``{end}`` is the list that its number is looked for in.
 _STEPS = """
     SELECT time_ns, op, op_id, verified, witnessed, mismatched,
            coalesce(list_sum(map_values(skipped)), 0), duration_us, status,
-           device_pages[list_position(host_pages, ?)], generations[list_position(host_pages, ?)]
-    FROM copies WHERE pool = ? AND rank = ? AND list_contains(host_pages, ?) AND time_ns <= ?
-    ORDER BY time_ns DESC, op_id DESC LIMIT ?
+           host_pages[list_position({end}, ?)], device_pages[list_position({end}, ?)],
+           generations[list_position({end}, ?)],
+           list_bool_or([tile[2] = ? FOR tile IN bad_tiles])
+    FROM copies WHERE pool = ? AND rank = ? AND list_contains({end}, ?) AND time_ns {when} ?
+    ORDER BY time_ns {order} LIMIT ?
 """
 #: The parts of a violation's report that name accesses.
 _ACCESSES = re.compile(
@@ -31,80 +34,77 @@ _ACCESSES = re.compile(
 )
 _PARTS = {
     "allocated": "handed out",
-    "previous access": "conflicting access, first",
-    "this access": "conflicting access, second",
+    "previous access": "first",
+    "this access": "then, which must not be",
 }
 
 
 def story_of(database: Database, evidence: Evidence) -> Story | None:
-    """The story of the first tile that differed, else of the first page a finding names."""
+    """The story of the first tile that differed, else of the first page that a finding names."""
     first = database.sql(_FIRST_BAD)
-    conflict = _conflict(evidence)
+    conflict = next((f for f in evidence.causes() if "; this access: " in f.message), None)
+    pair = tuple(accesses(conflict)) if conflict is not None else ()
     if first:
         pool, rank, page, layer, until = first[0]
-        steps = [*_steps(database, pool, rank, page, until)]
         title = f"The first bad tile: {pool}, host page {page}, layer {layer}"
-        return Story(title=title, steps=[*steps, *_pair(conflict)])
-    if conflict is not None and conflict.pages:
-        pool, page = conflict.pool.split("+")[0], conflict.pages[0]
-        steps = [*_steps(database, pool, conflict.rank, page, conflict.time_ns)]
-        title = f"The first page that two accesses conflict in: {conflict.pool}, page {page}"
-        return Story(title=title, steps=[*steps, *_pair(conflict)])
-    return None
+        steps = _steps(database, "host_pages", pool, rank, page, until)
+        return Story(title, list(steps), pair)
+    if conflict is None or not conflict.pages:
+        return None
+    pool, page = conflict.pool.split("+")[0], conflict.pages[0]
+    end = "device" if "device page" in conflict.message.partition("; this access: ")[0] else "host"
+    title = f"The first page that a rule was broken for: {conflict.pool}, {end} page {page}"
+    steps = _steps(database, f"{end}_pages", pool, conflict.rank, page, conflict.time_ns)
+    return Story(title, list(steps), pair)
 
 
-def _conflict(evidence: Evidence) -> Finding | None:
-    return next((f for f in evidence.causes() if "previous access: " in f.message), None)
+def accesses(finding: Finding) -> Iterator[Step]:
+    """The two accesses that do not go together, and where the page came from, in their order."""
+    told = {match["part"]: match["what"] for match in _ACCESSES.finditer(finding.message)}
+    for part, name in _PARTS.items():
+        what = told.get(part, "")
+        if what and not what.startswith(("none on record", "unknown")):
+            act, _, site = what.partition(" at ")
+            here, _, callers = site.partition(" < ")
+            yield Step(
+                when=name,
+                what=f"{act} at {here}" if here else act,
+                detail=callers.replace(" < ", ", from "),
+                bad=part == "this access",
+            )
 
 
-def _steps(database: Database, pool: str, rank: int, page: int, until: int) -> Iterator[Step]:
-    rows = database.sql(_STEPS, [page, page, pool, rank, page, until, MOST_STEPS])
-    if not rows:
-        return
-    zero = rows[-1][0]
-    for row in reversed(rows):
-        yield _step(row, zero)
+def _steps(  # noqa: PLR0917
+    database: Database, end: str, pool: str, rank: int, page: int, until: int
+) -> Iterator[Step]:
+    def rows(when: str, order: str, most: int) -> list[tuple[Any, ...]]:
+        query = _STEPS.format(end=end, when=when, order=order)
+        return database.sql(query, [page, page, page, page, pool, rank, page, until, most])
+
+    seen = [*reversed(rows("<=", "DESC", BEFORE)), *rows(">", "ASC", AFTER)]
+    for row in seen:
+        yield _step(row, seen[0][0])
 
 
 def _step(row: tuple[Any, ...], zero: int) -> Step:
-    (
-        at,
-        op,
-        op_id,
-        verified,
-        witnessed,
-        mismatched,
-        skipped,
-        duration,
-        status,
-        device,
-        generation,
-    ) = row
+    at, op, op_id, verified, witnessed, mismatched, skipped, took, status, *where, bad = row
+    host, device, generation = where
+    way = {
+        "backup": f"device page {device} to host page {host}",
+        "load": f"host page {host} to device page {device}",
+    }
     outcomes = {
         "differ": mismatched,
-        "equal": verified,
-        "witnessed": witnessed,
-        "not looked at": int(skipped),
+        "came back equal": verified,
+        "backed up": witnessed,
+        "were not looked at": int(skipped),
     }
     told = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
-    way = "from" if op in {"backup", "recv"} else "to"
-    other = (
-        f" {way} device page {device}" if device is not None and op in {"backup", "load"} else ""
-    )
     return Step(
         when=f"+{(at - zero) / 1e6:.3f} ms",
-        what=f"{op}{other}: {told or 'no tile looked at'}",
-        detail=f"operation {op_id}, generation {generation}, {duration:.0f} us"
-        + ("" if status == "ok" else f", status {status}"),
-        bad=bool(mismatched) or status != "ok",
+        what=f"{op} {op_id}, {way.get(op, f'host page {host}')}"
+        + (": this page differs" if bad else "")
+        + ("" if status == "ok" else f": {status}"),
+        detail=f"of the operation's tiles {told or 'none was looked at'}; generation {generation}, {took:.0f} us",
+        bad=bool(bad) or status != "ok",
     )
-
-
-def _pair(conflict: Finding | None) -> Iterator[Step]:
-    """The two accesses that do not go together, and where the page came from."""
-    if conflict is None:
-        return
-    told = {match["part"]: match["what"] for match in _ACCESSES.finditer(conflict.message)}
-    for part, name in _PARTS.items():
-        if part in told:
-            yield Step(when="", what=told[part], part=name, bad=part == "this access")
