@@ -1,6 +1,6 @@
 """The pools that share one anchor's pages: what is said of a page holds in all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 from hicache_dbg.pools.device import DevicePool
@@ -15,11 +15,23 @@ __all__ = ["PoolGroup"]
 class PoolGroup:
     """Mirrors whose page ids are the same ids: the anchor, its sidecars, a draft's pools.
 
-    The first mirror is the anchor.
+    Args:
+        mirrors: the pools that are copied; the first is the anchor.
+        unmirrored: device pools under the same pages that are not copied, a state that is computed
+            anew after each load, say.
+        waived: names of those of which that is meant; a cache that forgets the others corrupts.
     """
 
-    def __init__(self, mirrors: Sequence[Mirror]) -> None:
+    def __init__(
+        self,
+        mirrors: Sequence[Mirror],
+        *,
+        unmirrored: Sequence[DevicePool] = (),
+        waived: Collection[str] = (),
+    ) -> None:
         self.mirrors = tuple(mirrors)
+        self.unmirrored = tuple(unmirrored)
+        self.waived = frozenset(waived)
         if not self.mirrors:
             raise GeometryError("a pool group without pools, expected an anchor at least")
         names = [mirror.name for mirror in self.mirrors]
@@ -31,6 +43,12 @@ class PoolGroup:
         self.host_pages = anchor.host.pages
         for mirror in self.mirrors[1:]:
             self._agrees(mirror)
+        strangers = self.waived - {pool.geometry.name for pool in self.unmirrored}
+        if strangers:
+            raise GeometryError(
+                f"waived are {', '.join(sorted(strangers))}, which are no pools without a mirror here; "
+                f"those are {', '.join(pool.geometry.name for pool in self.unmirrored) or 'none'}"
+            )
 
     @classmethod
     def build(

@@ -12,6 +12,7 @@ import numpy as np
 
 from hicache_dbg import __version__
 from hicache_dbg.pools.allocator import PageAllocator
+from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.hicache_lifetimes import LifetimeAttachment
@@ -23,6 +24,7 @@ from hicache_dbg.tracer.attach.requests import RequestSpans
 from hicache_dbg.tracer.attach.spans import slot_spans
 from hicache_dbg.tracer.checks.layout import check_readings
 from hicache_dbg.tracer.checks.pinning import check_pinning
+from hicache_dbg.tracer.checks.registration import check_coverage
 from hicache_dbg.tracer.events import Op, Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy, MirrorViews, SpanIds
@@ -146,6 +148,7 @@ class HiCacheAttachment:
                 self._controllers.add(controller)
                 host = controller.allocators[Tier.HOST.value]
                 self._register(controller.group.mirrors, _generations_of(host))
+                self._look_at_coverage(controller.group)
             try:
                 self._session.enforce()
             except CorruptionFoundError:
@@ -194,6 +197,14 @@ class HiCacheAttachment:
             spans=spans,
             requests=asked,
         )
+
+    def _look_at_coverage(self, group: PoolGroup) -> None:
+        """Say so where a device pool under these pages is never copied and nobody waived it."""
+        bytes_of = {
+            pool.geometry.name: pool.nbytes // pool.pages for pool in group.unmirrored if pool.pages
+        }
+        now, rank = time.time_ns(), self._session.settings.rank
+        self._session.check(lambda: check_coverage(bytes_of, group.waived, time_ns=now, rank=rank))
 
     def _look_at_pinning(self, mirror: Mirror) -> None:
         """Say so where host memory is not as it was when the pool was registered."""

@@ -1,5 +1,6 @@
 """Both ends of a mirror compared, read off the real tensors, before a byte moves."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
 from hicache_dbg.tracer.checks.one_item import is_displaced, moved_instead, never_reached
@@ -8,7 +9,7 @@ from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.view import View
 
-__all__ = ["check_mirror"]
+__all__ = ["check_coverage", "check_mirror"]
 
 CHECK = "registration"
 
@@ -34,6 +35,35 @@ def check_mirror(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Fi
                 )
             )
     return findings
+
+
+def check_coverage(
+    unmirrored: Mapping[str, int], waived: Collection[str], *, time_ns: int, rank: int = 0
+) -> list[Finding]:
+    """Device pools that no copy ever reaches: each must be waived by name.
+
+    Args:
+        unmirrored: bytes a page (over all layers) of each, by its name.
+        waived: the names of those that are meant to stay behind.
+    """
+    return [
+        Finding(
+            time_ns=time_ns,
+            rank=rank,
+            cls=FaultClass.SIDECAR_MISSING,
+            pool=pool,
+            check=CHECK,
+            message=(
+                f"{pool}: the device stores {page_bytes} B a page beside the pages that are copied, and no "
+                "host pool mirrors it: after a load it holds what another page left there"
+            ),
+            expected=f"a mirror of {pool}, or a waiver",
+            got="neither",
+            advice="mirror the pool, or waive it by name if its bytes are never needed after a load",
+        )
+        for pool, page_bytes in unmirrored.items()
+        if pool not in waived
+    ]
 
 
 @dataclass(frozen=True, slots=True)
