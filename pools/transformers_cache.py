@@ -203,7 +203,7 @@ class _TieredLayer(CacheLayerMixin):
     def __init__(
         self, pool: DevicePool, layer: int, slots: torch.Tensor, cached: int, ticket: LoadTicket
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # a mixin without types
         self.is_initialized = True
         self._rows = {name: _rows(pool.layer(name, layer)) for name in ("k", "v")}
         self._slots = slots.to(pool.device)

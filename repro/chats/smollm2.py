@@ -53,7 +53,7 @@ class Chatbot:
 
     def ends(self, token: int) -> bool:
         """Whether the assistant's turn is over with ``token``."""
-        return token == self.tokenizer.eos_token_id
+        return bool(token == self.tokenizer.eos_token_id)
 
 
 @cache

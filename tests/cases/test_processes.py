@@ -65,7 +65,7 @@ def test_the_differing_field_is_printed() -> None:
 )
 def test_a_pool_that_cannot_be_split(tp: int, split: str, *, told: bool) -> None:
     """Entry 90: prefill tp 1, decode tp 4, a state pool that is one piece: one error, at bootstrap."""
-    said = [
+    said: list[list[Event]] = [
         [
             contract(role, "tp", size),
             contract(role, "split.state", split),

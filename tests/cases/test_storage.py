@@ -113,7 +113,7 @@ def test_the_same_tokens_in_another_dtype(tmp_path: Path) -> None:
     """Entry 65: run 1 keeps bf16, run 2 fp8: the key is equal, the header is not, and the page is refused."""
     groups = [
         PoolGroup.build(
-            [mla(2, P), index_k(2, P, dtype)],  # type: ignore[arg-type]
+            [mla(2, P), index_k(2, P, dtype)],
             device_pages=4,
             host_pages=8,
             layout=Layout.PAGE_FIRST,

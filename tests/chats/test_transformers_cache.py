@@ -1,6 +1,7 @@
 """A Hugging Face decoder on our pages says what it says on its own cache, and reuses prefixes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ CONFIG = LlamaConfig(
 def model() -> LlamaForCausalLM:
     """A small decoder with grouped heads and weights that a seed chose."""
     torch.manual_seed(7)
-    return LlamaForCausalLM(CONFIG).eval()
+    made: LlamaForCausalLM = LlamaForCausalLM(CONFIG).eval()
+    return made
 
 
 @pytest.fixture(params=[Layout.PAGE_FIRST, Layout.LAYER_FIRST, Layout.PAGE_HEAD])
@@ -40,14 +42,14 @@ def store(request: pytest.FixtureRequest) -> Iterator[PrefixStore]:
         yield opened
 
 
-def said(model: LlamaForCausalLM, prompt: list[int], cache: object = None) -> list[int]:
+def said(model: Any, prompt: list[int], cache: object = None) -> list[int]:
     """Prompt and greedy reply."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         sequence = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            cache=cache,  # type: ignore[call-arg]
+            cache=cache,
             max_new_tokens=NEW,
             do_sample=False,
             pad_token_id=0,

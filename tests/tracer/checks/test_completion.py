@@ -29,7 +29,7 @@ def delivered(book: Completion, layers: tuple[int, ...] = (0, 1)) -> None:
     """Everything the load owes arrives."""
     book.deliver(OP, "kv", (8, 9))
     for layer in layers:
-        book.layer_arrived(OP, layer)
+        book.layers_arrived(OP, [layer])
         assert book.gate(OP, layer, by("gate")) == []
 
 
@@ -77,8 +77,8 @@ def test_posted_and_promised_writes_are_compared() -> None:
     book.deliver(OP, "kv", (1, 2, 3))
     (early,) = book.begun(OP, by("copy"))
     assert (early.cls, early.pages) == (FaultClass.FAILED_LOAD, (4,))
-    book.layer_arrived(OP, 0)
-    book.layer_arrived(OP, 1)
+    book.layers_arrived(OP, [0])
+    book.layers_arrived(OP, [1])
     book.end(OP, "done", by("return"))
     (found,) = book.report(OP, by("report"), good=True)
     assert (found.cls, found.pages, found.expected, found.got) == (
@@ -105,7 +105,7 @@ def test_a_missing_layer_is_found() -> None:
 def test_one_getter_that_does_not_wait_is_found() -> None:
     """Entry 40: the gate of layer 2 is passed while the load's counter stands at 1."""
     book = promised(layers=(0, 1, 2))
-    book.layer_arrived(OP, 0)
+    book.layers_arrived(OP, [0])
     assert book.gate(OP, 0, by("get_key")) == []
     (found,) = book.gate(OP, 2, by("get_value"))
     assert (found.cls, found.expected, found.got) == (
@@ -118,7 +118,7 @@ def test_one_getter_that_does_not_wait_is_found() -> None:
 def test_a_gate_opened_after_a_failure_is_a_false_report() -> None:
     """Who opens a gate when the mover has given up lies about the load; nobody was merely early."""
     book = promised()
-    book.layer_arrived(OP, 0)
+    book.layers_arrived(OP, [0])
     book.end(OP, "failed: link down", by("return"))
     (found,) = book.gate(OP, 1, by("gate"))
     assert (found.cls, found.got) == (FaultClass.FAILED_LOAD, "failed: link down")

@@ -84,8 +84,16 @@ def pair(ours: list[Event], theirs: list[Event]) -> list[list[Event]]:
 
 def test_ends_that_agree_are_not_accused() -> None:
     """The same geometry, counts and tiles, whatever pages each end put them on."""
-    ours = [started(mirror(pages=100)), sent("r", 2), tiles("r", 0, ["1"], role="prefill")]
-    theirs = [started(mirror(pages=300)), received("r", 2), tiles("r", 0, ["1"], role="decode")]
+    ours: list[Event] = [
+        started(mirror(pages=100)),
+        sent("r", 2),
+        tiles("r", 0, ["1"], role="prefill"),
+    ]
+    theirs: list[Event] = [
+        started(mirror(pages=300)),
+        received("r", 2),
+        tiles("r", 0, ["1"], role="decode"),
+    ]
     assert join(pair(ours, theirs)) == []
 
 
