@@ -81,6 +81,12 @@ def show(outcome: Outcome) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    if result.config.pd:
+        console.print(
+            f"prefill to decode: {stats.handed_pages} pages handed over, {stats.prefills_lost} prefill "
+            "processes lost",
+            highlight=False,
+        )
     # In one piece whatever the width, so that they can be searched for.
     lines = [(wall_line(result), ""), (corruption_line(result), _verdict_style(outcome))]
     if outcome.report is not None:
@@ -91,12 +97,18 @@ def show(outcome: Outcome) -> None:
         console.print(f"engine error: {result.engine_error}", style="bold red")
     if result.interrupted:
         console.print("interrupted: the sessions above had ended by then", style="yellow")
-    elif not result.tiers_used:
+    elif exit_code(outcome) == USAGE:
         console.print(
-            f"not a test: no page came back from {'storage' if result.config.storage else 'the host'}, so "
+            f"not a test: no page came back from {_last_tier(result)}, so "
             "this run proves nothing. Use fewer --device-pages or more --sessions.",
             style="bold yellow",
         )
+
+
+def _last_tier(result: RunResult) -> str:
+    if result.config.pd:
+        return "prefill"
+    return "storage" if result.config.storage else "the host"
 
 
 def _verdict_style(outcome: Outcome) -> str:
