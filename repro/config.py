@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from hicache_dbg.pools.geometry import IoBackend, Layout
-from hicache_dbg.pools.kinds import IndexDtype
-from hicache_dbg.pools.validate import LAYOUTS_OF
-from hicache_dbg.repro.poolset import PoolSet
-from hicache_dbg.repro.sets import POOL_SETS
+from hicache_dbg.pools.choices import IndexDtype, IoBackend, Layout
 
-__all__ = ["DEVICES", "MODELS", "ConfigError", "RunConfig"]
+if TYPE_CHECKING:
+    from hicache_dbg.repro.poolset import PoolSet
+
+__all__ = ["DEVICES", "MODELS", "POOLS", "ConfigError", "RunConfig"]
+
+POOLS = ("mla_index_k", "mha", "deepseek_v4")
+"""Pool sets that a run can keep its cache in; what they are is in :mod:`hicache_dbg.repro.sets`."""
 
 DEVICES = ("cpu", "cuda")
 """Where the model and its pools can live."""
@@ -51,14 +53,17 @@ class RunConfig:
         device_pages: pages in each device pool; None: what suits the pool set and the workload,
             enough for any one session but not for many.
         host_pages: pages in each host pool; None: enough for all sessions, or with storage too few.
-        pools: the pool set, one of ``POOL_SETS``.
+        pools: the pool set, one of ``POOLS``.
         io_backend: ``kernel`` or ``direct``; empty: what the layout is made for.
         device: where model and pools live, one of ``DEVICES``.
         max_running: turns that are decoded together at most.
         scale: tokens a block of a trace stands for in a replay.
         storage: the tier behind the host, see :mod:`hicache_dbg.repro.storage`; empty: none.
         kill: whether a process with the same run over the same store is killed while it stores,
-            before this run begins.
+            before this run begins; with ``pd`` the process that computes prompts, while it hands
+            one over.
+        pd: whether prompts are computed in one process and replies in another, see
+            :mod:`hicache_dbg.repro.pd`.
         model: a real model to hold chats with, one of ``MODELS``; empty: the small one of the pool
             set, with agent sessions.
     """
@@ -81,6 +86,7 @@ class RunConfig:
     scale: int = 16
     storage: str = ""
     kill: bool = False
+    pd: bool = False
     model: str = ""
 
     def __post_init__(self) -> None:
@@ -91,20 +97,31 @@ class RunConfig:
         _require(self.seed >= 0, "seed", self.seed, "at least 0")
         _require(self.timeout > 0, "timeout", self.timeout, "above 0 seconds")
         _require(
-            bool(self.storage) or not self.kill, "kill", self.kill, "a --storage to kill it over"
+            bool(self.storage) or self.pd or not self.kill,
+            "kill",
+            self.kill,
+            "a --storage to kill it over, or --pd",
+        )
+        _require(
+            not (self.pd and (self.storage or self.model)),
+            "pd",
+            self.pd,
+            "neither --storage nor --model with it",
         )
         _one_of("model", self.model, ("", *MODELS))
         _require(not (self.model and self.storage), "storage", self.storage, "none with a model")
         _one_of("index_dtype", self.index_dtype, get_args(IndexDtype))
-        _one_of("pools", self.pools, POOL_SETS)
+        _one_of("pools", self.pools, POOLS)
         _one_of("device", self.device, DEVICES)
         _one_of("layout", self.layout, self.pool_set.layouts, f" for pools {self.pools}")
         if self.io_backend:
             _one_of("io_backend", self.io_backend, self._backends, f" for layout {self.layout}")
 
     @property
-    def pool_set(self) -> PoolSet:
+    def pool_set(self) -> "PoolSet":
         """The pool set called ``pools``."""
+        from hicache_dbg.repro.sets import POOL_SETS
+
         return POOL_SETS[self.pools]
 
     @property
@@ -124,6 +141,8 @@ class RunConfig:
     @property
     def _backends(self) -> tuple[IoBackend, ...]:
         """What can serve the layout; the one that it is made for comes first."""
+        from hicache_dbg.pools.validate import LAYOUTS_OF
+
         layout = Layout(self.layout)
         return tuple(backend for backend, layouts in LAYOUTS_OF.items() if layout in layouts)
 

@@ -85,7 +85,8 @@ class EngineStats:
     """What the engine did: operations, and pages.
 
     ``storage_misses`` are pages that storage was asked for and did not give, by why; ``unstored``
-    pages that it did not take.
+    pages that it did not take. ``handed_pages`` went from prefill to decode, and so many prefill
+    processes were lost on the way.
     """
 
     loads: int = 0
@@ -97,6 +98,8 @@ class EngineStats:
     fetched_pages: int = 0
     storage_misses: dict[str, int] = field(default_factory=dict)
     unstored: dict[str, int] = field(default_factory=dict)
+    handed_pages: int = 0
+    prefills_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ class RunResult:
     @property
     def tiers_used(self) -> bool:
         """Whether any page came back from the last tier: without that a run proves nothing."""
+        if self.config.pd:
+            return self.stats.handed_pages > 0
         last = self.stats.fetched_pages if self.config.storage else self.stats.host_hit_pages
         return last > 0
 

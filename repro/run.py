@@ -26,7 +26,7 @@ from hicache_dbg.repro.trace import Trace, TraceWorkload
 from hicache_dbg.repro.workload import Transcript, Truth, Workload
 from hicache_dbg.tracer.events import FaultClass
 
-__all__ = ["OnEngine", "OnProgress", "run"]
+__all__ = ["OnEngine", "OnProgress", "Run", "carry_out", "run", "sized", "stats_of", "workload_of"]
 
 #: Pages of a host pool by default; with storage it has as many as the device: too few for all.
 HOST_PAGES = 2560
@@ -69,8 +69,13 @@ def run(
             touch the pool set.
         DeviceMissing: the device, or the store, asked for is not here.
     """
-    job = _Run(_sized(config, trace), fault, trace, on_progress or _silent, truth, host_access)
-    with _one_thread():
+    job = Run(sized(config, trace), fault, trace, on_progress or _silent, truth, host_access)
+    return carry_out(job, on_engine)
+
+
+def carry_out(job: "Run", on_engine: OnEngine | None = None) -> RunResult:
+    """Go through a run, and judge what has ended when it ends or is interrupted."""
+    with one_thread():
         try:
             job.find_truth()
             job.go_through_tiers(on_engine or _unobserved)
@@ -79,7 +84,7 @@ def run(
     return job.result()
 
 
-class _Run:
+class Run:
     """A run under way: what is known so far can be judged at any moment."""
 
     def __init__(  # noqa: PLR0917
@@ -111,7 +116,7 @@ class _Run:
         """Compute the ground truth, unless it was given."""
         if self._truth is not None:
             return
-        workload = _workload(self._config, self._trace)
+        workload = workload_of(self._config, self._trace)
         # Sessions keep their pages between turns; a request of a trace has one turn only.
         live = len(workload.transcripts) if self._trace is None else TRUTH_BATCH
         report = self._reporter(workload, "ground truth", phase=0)
@@ -121,7 +126,7 @@ class _Run:
     def go_through_tiers(self, on_engine: OnEngine) -> None:
         """Build the engine, run the workload through it, and close it whatever happens."""
         config = self._config
-        workload = _workload(config, self._trace)
+        workload = workload_of(config, self._trace)
         self._transcripts = workload.transcripts
         plan = self._plan
         pools = device_pools(plan.pools, config.device_pages or 0, self._device)
@@ -142,7 +147,7 @@ class _Run:
                 ).run()
             finally:
                 self._close(controller)
-                self._stats = _stats(controller, cache)
+                self._stats = stats_of(controller, cache)
 
     def _installed(
         self, controller: HiCacheController, cache: TieredCache, kernels: Kernels
@@ -196,28 +201,33 @@ def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
     plan = plan_of(config)
     if fault is None:
         return plan
+    if config.pd and fault.stage in {"cache", "handover"}:
+        # A fault in the cache is at prefill, which has the tiers; this is decode's plan.
+        return fault.apply(plan) if fault.stage == "handover" else plan
     if fault.stage == "storage" and config.storage:
         return fault.apply(plan)
     if fault.stage != "cache":
         raise ConfigError(
             f"fault {fault.name} is between caches, or between a cache and its store, and this run has "
-            f"one cache alone; add --storage file if it is in a store, or run hicache-dbg selftest --fault {fault.name}"
+            f"one cache alone; add --storage file or --pd if it is there, or run "
+            f"hicache-dbg selftest --fault {fault.name}"
         )
     return fault.apply(plan)
 
 
-def _workload(config: RunConfig, trace: Trace | None) -> Workload:
+def workload_of(config: RunConfig, trace: Trace | None) -> Workload:
+    """The sessions, or the requests of ``trace``."""
     return SessionWorkload(config) if trace is None else TraceWorkload(trace, config.scale)
 
 
-def _sized(config: RunConfig, trace: Trace | None) -> RunConfig:
+def sized(config: RunConfig, trace: Trace | None) -> RunConfig:
     """Fill the sizes in and refuse pools that do not hold one session."""
     pool_set = config.pool_set
     natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
     pages = natural if config.device_pages is None else config.device_pages
     host = config.host_pages or (pages if config.storage else HOST_PAGES)
     config = replace(config, ctx=config.first_prompt, device_pages=pages, host_pages=host)
-    tokens = _workload(config, trace).longest()
+    tokens = workload_of(config, trace).longest()
     needed = config.pages_of(tokens)
     for name, given in (("device_pages", pages), ("host_pages", host)):
         if given < needed:
@@ -228,7 +238,8 @@ def _sized(config: RunConfig, trace: Trace | None) -> RunConfig:
     return config
 
 
-def _stats(controller: HiCacheController, cache: TieredCache) -> EngineStats:
+def stats_of(controller: HiCacheController, cache: TieredCache) -> EngineStats:
+    """What a cache and its engine did."""
     done = controller.stats
     return EngineStats(
         loads=done.loads,
@@ -253,7 +264,7 @@ def _storage_stats(controller: HiCacheController) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Keep torch to one thread: the model's steps are small, and the engine's workers need cores.
 
     With more threads every small operation ends in a barrier, which costs tenfold as soon as

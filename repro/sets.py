@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from hicache_dbg.repro.config import POOLS
 from hicache_dbg.repro.mha import MHA
 from hicache_dbg.repro.mla import MLA_INDEX_K
 from hicache_dbg.repro.poolset import PoolSet
@@ -11,6 +12,6 @@ from hicache_dbg.repro.v4.model import DEEPSEEK_V4
 __all__ = ["POOL_SETS"]
 
 POOL_SETS: Mapping[str, PoolSet] = MappingProxyType(
-    {"mla_index_k": MLA_INDEX_K, "mha": MHA, "deepseek_v4": DEEPSEEK_V4}
+    dict(zip(POOLS, (MLA_INDEX_K, MHA, DEEPSEEK_V4), strict=True))
 )
 """The pool sets that a run can keep its cache in."""

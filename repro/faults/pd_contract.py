@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from hicache_dbg.pools.kinds import index_k
+from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.engine import EnginePlan
 from hicache_dbg.repro.faults.base import Fault, Parcel, Target
-from hicache_dbg.repro.faults.rehearsal import LAYERS, PAGE
 from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["FAULTS"]
@@ -13,7 +13,11 @@ __all__ = ["FAULTS"]
 
 def _fp8_at_decode(plan: EnginePlan) -> EnginePlan:
     """Decode was started with another dtype for its index."""
-    return replace(plan, pools=(plan.pools[0], index_k(LAYERS, PAGE, "fp8")))
+    anchor, *others = plan.pools
+    if not others or others[0].name != "dsa_index_k":
+        raise ConfigError("this fault is in the index-K; use pools mla_index_k")
+    index = index_k(others[0].layers, others[0].slots_per_page, "fp8")
+    return replace(plan, pools=(anchor, index))
 
 
 def _last_page_not_taken(target: Target) -> None:
@@ -40,6 +44,16 @@ def _lost_and_committed(target: Target) -> None:
 
     def wire(parcel: Parcel) -> bytes | None:
         return None if (parcel.pool, parcel.layer, parcel.page) == ("mla", 1, 2) else parcel.payload
+
+    target.wire = wire
+
+
+def _truncated(target: Target) -> None:
+    """Only the first half of one tile arrives."""
+
+    def wire(parcel: Parcel) -> bytes | None:
+        one = (parcel.pool, parcel.layer, parcel.page) == ("dsa_index_k", 2, 1)
+        return parcel.payload[: len(parcel.payload) // 2] if one else parcel.payload
 
     target.wire = wire
 
@@ -75,5 +89,13 @@ FAULTS = (
         install=_lost_and_committed,
         stage="handover",
         pools=("mla",),
+    ),
+    Fault(
+        name="tile_cut_short_on_the_wire",
+        cls=FaultClass.PD_CONTRACT,
+        summary="only half of one tile arrives, and decode reads the rest of what its page held before",
+        install=_truncated,
+        stage="handover",
+        pools=("dsa_index_k",),
     ),
 )

@@ -62,9 +62,9 @@ ALL_FAULTS: Mapping[str, Fault] = MappingProxyType(
 """Every fault that ``selftest`` rehearses, in the order of their classes."""
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {name: fault for name, fault in ALL_FAULTS.items() if fault.stage in {"cache", "storage"}}
+    {name: fault for name, fault in ALL_FAULTS.items() if fault.stage != "ranks"}
 )
-"""Those that are in one cache, or in the store behind it: ``repro`` injects them into sessions."""
+"""Those that ``repro`` injects into sessions: in a cache, behind it, or on the way to another one."""
 
 
 def fault_named(name: str) -> Fault:

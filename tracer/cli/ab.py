@@ -4,11 +4,8 @@ from typing import Annotated
 
 import typer
 
-from hicache_dbg.tracer.cli import ab_output
-from hicache_dbg.tracer.cli.ab_runs import Compared, plan, variables
 from hicache_dbg.tracer.cli.progress import progress
 from hicache_dbg.tracer.cli.repro_options import TRACING, RunOptions
-from hicache_dbg.tracer.cli.traced import asked_wrongly
 from hicache_dbg.tracer.cli.verb import takes
 
 __all__ = ["command"]
@@ -40,6 +37,10 @@ def command(
       hicache-dbg ab --fault host_sized_for_fp8 --vary index_dtype=bf16,fp8 --vary sessions=4,15,30
       hicache-dbg ab --vary layout=layer_first,page_first --vary io_backend=kernel,direct
     """
+    from hicache_dbg.tracer.cli import ab_output
+    from hicache_dbg.tracer.cli.ab_runs import Compared, plan, variables
+    from hicache_dbg.tracer.cli.traced import asked_wrongly
+
     with asked_wrongly(), progress() as advance:
         compared = Compared.of(plan(options, variables(vary)), advance)
     if as_json:

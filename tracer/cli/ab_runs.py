@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
+from hicache_dbg.tracer.cli.levels import GateLevel
 from hicache_dbg.tracer.cli.progress import Advance
 from hicache_dbg.tracer.cli.repro_options import RunOptions
 from hicache_dbg.tracer.cli.repro_output import Outcome, exit_code
-from hicache_dbg.tracer.cli.traced import GateLevel, traced_run
+from hicache_dbg.tracer.cli.traced import traced_run
 
 if TYPE_CHECKING:
     from hicache_dbg.repro.workload import Truth
@@ -36,6 +37,12 @@ def _level(text: str) -> GateLevel:
         raise ValueError(f"one of {', '.join(GateLevel)}") from None
 
 
+def _switch(text: str) -> bool:
+    if text not in {"on", "off"}:
+        raise ValueError("on or off")
+    return text == "on"
+
+
 #: What can be varied, and how a value is read; a ``ValueError`` says what is allowed.
 _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     "gate": _level,
@@ -46,6 +53,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     "device": str,
     "fault": str,
     "storage": str,
+    "pd": _switch,
     **dict.fromkeys(
         (
             "sessions",
@@ -224,6 +232,7 @@ def _truth_key(config: RunConfig, options: RunOptions) -> object:
         timeout=_NO_MATTER.timeout,
         tag="",
         storage="",
+        pd=False,
         kill=False,
     )
     return neutral, options.trace, options.requests

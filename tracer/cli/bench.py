@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from hicache_dbg.tracer.bench.digests import NoDeviceError, digest_rows
-from hicache_dbg.tracer.bench.overhead import overhead_rows
-from hicache_dbg.tracer.bench.table import Row, markdown
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.bench.table import Row
 
 __all__ = ["command"]
 
@@ -35,6 +35,9 @@ def command(
 
     Example: hicache-dbg bench --device cuda
     """
+    from hicache_dbg.tracer.bench.digests import NoDeviceError
+    from hicache_dbg.tracer.bench.table import markdown
+
     try:
         rows = list(_rows(device, pairs, digests_only=digests_only))
     except NoDeviceError as error:
@@ -46,7 +49,10 @@ def command(
         typer.echo(markdown(rows))
 
 
-def _rows(device: Device, pairs: int, *, digests_only: bool) -> Iterator[Row]:
+def _rows(device: Device, pairs: int, *, digests_only: bool) -> Iterator["Row"]:
+    from hicache_dbg.tracer.bench.digests import digest_rows
+    from hicache_dbg.tracer.bench.overhead import overhead_rows
+
     yield from digest_rows(device.value)
     if not digests_only:
         yield from overhead_rows(pairs)

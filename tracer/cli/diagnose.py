@@ -26,7 +26,6 @@ from hicache_dbg.tracer.diagnose.places import files_at, recordings_at
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.diagnose.timeline import findings_of, slices_of
 from hicache_dbg.tracer.diagnose.user_files import HypothesisFileError, hypothesis_from
-from hicache_dbg.tracer.events import Finding
 
 __all__ = ["command"]
 
@@ -90,8 +89,8 @@ def command(
             )
         else:
             _several(places, asked, as_json)
-        found = joined(files_at(places), _unsaid) if together else []
-        _one(source, asked, found, as_json=as_json, html=html, perfetto=perfetto)
+        files = files_at(places) if together and places else ()
+        _one(source, asked, files, as_json=as_json, html=html, perfetto=perfetto)
     except (RecordingError, HtmlError, HypothesisFileError, PerfettoError) as error:
         raise CommandError(str(error)) from error
     except (JournalError, DatabaseMissingError) as error:
@@ -101,7 +100,7 @@ def command(
 def _one(
     source: Source,
     asked: Sequence[Hypothesis],
-    found: Sequence[Finding],
+    files: Sequence[Path],
     *,
     as_json: bool,
     html: Path | None,
@@ -109,11 +108,11 @@ def _one(
 ) -> NoReturn:
     """One run: its report, and its page and timeline where they are asked for.
 
-    ``found`` is what its processes disagree about.
+    ``files`` are the recordings of its processes, where they are to be compared.
     """
     with Database(source) as database:
         evidence = gather(database)
-        for finding in found:
+        for finding in joined(evidence, files, _unsaid) if files else ():
             evidence.add(finding)
         report = build_report(evidence, asked)
         if html is not None:

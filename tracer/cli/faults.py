@@ -1,12 +1,12 @@
 """``hicache-dbg faults``: the faults that are injected, and the classes that they belong to."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.registry import ALL_FAULTS, FAULTS
+if TYPE_CHECKING:
+    from hicache_dbg.repro.faults.base import Fault
 
 __all__ = ["command"]
 
@@ -21,6 +21,8 @@ def command(
 
     Example: hicache-dbg faults
     """
+    from hicache_dbg.repro.faults.registry import ALL_FAULTS, FAULTS
+
     rows = [
         {
             "fault": fault.name,
@@ -39,6 +41,6 @@ def command(
         typer.echo(f"{row['fault']}  ({row['class']}){star}\n    {row['summary']}")
 
 
-def _needs(fault: Fault) -> str:
+def _needs(fault: "Fault") -> str:
     """The option of ``repro`` without which the fault would do nothing."""
     return "--storage file" if fault.stage == "storage" else ""

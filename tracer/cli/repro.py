@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 
 from hicache_dbg.repro.config import ConfigError
-from hicache_dbg.tracer.cli import explore, repro_output
 from hicache_dbg.tracer.cli.progress import progress
 from hicache_dbg.tracer.cli.repro_options import TRACING, WORKLOAD, RunOptions
-from hicache_dbg.tracer.cli.traced import asked_wrongly, traced_run
 from hicache_dbg.tracer.cli.verb import takes
 
 __all__ = ["command"]
@@ -46,9 +44,13 @@ def command(
       hicache-dbg repro --fault host_sized_for_fp8
       hicache-dbg repro --pools deepseek_v4 --layout layer_first
       hicache-dbg repro --trace conversation_trace.jsonl --requests 300
+      hicache-dbg repro --pd --kill
       hicache-dbg repro --model smollm2 --fault contents_left_out_of_the_key
       hicache-dbg repro --explore 1000 --fault a_getter_without_a_wait
     """
+    from hicache_dbg.tracer.cli import repro_output
+    from hicache_dbg.tracer.cli.traced import asked_wrongly, traced_run
+
     if schedules is not None:
         _explore(options, schedules, record, as_json=as_json)
     with asked_wrongly(), progress() as advance:
@@ -68,6 +70,9 @@ def command(
 
 
 def _explore(options: RunOptions, schedules: int, record: Path | None, *, as_json: bool) -> None:
+    from hicache_dbg.tracer.cli import explore
+    from hicache_dbg.tracer.cli.traced import asked_wrongly
+
     with asked_wrongly():
         if record is not None or replace(options, seed=0, fault="") != RunOptions():
             raise ConfigError(

@@ -1,24 +1,25 @@
 """The options of a run, which ``repro`` and ``ab`` share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hicache_dbg.pools.geometry import Layout
-from hicache_dbg.repro.config import DEVICES, MODELS, ConfigError, RunConfig
-from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.registry import FAULTS, fault_named
-from hicache_dbg.repro.sets import POOL_SETS
-from hicache_dbg.repro.trace import Trace, read_trace
-from hicache_dbg.tracer.cli.traced import GateLevel
+from hicache_dbg.pools.choices import Layout
+from hicache_dbg.repro.config import DEVICES, MODELS, POOLS, ConfigError, RunConfig
+from hicache_dbg.tracer.cli.levels import GateLevel
+
+if TYPE_CHECKING:
+    from hicache_dbg.repro.faults.base import Fault
+    from hicache_dbg.repro.trace import Trace
 
 __all__ = ["TRACING", "WORKLOAD", "RunOptions"]
 
-DEFAULTS = RunConfig()
+#: Of a run's settings. A whole ``RunConfig`` would be checked, and that takes the pools.
+DEFAULTS: Any = SimpleNamespace(**{field.name: field.default for field in fields(RunConfig)})
 WORKLOAD, ENGINE, TRACING = "Workload", "Engine", "Tracing and output"
-_CTX = ", ".join(f"{pool_set.ctx} for {name}" for name, pool_set in POOL_SETS.items())
 
 
 def _option(panel: str, text: str, **more: Any) -> Any:
@@ -32,14 +33,20 @@ class RunOptions:
     sessions: Annotated[int, _option(WORKLOAD, "Agent sessions side by side.")] = DEFAULTS.sessions
     rounds: Annotated[int, _option(WORKLOAD, "Replies a session gets.")] = DEFAULTS.rounds
     ctx: Annotated[
-        int | None, _option(WORKLOAD, f"Tokens of a session's first prompt (default: {_CTX}).")
+        int | None,
+        _option(WORKLOAD, "Tokens of a session's first prompt (default: what suits the pool set)."),
     ] = None
     max_tokens: Annotated[int, _option(WORKLOAD, "Tokens of a reply.")] = DEFAULTS.max_tokens
     timeout: Annotated[float, _option(WORKLOAD, "Seconds a turn may take.")] = DEFAULTS.timeout
     tag: Annotated[str, _option(WORKLOAD, "A name for the run.")] = ""
     seed: Annotated[int, _option(WORKLOAD, "Of the prompts.")] = DEFAULTS.seed
     fault: Annotated[
-        str, _option(WORKLOAD, f"Inject a fault: {', '.join(FAULTS)}.", show_default=False)
+        str,
+        _option(
+            WORKLOAD,
+            "Inject a fault; those with a star in hicache-dbg faults.",
+            show_default=False,
+        ),
     ] = ""
     model: Annotated[
         str,
@@ -58,7 +65,7 @@ class RunOptions:
     scale: Annotated[
         int, _option(WORKLOAD, "Tokens that a 512-token block of the trace becomes.")
     ] = DEFAULTS.scale
-    pools: Annotated[str, _option(ENGINE, f"Pool set: {', '.join(POOL_SETS)}.")] = DEFAULTS.pools
+    pools: Annotated[str, _option(ENGINE, f"Pool set: {', '.join(POOLS)}.")] = DEFAULTS.pools
     layout: Annotated[
         str, _option(ENGINE, f"Host layout: {', '.join(Layout)} (page_head for mha only).")
     ] = DEFAULTS.layout
@@ -92,7 +99,16 @@ class RunOptions:
     kill: Annotated[
         bool,
         _option(
-            ENGINE, "First kill a process with the same run over the same store while it stores."
+            ENGINE,
+            "First kill a process with the same run over the same store while it stores; with --pd "
+            "prefill while it hands a request over.",
+        ),
+    ] = False
+    pd: Annotated[
+        bool,
+        _option(
+            ENGINE,
+            "Compute prompts in one process and replies in another, and hand the pages over (extra nixl).",
         ),
     ] = False
     gate: Annotated[GateLevel, _option(TRACING, "How closely to trace.")] = GateLevel.LOADS
@@ -113,6 +129,7 @@ class RunOptions:
             host_pages=self.host_pages,
             storage=self.storage,
             kill=self.kill,
+            pd=self.pd,
             model=self.model,
             pools=self.pools,
             io_backend=self.io_backend,
@@ -120,12 +137,16 @@ class RunOptions:
             scale=self.scale,
         )
 
-    def injected(self) -> Fault | None:
+    def injected(self) -> "Fault | None":
         """The fault asked for; raises ``ConfigError`` where there is none of that name."""
+        from hicache_dbg.repro.faults.registry import fault_named
+
         return fault_named(self.fault) if self.fault else None
 
-    def replay(self) -> Trace | None:
+    def replay(self) -> "Trace | None":
         """The trace asked for, as far as it can be read; what is wrong with it is said."""
+        from hicache_dbg.repro.trace import read_trace
+
         if self.trace is None:
             return None
         if self.requests is not None and self.requests < 1:

@@ -1,7 +1,7 @@
 """``hicache-dbg selftest``: every fault is injected, and every detector has to name it."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.registry import ALL_FAULTS
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
-from hicache_dbg.tracer.cli.selftest_matrix import Row, row_of
+
+if TYPE_CHECKING:
+    from hicache_dbg.repro.faults.base import Fault
+    from hicache_dbg.tracer.cli.selftest_matrix import Row
 
 __all__ = ["command"]
 
@@ -34,6 +35,8 @@ def command(
       hicache-dbg selftest
       hicache-dbg selftest --fault sidecar_not_loaded --json
     """
+    from hicache_dbg.tracer.cli.selftest_matrix import row_of
+
     rows = [row_of(item, seed=seed) for item in _progress(_chosen(fault or []))]
     if as_json:
         text = msgspec.json.encode({"matrix": rows})
@@ -43,14 +46,16 @@ def command(
     raise typer.Exit(OK if all(row.good for row in rows) else CORRUPT)
 
 
-def _chosen(names: list[str]) -> list[Fault]:
+def _chosen(names: list[str]) -> "list[Fault]":
+    from hicache_dbg.repro.faults.registry import ALL_FAULTS
+
     unknown = [name for name in names if name not in ALL_FAULTS]
     if unknown:
         raise CommandError(f"fault is {unknown[0]!r}, expected one of {', '.join(ALL_FAULTS)}")
     return [item for name, item in ALL_FAULTS.items() if not names or name in names]
 
 
-def _progress(faults: list[Fault]) -> Iterable[Fault]:
+def _progress(faults: "list[Fault]") -> Iterable["Fault"]:
     """The faults, with a bar on a terminal's standard error."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -58,7 +63,7 @@ def _progress(faults: list[Fault]) -> Iterable[Fault]:
     return track(faults, "rehearsing faults", console=console, transient=True)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: "list[Row]") -> None:
     console = Console(markup=False)
     if not console.is_terminal:
         console.width = 120  # nobody's window to fit
@@ -83,7 +88,7 @@ def _show(rows: list[Row]) -> None:
     )
 
 
-def _judged(row: Row) -> tuple[tuple[str, bool], ...]:
+def _judged(row: "Row") -> tuple[tuple[str, bool], ...]:
     return (
         ("not found", row.found),
         ("name", row.named),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 
 from hicache_dbg.repro.chats.smollm2 import INSTALL, ModelMissingError
@@ -17,35 +16,17 @@ from hicache_dbg.repro.trace import Trace
 from hicache_dbg.repro.workload import Truth
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
 from hicache_dbg.tracer.cli.repro_output import Outcome
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
-from hicache_dbg.tracer.settings import Checksum, Gate, Settings, SettingsError
+from hicache_dbg.tracer.settings import Gate, Settings, SettingsError
 from hicache_dbg.tracer.sink import Sink
 from hicache_dbg.tracer.sinks import build_sinks, run_id
 
-__all__ = ["GateLevel", "asked_wrongly", "traced_run"]
-
-
-class GateLevel(StrEnum):
-    """How closely a run is traced: not at all, events only, or with digests."""
-
-    OFF = "off"
-    EVENTS = "events"
-    LOADS = "loads"
-    ENDS = "ends"
-    THREE = "three"
-
-
-#: What is digested at each level; ``off`` attaches nothing.
-CHECKSUMS = {
-    GateLevel.EVENTS: Checksum.OFF,
-    GateLevel.LOADS: Checksum.LOADS,
-    GateLevel.ENDS: Checksum.ENDS,
-    GateLevel.THREE: Checksum.THREE,
-}
+__all__ = ["asked_wrongly", "traced_run"]
 
 
 @contextmanager
@@ -70,6 +51,10 @@ def traced_run(
     truth: Truth | None = None,
 ) -> Outcome:
     """Run, and say what the tracer saw; see :func:`hicache_dbg.repro.run.run`."""
+    if config.pd:
+        from hicache_dbg.tracer.cli.traced_pd import traced_pd
+
+        return traced_pd(config, fault, gate, advance, trace=trace, record=record, truth=truth)
     memory = MemorySink()
     with _tracing(gate, record, memory) as runtime:
         if config.model:

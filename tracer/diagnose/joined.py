@@ -5,23 +5,30 @@ from pathlib import Path
 
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.diagnose.database import Database
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.handed_over import settle
 from hicache_dbg.tracer.diagnose.places import recordings_at
 from hicache_dbg.tracer.events import Event, Finding
 
 __all__ = ["joined"]
 
 
-def joined(files: Sequence[Path], say: Callable[[str], None]) -> list[Finding]:
+def joined(evidence: Evidence, files: Sequence[Path], say: Callable[[str], None]) -> list[Finding]:
     """What the processes that wrote ``files`` disagree about; of one process, nothing.
+
+    What decode received and prefill sent is counted in ``evidence`` as compared.
 
     Each file is read by itself: two processes may both be rank 0, one of prefill, one of decode.
 
     Raises:
         RecordingError: a file can't be read.
     """
-    return join([list(_rare(file, say)) for file in files])
+    recordings = [list(_rare(file, say)) for file in files]
+    settle(evidence, recordings)
+    evidence.joined = True
+    return join(recordings)
 
 
 def _rare(file: Path, say: Callable[[str], None]) -> Iterator[Event]:
     with Database(recordings_at([file], say)) as database:
-        yield from database.rare()
+        yield from (event for event in database.rare() if isinstance(event, Event))

@@ -1,0 +1,173 @@
+"""What recording tiles costs a handover over NIXL: prefill and decode in two processes, on the CPU.
+
+    python benchmarks/handover.py [--pairs 15] [--pages 8] [--requests 4] [--json]
+
+A pass hands so many requests over, offered all at once, and is timed at decode: from the moment that it
+asks for them to the moment that it may read the last. Pairs of passes, with both ends' tracers
+attached and with neither, in alternating order; the median of the pairs' ratios counts. Every tile of
+every page is digested at both ends.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from hicache_dbg.pools.allocator import PageAllocator
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.handover.decode import DecodeEnd
+from hicache_dbg.pools.handover.link import Link
+from hicache_dbg.pools.handover.prefill import PrefillEnd
+from hicache_dbg.pools.kinds import mla
+from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
+from hicache_dbg.tracer.events import Copied
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+LAYERS, PAGE_TOKENS = 61, 64  # a page of DeepSeek-V3's latent: 61 x 73,728 B
+MOST_COST = 1.05
+WAIT_S = 300.0
+
+
+def group_of(pages: int, *, filled: bool, device: str = "cpu") -> PoolGroup:
+    """Device pages, for prefill full of random bytes."""
+    group = PoolGroup.build(
+        [mla(LAYERS, PAGE_TOKENS, torch.bfloat16)],
+        device_pages=pages,
+        host_pages=1,
+        layout=Layout.PAGE_FIRST,
+        device=device,
+    )
+    generator = torch.Generator(device).manual_seed(0)
+    for tensor in group.mirrors[0].device.buffers["latent"].tensors:
+        flat = tensor.view(torch.uint8).view(-1)
+        if filled:
+            flat.random_(0, 256, generator=generator)
+    if device != "cpu":
+        torch.cuda.synchronize(device)  # a write reads what is there when it is posted
+    return group
+
+
+@contextmanager
+def tracer() -> Iterator[tuple[HandoverAttachment, MemorySink]]:
+    """A tracer whose attachment to the handover comes and goes with each pass."""
+    sink = MemorySink()
+    settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
+    with Runtime.start(settings, sinks=[sink]) as runtime:
+        yield handover_of(runtime), sink
+
+
+def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, device: str) -> None:
+    """Hand over what is asked for, traced or not."""
+    torch.set_num_threads(1)
+    group = group_of(pages, filled=True, device=device)
+    link = Link("prefill", group, channel)
+    link.agree()
+    with PrefillEnd(link) as end, tracer() as (attachment, sink):
+        while (job := jobs.recv()) is not None:
+            number, traced = job
+            (attachment.attach if traced else attachment.detach)()
+            jobs.send("ready")
+            jobs.recv()
+            sent = [
+                end.send(f"{number}.{request}", np.arange(pages), pages * PAGE_TOKENS)
+                for request in range(requests)
+            ]
+            for one in sent:
+                end.wait(one, WAIT_S)
+            sink.events.clear()
+
+
+def one_pass(  # noqa: PLR0917 - what a pass is
+    jobs: Connection, end: DecodeEnd, number: int, traced: bool, pages: int, requests: int
+) -> float:
+    """Seconds from asking for the first request to reading the last."""
+    jobs.send((number, traced))
+    jobs.recv()
+    order = np.random.default_rng(number).permutation(pages)
+    began = time.perf_counter()
+    jobs.send("go")
+    expected = [
+        end.expect(f"{number}.{request}", order, pages * PAGE_TOKENS) for request in range(requests)
+    ]
+    for one in expected:
+        end.wait(one, WAIT_S)
+    return time.perf_counter() - began
+
+
+def measure(
+    pairs: int, pages: int, requests: int, devices: tuple[str, str] = ("cpu", "cpu")
+) -> dict[str, float]:
+    """Ratios and rates over ``pairs`` pairs, after one that warms up.
+
+    ``devices`` are where prefill's and decode's pools lie.
+    """
+    torch.set_num_threads(1)
+    context = get_context("spawn")
+    jobs, theirs = context.Pipe()
+    ours, channel = context.Pipe()
+    process = context.Process(
+        target=prefill, args=(theirs, channel, pages, requests, devices[0]), daemon=True
+    )
+    process.start()
+    theirs.close()
+    channel.close()
+    group = group_of(pages, filled=False, device=devices[1])
+    link = Link("decode", group, ours, silence_s=WAIT_S)
+    link.agree()
+    ratios, plain, seen = [], [], 0
+    allocator = PageAllocator(pages, "decode")
+    with (
+        DecodeEnd(link, lambda _pages: None, generation=allocator.generation) as end,
+        tracer() as (attachment, sink),
+    ):
+        for pair in range(pairs + 1):
+            took: dict[bool, float] = {}
+            for traced in (pair % 2 == 0, pair % 2 == 1):
+                (attachment.attach if traced else attachment.detach)()
+                took[traced] = one_pass(jobs, end, 2 * pair + traced, traced, pages, requests)
+            if pair:  # the first one connects
+                ratios.append(took[True] / took[False])
+                plain.append(took[False])
+            seen += sum(copy.witnessed for copy in sink.of(Copied))
+            sink.events.clear()
+        jobs.send(None)
+        process.join(WAIT_S)
+    moved = requests * pages * LAYERS * group.mirrors[0].device.geometry.page_bytes()
+    return {
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "gb_s": moved / statistics.median(plain) / 1e9,
+        "tiles_digested_at_decode": seen,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="NIXL transfer with tiles recorded / without.")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pages", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found = measure(asked.pairs, asked.pages, asked.requests)
+    if asked.json:
+        print(json.dumps(found))
+    else:
+        print(
+            f"handover with tiles recorded / without: {found['ratio']:.3f} (goal <= {MOST_COST}; pairs "
+            f"{found['lowest']:.2f} to {found['highest']:.2f}), {found['gb_s']:.2f} GB/s without"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Prefill to decode: a request's pages go from one process's pools into another's."""

@@ -1,0 +1,91 @@
+"""The control channel: messages over a connection of :mod:`multiprocessing`, never blocking for long."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from hicache_dbg.pools.handover.errors import PeerLost
+from hicache_dbg.pools.handover.messages import Beat, Message, decode, encode
+
+__all__ = ["SILENCE_S", "Channel"]
+
+#: A peer that says nothing for so long is lost, in seconds.
+SILENCE_S = 20.0
+BEATS_A_SILENCE = 5
+
+
+class Channel:
+    """One end of a pipe, or of a socket on the loopback.
+
+    Sends a beat where nothing else was said for a fifth of ``silence_s``. A connection whose other
+    end is closed is told at once, a peer that hangs after ``silence_s``.
+    """
+
+    def __init__(self, connection: Connection, silence_s: float = SILENCE_S) -> None:
+        self.silence_s = silence_s
+        self.is_open = True
+        self._connection = connection
+        self._sending = threading.Lock()
+        _bounded(connection, silence_s)
+        self._heard = self._said = time.monotonic()
+
+    def send(self, message: Message) -> None:
+        """Say it; raises :class:`PeerLost` where nobody is there."""
+        try:
+            with self._sending:
+                self._connection.send_bytes(encode(message))
+        except (OSError, ValueError) as error:
+            raise self._lost(error) from error
+        self._said = time.monotonic()
+
+    def receive(self, timeout: float = 0.0) -> Message | None:
+        """The next message, or None if none came in ``timeout`` seconds.
+
+        Raises:
+            PeerLost: the other end is closed, or what it says is not ours to understand.
+        """
+        try:
+            if not self._connection.poll(timeout):
+                return None
+            message = decode(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._lost(error) from error
+        except msgspec.DecodeError as error:
+            raise PeerLost(f"the other process talks another format: {error}") from error
+        self._heard = time.monotonic()
+        return message
+
+    def keep(self) -> None:
+        """Say that this end is here, and see whether the other is."""
+        now = time.monotonic()
+        if now - self._said > self.silence_s / BEATS_A_SILENCE:
+            self.send(Beat())
+        if now - self._heard > self.silence_s:
+            raise PeerLost(
+                f"the other process said nothing for {now - self._heard:.1f} s, expected a word every "
+                f"{self.silence_s / BEATS_A_SILENCE:g} s"
+            )
+
+    def _lost(self, error: Exception) -> PeerLost:
+        if isinstance(error, EOFError | ConnectionError):
+            self.is_open = False
+            return PeerLost("the other process is gone: its end of the channel is closed")
+        return PeerLost(f"the other process does not listen: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Close this end; the other is told."""
+        self.is_open = False
+        self._connection.close()
+
+
+def _bounded(connection: Connection, seconds: float) -> None:
+    """Half a message, or one that nobody takes, holds nobody up for longer."""
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -1,0 +1,136 @@
+"""One peer: the channel to it and the wire, from the first word on; what both ends have in common."""
+
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.handover.channel import SILENCE_S, Channel
+from hicache_dbg.pools.handover.contract import Fields, contract_of, require_same
+from hicache_dbg.pools.handover.errors import HandoverError, PeerLost
+from hicache_dbg.pools.handover.messages import Hello
+from hicache_dbg.pools.handover.planes import planes_of, regions_of
+from hicache_dbg.pools.handover.wire import NixlWire, Wire
+
+__all__ = ["Link", "Pump"]
+
+#: How long the pump listens at a time, in seconds: with a transfer under way, and without.
+_BUSY_S, _IDLE_S = 0.0002, 0.005
+
+
+class Link:
+    """A pair of processes that mean the same bytes.
+
+    Args:
+        role: ``prefill`` or ``decode``.
+        group: this end's pools.
+        connection: to the other end: of a :func:`multiprocessing.Pipe`, or of a socket.
+        model: a fingerprint of weights and settings, which both ends must share.
+        silence_s: after so many seconds without a word the peer is lost.
+        wire: carries the bytes; NIXL over the group's device memory by default.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        group: PoolGroup,
+        connection: Connection,
+        *,
+        model: str = "",
+        silence_s: float = SILENCE_S,
+        wire: Wire | None = None,
+    ) -> None:
+        self.role = role
+        self.group = group
+        device = group.mirrors[0].device.device
+        kind = "VRAM" if device.type == "cuda" else "DRAM"
+        self.wire: Wire = wire if wire is not None else NixlWire(regions_of(group), kind)
+        self.channel = Channel(connection, silence_s)
+        self.ours = Hello(
+            role=role,
+            contract=contract_of(group, model),
+            pages=group.device_pages,
+            device=device.index or 0,
+            planes=planes_of(group),
+            agent=self.wire.agent,
+        )
+        self.theirs: Hello | None = None
+
+    def agree(self) -> Hello:
+        """Exchange contracts and compare them, before anything else; what the other end said.
+
+        Raises:
+            ContractRefused: they differ, and both ends say in what.
+            PeerLost: the other end said nothing for too long, or something else.
+        """
+        try:
+            self.channel.send(self.ours)
+            hello = self._hello()
+            require_same(*_ends(self.ours, hello))
+            self.wire.meet(hello.agent)
+        except HandoverError:
+            self.close()
+            raise
+        self.theirs = hello
+        return hello
+
+    def _hello(self) -> Hello:
+        until = time.monotonic() + self.channel.silence_s
+        while (left := until - time.monotonic()) > 0:
+            message = self.channel.receive(left)
+            if isinstance(message, Hello):
+                return message
+            if message is not None:
+                raise PeerLost(
+                    f"the other process began with {type(message).__name__}, expected Hello"
+                )
+        raise PeerLost(f"the other process did not say hello within {self.channel.silence_s:g} s")
+
+    def close(self) -> None:
+        """End the traffic, then tell the other end by closing the channel: in this order."""
+        self.wire.close()
+        self.channel.close()
+
+
+def _ends(ours: Hello, theirs: Hello) -> tuple[Fields, Fields]:
+    """The contracts of prefill and of decode."""
+    ends = {ours.role: ours.contract, theirs.role: theirs.contract}
+    if set(ends) != {"prefill", "decode"}:
+        raise HandoverError(
+            f"this end is {ours.role} and the other {theirs.role}, expected one each"
+        )
+    return ends["prefill"], ends["decode"]
+
+
+class Pump:
+    """Lets an end listen and look after its transfers, on a thread of its own.
+
+    Args:
+        step: listens for so many seconds at most; says whether anything is under way.
+        lose: gives the peer up, and says why: whatever a step raises must leave nobody waiting.
+    """
+
+    def __init__(
+        self, step: Callable[[float], bool], lose: Callable[[str], None], name: str
+    ) -> None:
+        self._step = step
+        self._lose = lose
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        busy = True
+        while not self._ended:
+            try:
+                busy = self._step(_BUSY_S if busy else _IDLE_S)
+            except Exception as error:  # noqa: BLE001 - who waits gets it as the reason
+                self._lose(f"{type(error).__name__}: {error}")
+                busy = False
+
+    def close(self, timeout: float) -> bool:
+        """Stop after the step under way; False where that does not end in ``timeout`` seconds."""
+        self._ended = True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()

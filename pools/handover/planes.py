@@ -1,0 +1,88 @@
+"""Where the tiles of a group's device pools lie: one plane a pool, component and layer."""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.indices import Ids
+
+__all__ = [
+    "Descriptors",
+    "Place",
+    "Plane",
+    "descriptors_of",
+    "places_of",
+    "planes_of",
+    "regions_of",
+]
+
+Descriptors = npt.NDArray[np.uint64]
+"""Rows of (address, bytes, device): what one transfer reads, or writes."""
+
+
+class Plane(msgspec.Struct, frozen=True, array_like=True):
+    """The pages of one component in one layer; ``layer`` is the model's number."""
+
+    pool: str
+    component: str
+    layer: int
+    base: int
+    stride: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose tile a row of descriptors is; ``page`` is the logical one."""
+
+    pool: str
+    component: str
+    layer: int
+    page: int
+
+
+def planes_of(group: PoolGroup) -> tuple[Plane, ...]:
+    """Every plane of the group's device pools, anchor first, in the order of its layers."""
+    found = []
+    for mirror in group.mirrors:
+        geometry = mirror.device.geometry
+        for name, buffer in mirror.device.buffers.items():
+            page_bytes = buffer.component.page_bytes(geometry.slots_per_page)
+            for own, layer in enumerate(geometry.layer_ids):
+                tensor, offset = buffer.layer_place(own)
+                base = buffer.tensors[tensor].data_ptr() + offset
+                stride = buffer.stride_bytes("page")
+                found.append(Plane(mirror.name, name, layer, base, stride, page_bytes))
+    return tuple(found)
+
+
+def regions_of(group: PoolGroup) -> list[tuple[int, int, int]]:
+    """(address, bytes, device) of every tensor of the device pools."""
+    return [
+        (tensor.data_ptr(), tensor.numel() * tensor.element_size(), max(0, tensor.get_device()))
+        for mirror in group.mirrors
+        for buffer in mirror.device.buffers.values()
+        for tensor in buffer.tensors
+    ]
+
+
+def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descriptors:
+    """One row a tile: all pages of the first plane, then of the second."""
+    rows = np.empty((len(planes), len(pages), 3), np.uint64)
+    for row, plane in zip(rows, planes, strict=True):
+        row[:, 0] = plane.base + pages.astype(np.uint64) * np.uint64(plane.stride)
+        row[:, 1] = plane.page_bytes
+    rows[:, :, 2] = device
+    return rows.reshape(-1, 3)
+
+
+def places_of(planes: tuple[Plane, ...], pages: int) -> list[Place]:
+    """Whose tile each row of :func:`descriptors_of` is."""
+    return [
+        Place(plane.pool, plane.component, plane.layer, page)
+        for plane in planes
+        for page in range(pages)
+    ]

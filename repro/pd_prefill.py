@@ -1,0 +1,154 @@
+"""The process that computes prompts and hands their pages over, for :mod:`hicache_dbg.repro.pd`.
+
+It has the tiers: a session's next prompt finds the one before on the device or on the host. With a
+fault in the cache, the fault is here.
+"""
+
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.handover.channel import SILENCE_S
+from hicache_dbg.pools.handover.errors import HandoverError
+from hicache_dbg.pools.handover.link import Link
+from hicache_dbg.pools.handover.planes import regions_of
+from hicache_dbg.pools.handover.prefill import PrefillEnd
+from hicache_dbg.pools.handover.wire import NixlWire
+from hicache_dbg.pools.transfer import TransferError
+from hicache_dbg.repro.config import RunConfig
+from hicache_dbg.repro.engine import device_pools, mirrors, plan_of, torch_device
+from hicache_dbg.repro.faults.base import Fault, Target
+from hicache_dbg.repro.faults.registry import ALL_FAULTS
+from hicache_dbg.repro.kernels import ToldKernels, Untold
+from hicache_dbg.repro.model import Model
+from hicache_dbg.repro.pd_process import START_S
+from hicache_dbg.repro.pd_wire import DyingWire, FaultyWire, scratch_for
+from hicache_dbg.repro.run import stats_of
+from hicache_dbg.repro.tiered import TieredCache
+from hicache_dbg.repro.workload import Turn
+
+__all__ = ["fingerprint", "serve"]
+
+#: At which request a prefill that is to be killed is.
+KILL_AT = 6
+_TURN_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
+
+
+def fingerprint(config: RunConfig) -> str:
+    """What both ends' models must share: the weights come from the pool set's name."""
+    return f"repro/{config.pools}"
+
+
+def serve(  # noqa: PLR0917 - a process gets its arguments in a row
+    jobs: Connection,
+    channel: Connection,
+    config: RunConfig,
+    fault: str,
+    kill: bool,
+    last_words: Callable[[], object] = lambda: None,
+) -> None:
+    """Compute and hand over what ``jobs`` brings, until it brings None.
+
+    With ``kill`` it gets SIGKILL in the middle of a write; ``last_words`` is called before.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears it, and ends this one
+    torch.set_num_threads(1)
+    injected = ALL_FAULTS.get(fault)
+    here = injected if injected is not None and injected.stage == "cache" else None
+    plan = plan_of(config) if here is None else here.apply(plan_of(config))
+    pools = device_pools(plan.pools, config.device_pages or 0, torch_device(config.device))
+    with closing(PoolGroup(mirrors(plan, pools))) as group:
+        controller = HiCacheController(group, io_backend=plan.io_backend)
+        target = Target(controller)
+        if injected is not None and injected.stage in {"cache", "handover"}:
+            injected.install(target)
+        kernels = ToldKernels(controller) if config.device == "cpu" else Untold()
+        cache = TieredCache(controller, kernels=kernels)
+        try:
+            link = _link(group, channel, config, injected, target)
+            link.agree()
+            link.channel.silence_s = SILENCE_S
+            if kill:
+                link.wire = DyingWire(link.wire, KILL_AT, last_words)
+            with PrefillEnd(link) as end:
+                _Prefill(cache, config.pool_set.model(pools), end, config).run(jobs)
+                jobs.send(stats_of(controller, cache))
+        except (HandoverError, OSError):
+            return  # decode says why
+        finally:
+            _close(controller)
+
+
+def _link(
+    group: PoolGroup,
+    channel: Connection,
+    config: RunConfig,
+    fault: Fault | None,
+    target: Target,
+) -> Link:
+    name = fingerprint(config)
+    if fault is None or fault.stage != "handover":
+        return Link("prefill", group, channel, model=name, silence_s=START_S)
+    scratch = scratch_for(group, config.pages_of(config.first_prompt + 4096))
+    regions = [*regions_of(group), (scratch.ctypes.data, scratch.nbytes, 0)]
+    wire = FaultyWire(NixlWire(regions), group, scratch, target.wire)
+    return Link("prefill", group, channel, model=name, silence_s=START_S, wire=wire)
+
+
+class _Prefill:
+    """One prompt after the other."""
+
+    def __init__(
+        self, cache: TieredCache, model: Model, end: PrefillEnd, config: RunConfig
+    ) -> None:
+        self._cache = cache
+        self._model = model
+        self._end = end
+        self._config = config
+
+    def run(self, jobs: Connection) -> None:
+        """Until the other end says that there is no more, or is gone."""
+        number = 0
+        while True:
+            try:
+                job: tuple[str, np.ndarray[Any, np.dtype[np.int64]]] | None = jobs.recv()
+            except EOFError:
+                return
+            if job is None:
+                return
+            number += 1
+            jobs.send(self._answer(number, *job))
+
+    def _answer(self, number: int, request: str, tokens: np.ndarray) -> int | str:
+        """The first token of the reply, once the pages are written; or why not."""
+        lease = self._cache.begin(Turn(number, 0, tokens, max_tokens=1))
+        if lease is None:
+            return "no room at prefill"
+        try:
+            rest = torch.from_numpy(tokens[lease.cached :])
+            token = self._model.prefill(rest, lease.cached, lease.table, lease.gate)
+            pages = lease.table.numpy()[: self._config.pages_of(len(tokens))]
+            trace = secrets.token_hex(16), secrets.token_hex(8)
+            sending = self._end.send(request, pages, len(tokens), trace)
+            self._end.wait(sending, self._config.timeout)
+        except _TURN_ERRORS as error:
+            self._cache.abandon(lease)
+            return f"{type(error).__name__}: {error}"
+        self._cache.finish(lease, (token,))
+        return token
+
+
+def _close(controller: HiCacheController) -> None:
+    try:
+        controller.close()
+    except TransferError as error:
+        sys.stderr.write(f"hicache-dbg: prefill: {error}\n")

@@ -1,0 +1,136 @@
+"""Wires that do harm: to tiles on their way, or by dying in the middle of a write."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.handover.messages import Landed, decode
+from hicache_dbg.pools.handover.planes import Descriptors, places_of, planes_of
+from hicache_dbg.pools.handover.wire import Transfer, TransferState, Wire
+from hicache_dbg.repro.faults.base import Parcel
+
+__all__ = ["DyingWire", "FaultyWire", "scratch_for"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def scratch_for(group: PoolGroup, pages: int) -> Bytes:
+    """Room for every tile of a request of ``pages`` pages."""
+    return np.zeros(pages * sum(plane.page_bytes for plane in planes_of(group)), np.uint8)
+
+
+class _Through:
+    """A wire that hands on whatever it is asked."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    @property
+    def agent(self) -> bytes:
+        """The real wire's."""
+        return self._wire.agent
+
+    def meet(self, agent: bytes) -> None:
+        """As the real wire does."""
+        self._wire.meet(agent)
+
+    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """As the real wire does."""
+        return self._wire.write(local, remote, note)
+
+    def state(self, transfer: Transfer) -> TransferState:
+        """As the real wire does."""
+        return self._wire.state(transfer)
+
+    def release(self, transfer: Transfer) -> None:
+        """As the real wire does."""
+        self._wire.release(transfer)
+
+    def notes(self) -> list[bytes]:
+        """As the real wire does."""
+        return self._wire.notes()
+
+    def close(self) -> None:
+        """As the real wire does."""
+        self._wire.close()
+
+
+class FaultyWire(_Through):
+    """Asks ``change`` what becomes of each tile's bytes: lost, shorter, or others.
+
+    Args:
+        wire: writes what is left; ``scratch`` is of its registered memory.
+        group: whose tiles they are.
+        scratch: where bytes lie that are no tile's own; one request at a time.
+        change: see :attr:`~hicache_dbg.repro.faults.base.Target.wire`.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        group: PoolGroup,
+        scratch: Bytes,
+        change: Callable[[Parcel], bytes | None],
+    ) -> None:
+        super().__init__(wire)
+        self._planes = planes_of(group)
+        self._scratch = scratch
+        self._change = change
+
+    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """Write what the fault makes of the tiles."""
+        told = decode(note)
+        assert isinstance(told, Landed)  # noqa: S101 - what a request's write ends with
+        rows: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = []
+        used = 0
+        places = places_of(self._planes, told.pages)
+        for place, ours, theirs in zip(places, local.tolist(), remote.tolist(), strict=True):
+            whole = ctypes.string_at(ours[0], ours[1])
+            parcel = Parcel(f"{told.attempt}", place.pool, place.layer, place.page, whole)
+            payload = self._change(parcel)
+            if payload is None:
+                continue
+            size = min(len(payload), ours[1])
+            self._scratch[used : used + size] = np.frombuffer(payload[:size], np.uint8)
+            source = ours[0] if payload == whole else self._scratch.ctypes.data + used
+            used += size
+            rows.append(((source, size, ours[2]), (theirs[0], size, theirs[2])))
+        sources, targets = zip(*rows, strict=True)
+        return super().write(np.array(sources, np.uint64), np.array(targets, np.uint64), note)
+
+
+class DyingWire(_Through):
+    """Gets the signal ``end_by`` at write number ``at``, half of whose tiles are there.
+
+    ``last_words`` is called before, so that what was said of the request can be read.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        at: int,
+        last_words: Callable[[], object],
+        end_by: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        super().__init__(wire)
+        self._left = at
+        self._last_words = last_words
+        self._end_by = end_by
+
+    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """All of it, or the half and then the end."""
+        self._left -= 1
+        if self._left:
+            return super().write(local, remote, note)
+        half = len(local) // 2
+        transfer = super().write(local[:half], remote[:half], b"")
+        while self.state(transfer) == "PROC":
+            pass
+        self._last_words()
+        os.kill(os.getpid(), self._end_by)
+        return transfer

@@ -1,0 +1,254 @@
+"""Two ends in one process, each with pools of its own, over NIXL or over a wire that a test moves."""
+
+import ctypes
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+import torch
+from tests import services
+from tests.pools.caching import LAYERS, P, Pages, Tokens, group_of, page_of
+
+from hicache_dbg.pools.allocator import PageAllocator
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.handover.decode import DecodeEnd
+from hicache_dbg.pools.handover.errors import HandoverError
+from hicache_dbg.pools.handover.link import Link
+from hicache_dbg.pools.handover.planes import Descriptors
+from hicache_dbg.pools.handover.prefill import PrefillEnd
+from hicache_dbg.pools.handover.wire import TransferState, Wire
+
+__all__ = [
+    "WAIT_S",
+    "HandWire",
+    "P",
+    "Pair",
+    "agree",
+    "arrived",
+    "compute",
+    "handmade",
+    "links",
+    "pair",
+    "require_nixl",
+    "tokens_of",
+]
+
+WAIT_S = 60.0
+
+
+def require_nixl() -> None:
+    """Skip where NIXL is not installed, unless services are promised."""
+    services.require(find_spec("nixl_cu12") is not None, "NIXL is not installed (extra nixl)")
+
+
+@dataclass(eq=False)
+class Write:
+    """A transfer of a :class:`HandWire`: rows still to be moved, and the note behind them."""
+
+    rows: list[tuple[int, int, int]]
+    note: bytes
+    released: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether every row has moved."""
+        return not self.rows
+
+
+@dataclass(eq=False)
+class HandWire:
+    """A wire whose bytes move row by row, when a test says so.
+
+    A released write may still land, as with a transport that has it in its buffers, until the wire
+    that it lands on is closed.
+    """
+
+    peer: "HandWire | None" = None
+    on_row: Callable[[int, int], None] = lambda _address, _size: None
+    writes: list[Write] = field(default_factory=list)
+    inbox: list[bytes] = field(default_factory=list)
+    closed: bool = False
+    agent: bytes = b"hand"
+
+    def meet(self, agent: bytes) -> None:
+        """Nothing to know."""
+
+    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Write:
+        """Queue the rows."""
+        rows = [
+            (int(a), int(b), int(n)) for (a, n, _), (b, _, _) in zip(local, remote, strict=True)
+        ]
+        self.writes.append(Write(rows, note))
+        return self.writes[-1]
+
+    def state(self, transfer: Write) -> TransferState:
+        """``DONE`` once every row has moved."""
+        return "DONE" if transfer.done else "PROC"
+
+    def release(self, transfer: Write) -> None:
+        """Note it; its bytes are not stopped."""
+        transfer.released = True
+
+    def notes(self) -> list[bytes]:
+        """What came behind whole writes."""
+        notes, self.inbox = self.inbox, []
+        return notes
+
+    def close(self) -> None:
+        """Nothing lands here any more."""
+        self.closed = True
+
+    def move(self, number: int = 0) -> bool:
+        """Let one row of the ``number``-th write under way land; False if there is none."""
+        under_way = [one for one in self.writes if one.rows]
+        if not under_way:
+            return False
+        one = under_way[number % len(under_way)]
+        source, target, size = one.rows.pop(0)
+        assert self.peer is not None
+        if not self.peer.closed:
+            self.peer.on_row(target, size)
+            ctypes.memmove(target, source, size)
+            if one.done and not one.released:
+                self.peer.inbox.append(one.note)
+        return True
+
+    def move_all(self) -> None:
+        """Let everything land."""
+        while self.move():
+            pass
+
+
+@dataclass(eq=False)
+class Pair:
+    """Both ends, the pools behind them, and decode's allocator."""
+
+    prefill: PrefillEnd
+    decode: DecodeEnd
+    ours: PoolGroup
+    theirs: PoolGroup
+    pages: PageAllocator
+    ends: tuple[Connection, Connection]
+
+    def computed(self, tokens: Tokens, pages: Pages) -> None:
+        """Let prefill's model write ``pages``."""
+        compute(self.ours, tokens, pages)
+
+    def alloc(self, count: int) -> Pages:
+        """Pages at decode."""
+        return self.pages.alloc(count)
+
+    def settle(self, steps: int = 8) -> None:
+        """Let both ends hear what was said."""
+        for _ in range(steps):
+            self.prefill.step()
+            self.decode.step()
+
+
+def tokens_of(name: int, pages: int) -> Tokens:
+    """Tokens that no other name has."""
+    return np.arange(pages * P, dtype=np.int32) + 1000 * name
+
+
+def compute(group: PoolGroup, tokens: Tokens, pages: Pages) -> None:
+    """Write bytes that only these tokens, pool, layer and page have, in every process the same."""
+    for target, wanted in _tiles(group, tokens, pages):
+        target.copy_(wanted)
+
+
+def arrived(group: PoolGroup, tokens: Tokens, pages: Pages) -> bool:
+    """Whether every tile of ``pages`` is what prefill computed."""
+    return all(torch.equal(target, wanted) for target, wanted in _tiles(group, tokens, pages))
+
+
+def _tiles(
+    group: PoolGroup, tokens: Tokens, pages: Pages
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for name in group.device:
+        for layer in range(LAYERS):
+            for at, page in enumerate(pages):
+                target = page_of(group, name, layer, int(page))
+                prefix = tokens[: (at + 1) * P].tobytes()
+                generator = np.random.default_rng(zlib.crc32(prefix + f"{name}/{layer}".encode()))
+                wanted = generator.integers(0, 256, target.numel(), np.uint8)
+                yield target, torch.from_numpy(wanted)
+
+
+def links(
+    ours: PoolGroup,
+    theirs: PoolGroup,
+    wires: tuple[Wire | None, Wire | None],
+    models: tuple[str, str] = ("m", "m"),
+    silence_s: float = WAIT_S,
+) -> tuple[Link, Link, tuple[Connection, Connection]]:
+    """Links that have not agreed yet."""
+    a, b = Pipe()
+    return (
+        Link("prefill", ours, a, model=models[0], silence_s=silence_s, wire=wires[0]),
+        Link("decode", theirs, b, model=models[1], silence_s=silence_s, wire=wires[1]),
+        (a, b),
+    )
+
+
+def agree(*both: Link) -> list[Exception | None]:
+    """Let both exchange contracts; what each of them raised."""
+    raised: list[Exception | None] = [None, None]
+
+    def shake(number: int) -> None:
+        try:
+            both[number].agree()
+        except HandoverError as error:
+            raised[number] = error
+
+    threads = [threading.Thread(target=shake, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    return raised
+
+
+@contextmanager
+def pair(*, by_hand: bool, device_pages: int = 16, pump: bool = False) -> Iterator[Pair]:
+    """Two ends that have agreed; ``by_hand`` with a wire that the test moves."""
+    if not by_hand:
+        require_nixl()
+    wires: tuple[HandWire, HandWire] | tuple[None, None] = (None, None)
+    if by_hand:
+        one = HandWire()
+        other = HandWire(peer=one)
+        one.peer = other
+        wires = one, other
+    ours, theirs = group_of(device_pages), group_of(device_pages)
+    a, b, ends = links(ours, theirs, wires)
+    assert agree(a, b) == [None, None]
+    allocator = PageAllocator(device_pages, "decode")
+    made = Pair(
+        PrefillEnd(a, pump=pump),
+        DecodeEnd(b, allocator.free, pump=pump),
+        ours,
+        theirs,
+        allocator,
+        ends,
+    )
+    try:
+        yield made
+    finally:
+        made.prefill.close()
+        made.decode.close()
+        ours.close()
+        theirs.close()
+
+
+@pytest.fixture
+def handmade() -> Iterator[Pair]:
+    """A pair that moves only when told."""
+    with pair(by_hand=True) as made:
+        yield made

@@ -1,0 +1,148 @@
+"""Requests from one end to the other: all tiles arrive, counts are compared, aborts leave nothing behind."""
+
+import numpy as np
+import pytest
+from tests.handover.pair import WAIT_S, HandWire, Pair, arrived, handmade, pair, tokens_of
+
+from hicache_dbg.pools.handover.decode import RecvState
+from hicache_dbg.pools.handover.errors import PeerLost, Refused
+from hicache_dbg.pools.handover.prefill import SendState
+
+__all__ = ["handmade"]
+
+
+def _wire(made: Pair) -> HandWire:
+    wire = made.prefill.link.wire
+    assert isinstance(wire, HandWire)
+    return wire
+
+
+def test_every_tile_arrives_in_unrelated_slots_over_nixl() -> None:
+    """All pools, layers and pages of several requests, each with one transfer."""
+    with pair(by_hand=False, pump=True) as made:
+        for name, (source, count) in enumerate([([3, 1, 7], 3), ([0], 1), ([9, 8, 2, 5], 4)]):
+            tokens, pages = tokens_of(name, count), np.array(source)
+            made.computed(tokens, pages)
+            room = made.alloc(count)
+            receiving = made.decode.expect(f"r{name}", room, len(tokens))
+            sending = made.prefill.send(f"r{name}", pages, len(tokens), ("t" * 32, "s" * 16))
+            made.decode.wait(receiving, WAIT_S)
+            made.prefill.wait(sending, WAIT_S)
+            assert receiving.trace == ("t" * 32, "s" * 16)
+            assert arrived(made.theirs, tokens, room)
+        assert not made.decode.quarantined.size
+
+
+def test_an_offer_may_come_before_it_is_expected(handmade: Pair) -> None:
+    """The order in which the two engines get to a request does not matter."""
+    sending = handmade.prefill.send("r", np.array([1, 2]), 8)
+    handmade.settle()
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    handmade.settle()
+    _wire(handmade).move_all()
+    handmade.settle()
+    assert (receiving.state, sending.state) == (RecvState.LANDED, SendState.DONE)
+
+
+@pytest.mark.parametrize(("pages", "tokens"), [(1, 8), (3, 8), (2, 9)])
+def test_counts_that_differ_are_refused_with_both(handmade: Pair, pages: int, tokens: int) -> None:
+    """Nothing is written, both ends say why, and the pages are free again."""
+    receiving = handmade.decode.expect("r", handmade.alloc(pages), tokens)
+    sending = handmade.prefill.send("r", np.array([1, 2]), 8)
+    handmade.settle()
+    why = (
+        f"prefill hands over 2 pages for 8 tokens, decode expects {pages} pages for {tokens} tokens"
+    )
+    for wait, one in ((handmade.prefill.wait, sending), (handmade.decode.wait, receiving)):
+        with pytest.raises(Refused, match=why):
+            wait(one, 0.0)  # type: ignore[arg-type]
+    assert handmade.pages.available == 16
+    assert not _wire(handmade).writes
+
+
+def test_decode_aborts_under_way_and_the_page_is_reused_only_when_nobody_writes_it(
+    handmade: Pair,
+) -> None:
+    """The writer's last byte comes first, then the page's next life."""
+    tokens, source = tokens_of(1, 2), np.array([4, 5])
+    handmade.computed(tokens, source)
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    handmade.prefill.send("r", source, 8)
+    handmade.settle()
+    _wire(handmade).move()
+    handmade.decode.abort(receiving, "the client went away")
+    handmade.settle()
+    assert handmade.decode.quarantined.tolist() == receiving.pages.tolist()
+    assert handmade.pages.available == 14
+    _wire(handmade).move_all()
+    handmade.settle()
+    assert not handmade.decode.quarantined.size
+    assert handmade.pages.available == 16
+
+
+def test_prefill_aborts_under_way_and_keeps_its_pages_until_they_are_read(handmade: Pair) -> None:
+    """Decode does not admit it; the source may be overwritten only after the last read."""
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    sending = handmade.prefill.send("r", np.array([4, 5]), 8)
+    handmade.settle()
+    handmade.prefill.abort(sending, "retracted")
+    handmade.settle()
+    assert receiving.state is RecvState.FAILED
+    assert not sending.over
+    assert handmade.decode.quarantined.size == 2
+    _wire(handmade).move_all()
+    handmade.settle()
+    assert sending.over
+    assert handmade.pages.available == 16
+
+
+def test_an_offer_withdrawn_before_room_was_given_is_over_at_once(handmade: Pair) -> None:
+    """Nobody waits for what nobody wants."""
+    sending = handmade.prefill.send("r", np.array([4, 5]), 8)
+    handmade.prefill.abort(sending, "retracted")
+    handmade.settle()
+    assert sending.state is SendState.FAILED
+    assert handmade.decode._offers == {}
+
+
+def test_a_peer_that_goes_leaves_nothing_held(handmade: Pair) -> None:
+    """Its end of the channel closes: what was under way fails, and its pages come back."""
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    handmade.prefill.send("r", np.array([4, 5]), 8)
+    handmade.settle()
+    handmade.ends[0].close()  # as the kernel does for a killed process
+    handmade.decode.step()
+    with pytest.raises(PeerLost, match="its end of the channel is closed"):
+        handmade.decode.wait(receiving, 0.0)
+    handmade.decode.step()
+    assert handmade.pages.available == 16
+    with pytest.raises(PeerLost):
+        handmade.decode.expect("s", handmade.alloc(1), 4)
+
+
+def test_a_room_outside_of_decodes_pages_is_not_written(handmade: Pair) -> None:
+    """Page ids are checked against the range that the other end told."""
+    receiving = handmade.decode.expect("r", np.array([1, 99]), 8)
+    sending = handmade.prefill.send("r", np.array([4, 5]), 8)
+    handmade.prefill.step()
+    handmade.decode.step()
+    handmade.prefill.step()
+    assert "1 of them outside its 0..15" in sending.reason
+    assert not _wire(handmade).writes
+    receiving.pages = receiving.pages[:0]  # nothing that the allocator could take back
+    handmade.settle()
+
+
+def test_a_late_write_gives_the_peer_up(handmade: Pair) -> None:
+    """A transfer that never ends is released; decode closes its wire and has its pages back."""
+    handmade.prefill._timeout = 0.0
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    sending = handmade.prefill.send("r", np.array([4, 5]), 8)
+    handmade.settle()
+    assert "the write took longer than 0 s" in sending.reason
+    assert receiving.state is RecvState.FAILED
+    assert handmade.pages.available == 16
+    assert _wire(handmade).writes[0].released
+    wire = handmade.decode.link.wire
+    assert isinstance(wire, HandWire)
+    assert wire.closed

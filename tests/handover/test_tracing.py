@@ -1,0 +1,256 @@
+"""What the tracer says of a handover: every tile accounted for, and a wrong one by page and layer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from tests.exporters.receiver import Receiver
+from tests.handover.pair import (
+    WAIT_S,
+    HandWire,
+    Pair,
+    agree,
+    arrived,
+    links,
+    pair,
+    tokens_of,
+)
+from tests.handover.test_contract import with_bf16_index
+from tests.pools.caching import LAYERS, group_of, page_of
+
+from hicache_dbg.exporters.otel import OtelSink
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.tracer.attach import hicache_handover
+from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
+from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Op, Started, Stated, Topic
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+from hicache_dbg.tracer.sink import Sink
+
+ON = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
+
+
+@dataclass
+class Told:
+    """Both parts that have to be done before what was seen can be looked at."""
+
+    runtime: Runtime
+    attachment: HandoverAttachment
+
+    def flush(self) -> None:
+        """Wait until everything so far is with the sinks."""
+        self.attachment.settle()
+        self.runtime.flush()
+
+
+@contextmanager
+def _traced(chosen: Settings = ON, more: Sequence[Sink] = ()) -> Iterator[tuple[MemorySink, Told]]:
+    sink = MemorySink()
+    with Runtime.start(chosen, sinks=[sink, *more]) as runtime:
+        yield sink, Told(runtime, handover_of(runtime))
+
+
+def _by_role(events: list[Event]) -> tuple[list[Event], list[Event]]:
+    """One process did both: what each end would have recorded."""
+    prefill = [e for e in events if getattr(e, "role", "prefill") == "prefill"]
+    decode = [e for e in events if getattr(e, "role", "decode") == "decode"]
+    return prefill, decode
+
+
+def _hand_over(made: Pair, count: int, before: Callable[[], None] = lambda: None) -> None:
+    tokens, source = tokens_of(1, count), np.arange(count)[::-1].copy()
+    made.computed(tokens, source)
+    receiving = made.decode.expect("r", made.alloc(count), len(tokens))
+    sending = made.prefill.send("r", source, len(tokens), ("a" * 32, "b" * 16))
+    made.settle()
+    before()
+    if isinstance(made.prefill.link.wire, HandWire):
+        made.prefill.link.wire.move_all()
+    made.settle()
+    made.decode.wait(receiving, WAIT_S)
+    made.prefill.wait(sending, WAIT_S)
+
+
+def test_both_ends_of_a_handover_over_nixl_account_for_every_tile_and_agree() -> None:
+    """One copy a pool and end, all tiles witnessed, the same trace, and a join without a finding."""
+    with _traced() as (sink, runtime), pair(by_hand=False, pump=True) as made:
+        tokens, source = tokens_of(1, 3), np.array([7, 2, 9])
+        made.computed(tokens, source)
+        room = made.alloc(3)
+        receiving = made.decode.expect("r", room, len(tokens))
+        sending = made.prefill.send("r", source, len(tokens), ("a" * 32, "b" * 16))
+        made.decode.wait(receiving, WAIT_S)
+        made.prefill.wait(sending, WAIT_S)
+        assert arrived(made.theirs, tokens, room)
+        runtime.flush()
+    copies = sink.of(Copied)
+    assert sorted((copy.op, copy.pool) for copy in copies) == [
+        (op, pool) for op in (Op.RECV, Op.SEND) for pool in ("dsa_index_k", "mla")
+    ]
+    for copy in copies:
+        assert copy.tiles == copy.witnessed == 3 * LAYERS
+        assert (copy.status, copy.trace_id, copy.span_id) == ("ok", "a" * 32, "b" * 16)
+        assert copy.bytes == copy.item_bytes * LAYERS * 3
+        assert copy.device_pages == tuple((source if copy.op is Op.SEND else room).tolist())
+    assert [
+        said.values for said in sink.of(Stated) if said.topic in {Topic.SENT, Topic.RECEIVED}
+    ] == [("3", "complete")] * 2
+    assert join(_by_role(sink.events)) == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    page=st.integers(0, 3),
+    layer=st.integers(0, LAYERS - 1),
+    pool=st.sampled_from(["mla", "dsa_index_k"]),
+)
+def test_a_byte_changed_on_the_way_is_named_by_pool_page_and_layer(
+    page: int, layer: int, pool: str
+) -> None:
+    """Any tile of any request: the join says which, in the request's own pages."""
+    with _traced() as (sink, runtime), pair(by_hand=True) as made:
+
+        def flip() -> None:
+            wire = made.prefill.link.wire
+            assert isinstance(wire, HandWire)
+            wire.move_all()
+            page_of(made.theirs, pool, layer, int(made.decode._granted[1].pages[page]))[5] ^= 1
+
+        _hand_over(made, 4, flip)
+        runtime.flush()
+    (found,) = join(_by_role(sink.events))
+    assert (found.cls, found.pool, found.layer) == (FaultClass.PD_CONTRACT, pool, layer)
+    assert found.pages == (page,)
+
+
+@pytest.mark.parametrize("checksum", [Checksum.OFF, Checksum.SAMPLE])
+def test_tiles_that_are_not_looked_at_are_skipped_with_the_reason(checksum: Checksum) -> None:
+    """And under a sample both ends look at the same pages."""
+    chosen = replace(ON, checksum=checksum, sample=0.5)
+    with _traced(chosen) as (sink, runtime), pair(by_hand=True) as made:
+        _hand_over(made, 12)
+        runtime.flush()
+    reason = {Checksum.OFF: "off", Checksum.SAMPLE: "sampled_out"}[checksum]
+    for copy in sink.of(Copied):
+        assert copy.tiles == 12 * LAYERS
+        assert copy.witnessed + copy.skipped[reason] == copy.tiles
+    pages = {
+        role: {
+            said.page for said in sink.of(Stated) if said.topic is Topic.TILES and said.role == role
+        }
+        for role in ("prefill", "decode")
+    }
+    assert pages["prefill"] == pages["decode"]
+    assert len(pages["decode"]) < 12
+
+
+def test_counts_that_differ_are_a_finding_of_the_join() -> None:
+    """Nothing was moved, every tile is skipped as failed, and both counts are named."""
+    with _traced() as (sink, runtime), pair(by_hand=True) as made:
+        made.decode.expect("r", made.alloc(2), 12)
+        made.prefill.send("r", np.array([1, 2, 3]), 12)
+        made.settle()
+        runtime.flush()
+    assert {copy.op: copy.skipped for copy in sink.of(Copied)} == {
+        Op.SEND: {"failed": 3 * LAYERS},
+        Op.RECV: {"failed": 2 * LAYERS},
+    }
+    (found,) = join(_by_role(sink.events))
+    assert "prefill sent 3 pages (not taken over), decode took 2 pages" in found.message
+
+
+def test_a_refused_contract_is_a_finding_a_pool_and_the_join_makes_the_same() -> None:
+    """By field, with both values, read off the tensors."""
+    with _traced() as (sink, runtime):
+        ours, theirs = group_of(), with_bf16_index()
+        a, b, _ = links(ours, theirs, (HandWire(), HandWire()))
+        with HiCacheController(ours):
+            runtime.flush()
+            prefill = list(sink.events)
+        with HiCacheController(theirs):
+            runtime.flush()
+            decode = [event for event in sink.events if event not in prefill]
+        assert all(agree(a, b))
+        runtime.flush()
+    live = [one for one in sink.of(Finding) if one.cls is FaultClass.PD_CONTRACT]
+    said = [event for event in sink.of(Stated) if event.topic is Topic.CONTRACT]
+    ends = [
+        [e for e in events if isinstance(e, Started)] + [s for s in said if s.role == role]
+        for events, role in ((prefill, "prefill"), (decode, "decode"))
+    ]
+    assert [one.pool for one in live] == ["dsa_index_k"]
+    assert "index_k.page_bytes=528" in live[0].expected
+    assert "index_k.page_bytes=1024" in live[0].got
+    assert [one.pool for one in join(ends)] == ["dsa_index_k"]
+
+
+def test_the_spans_of_both_ends_link_to_the_request_at_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One trace over both processes: decode learns prefill's span from the offer."""
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("host")
+    receiver = Receiver()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    sinks = [OtelSink(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})]
+    with _traced(more=sinks) as (_, runtime), pair(by_hand=True) as made:
+        made.decode.expect("r", made.alloc(1), 4)
+        with tracer.start_as_current_span("request") as span:
+            made.prefill.send("r", np.array([1]), 4)
+        made.settle()
+        assert isinstance(made.prefill.link.wire, HandWire)
+        made.prefill.link.wire.move_all()
+        made.settle()
+        runtime.flush()
+    spans = receiver.spans
+    receiver.close()
+    request = span.get_span_context()
+    assert sorted(one.name for one in spans) == ["hicache.recv"] * 2 + ["hicache.send"] * 2
+    for one in spans:
+        (link,) = one.links
+        assert link.trace_id.hex() == f"{request.trace_id:032x}"
+        assert link.span_id.hex() == f"{request.span_id:016x}"
+
+
+def test_detaching_restores_the_very_function_objects() -> None:
+    """Off means off."""
+    from hicache_dbg.pools.handover.decode import DecodeEnd
+    from hicache_dbg.pools.handover.link import Link
+    from hicache_dbg.pools.handover.prefill import PrefillEnd
+
+    names = [
+        (Link, "agree"),
+        *((PrefillEnd, name) for name in ("offer", "post", "finish")),
+        *((DecodeEnd, name) for name in ("landed", "fail")),
+    ]
+    before = [owner.__dict__[name] for owner, name in names]
+    with _traced():
+        assert all(
+            owner.__dict__[name] is not old
+            for (owner, name), old in zip(names, before, strict=True)
+        )
+    assert [owner.__dict__[name] for owner, name in names] == before
+
+
+def test_a_page_that_had_another_life_before_it_was_digested_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a large request: its last page is digested at once, the others count if they are still its own."""
+    monkeypatch.setattr(hicache_handover, "AT_ONCE_BYTES", 0)
+    with _traced() as (sink, runtime), pair(by_hand=True) as made:
+        lives = iter((np.zeros(4, np.uint32), np.array([0, 1, 0, 1], np.uint32)))
+        made.decode.generation = lambda _pages: next(lives)
+        _hand_over(made, 4)
+        runtime.flush()
+    for copy in sink.of(Copied):
+        skipped = {"reused": LAYERS} if copy.op is Op.RECV else {}
+        assert (copy.skipped, copy.tiles) == (skipped, 4 * LAYERS)
+    tiles = {(s.role, s.page) for s in sink.of(Stated) if s.topic is Topic.TILES}
+    assert tiles == {("prefill", page) for page in range(4)} | {("decode", at) for at in (0, 2, 3)}
+    assert join(_by_role(sink.events)) == []

@@ -1,0 +1,196 @@
+"""One request on its way from prefill to decode, seen from one end, and the events it makes."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import xxhash
+
+from hicache_dbg.pools.handover.decode import Receiving
+from hicache_dbg.pools.handover.prefill import Sending
+from hicache_dbg.tracer.events import DIRECTION, Copied, Event, Op, SkipReason, Stated, Topic
+from hicache_dbg.tracer.ledger import Digests, Flags, Pages
+from hicache_dbg.tracer.mirror import MirrorViews
+from hicache_dbg.tracer.sampling import chosen
+from hicache_dbg.tracer.settings import Checksum, Settings
+
+__all__ = ["HandoverRecord", "TileStatements", "open_record"]
+
+MOST_PAGES_KEPT = 64
+#: Apart from the numbers of the engine's own operations.
+_op_ids = count(1 << 32)
+
+
+@dataclass(slots=True)
+class HandoverRecord:
+    """A request's pages at one end; ``digests`` maps (pool, component) to uint64 [layers, pages].
+
+    ``chosen`` marks the logical pages that are digested, ``reused`` those of them that had another
+    life by then; ``skip`` says why no tile counts, if none does; ``word`` how it ended, as both ends
+    say it, ``status`` in full. ``pending`` is done when all is digested.
+    """
+
+    op: Op
+    role: str
+    rank: int
+    request: str
+    pages: Pages
+    mirrors: Sequence[MirrorViews]
+    layers: Mapping[str, tuple[int, ...]]
+    chosen: Flags
+    trace: tuple[str, str]
+    skip: SkipReason | None
+    op_id: int
+    began: float
+    digests: dict[tuple[str, str], Digests] = field(default_factory=dict)
+    pending: Future[None] | None = None
+    reused: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    word: str = ""
+    status: str = "ok"
+    time_ns: int = 0
+    duration_us: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """What the request moves, in all pools."""
+        return sum(_bytes(mirror, len(self.pages)) for mirror in self.mirrors)
+
+    def room(self, pool: str, component: str, layers: int) -> Digests:
+        """The array for a component's digests, by layer and logical page, made at first use."""
+        shape = layers, len(self.pages)
+        return self.digests.setdefault((pool, component), np.zeros(shape, np.uint64))
+
+    def ready(self) -> bool:
+        """Its digests were joined before it was pushed."""
+        return True
+
+    def events(self) -> list[Event]:
+        """A copy a pool, and the count."""
+        topic = Topic.SENT if self.op is Op.SEND else Topic.RECEIVED
+        said = self._stated(topic, (f"{len(self.pages)}", self.word))
+        return [*(self._copied(mirror) for mirror in self.mirrors), said]
+
+    def tiles(self) -> list[Event]:
+        """The digests: one statement a logical page and component, a value a layer."""
+        numbers = np.flatnonzero(self.chosen & ~self.reused).tolist()
+        return [
+            self._stated(
+                Topic.TILES,
+                tuple(f"{digest:016x}" for digest in column),
+                pool=pool,
+                component=component,
+                page=page,
+                layers=self.layers[pool],
+            )
+            for (pool, component), digests in self.digests.items()
+            for page, column in zip(numbers, digests.T[numbers].tolist(), strict=True)
+        ]
+
+    def _stated(self, topic: Topic, values: tuple[str, ...], **more: object) -> Stated:
+        return Stated(
+            time_ns=self.time_ns,
+            rank=self.rank,
+            topic=topic,
+            values=values,
+            role=self.role,
+            request=self.request,
+            **more,  # type: ignore[arg-type]
+        )
+
+    def _copied(self, mirror: MirrorViews) -> Copied:
+        views = tuple(mirror.device.values())
+        a_page = sum(view.layers for view in views)
+        left = {
+            SkipReason.SAMPLED_OUT: int((~self.chosen).sum()),
+            SkipReason.REUSED: int((self.chosen & self.reused).sum()),
+        }
+        if self.skip is not None:
+            left = {self.skip: len(self.pages)}
+        source, destination = DIRECTION[self.op]
+        indices = len(self.pages) * mirror.slot_page
+        return Copied(
+            time_ns=self.time_ns,
+            rank=self.rank,
+            pool=mirror.pool,
+            op=self.op,
+            token_granular=False,
+            layout=views[0].layout,
+            h=0,
+            d=indices,
+            slot_page=mirror.slot_page,
+            unit=mirror.index_unit,
+            pages=len(self.pages),
+            item_bytes=mirror.item_bytes,
+            dtype=views[0].dtype,
+            layers=views[0].layers,
+            cls=mirror.device_cls,
+            io_backend="nixl",
+            src=source,
+            dst=destination,
+            bytes=0 if self.skip is SkipReason.FAILED else _bytes(mirror, len(self.pages)),
+            duration_us=self.duration_us,
+            witnessed=(len(self.pages) - sum(left.values())) * a_page,
+            skipped={reason.value: count * a_page for reason, count in left.items() if count},
+            op_id=self.op_id,
+            device_pages=tuple(self.pages[:MOST_PAGES_KEPT].tolist()),
+            trace_id=self.trace[0],
+            span_id=self.trace[1],
+            status=self.status,
+        )
+
+
+def _bytes(mirror: MirrorViews, pages: int) -> int:
+    return pages * sum(view.page_span * view.layers for view in mirror.device.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TileStatements:
+    """The digests of a record, said before it is known how it ends: this process may be killed."""
+
+    record: HandoverRecord
+
+    def ready(self) -> bool:
+        """They were joined before."""
+        return True
+
+    def events(self) -> list[Event]:
+        """One statement a logical page and component."""
+        return self.record.tiles()
+
+
+def open_record(
+    one: Sending | Receiving,
+    *,
+    op: Op,
+    role: str,
+    mirrors: Sequence[MirrorViews],
+    layers: Mapping[str, tuple[int, ...]],
+    settings: Settings,
+    skip: SkipReason | None,
+) -> HandoverRecord:
+    """A record of ``one``; which of its pages are digested both ends decide alike."""
+    if settings.checksum is Checksum.OFF:
+        skip = skip or SkipReason.OFF
+    pages = np.array(one.pages, np.int64)
+    marked = np.ones(len(pages), np.bool_)
+    if settings.checksum is Checksum.SAMPLE:
+        name = np.full(len(pages), xxhash.xxh3_64_intdigest(one.request.encode()) >> 1, np.int64)
+        marked = chosen(np.arange(len(pages)), name, settings.sample)
+    return HandoverRecord(
+        op=op,
+        role=role,
+        rank=settings.rank,
+        request=one.request,
+        pages=pages,
+        mirrors=mirrors,
+        layers=layers,
+        chosen=marked,
+        trace=one.trace,
+        skip=skip,
+        op_id=next(_op_ids),
+        began=time.perf_counter(),
+        reused=np.zeros(len(pages), np.bool_),
+    )

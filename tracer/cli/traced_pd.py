@@ -1,0 +1,140 @@
+"""A run over two processes under the tracer: each records, and what they disagree about is joined."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hicache_dbg.exporters.recording import RecordingError, RecordingSink
+from hicache_dbg.exporters.recording_format import read, recordings_in
+from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.faults.page_table import untold
+from hicache_dbg.repro.pd import PdRun
+from hicache_dbg.repro.pd_prefill import fingerprint, serve
+from hicache_dbg.repro.pd_process import PrefillProcess
+from hicache_dbg.repro.run import OnProgress, carry_out, sized
+from hicache_dbg.repro.trace import Trace
+from hicache_dbg.repro.workload import Truth
+from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
+from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.cli.exits import CommandError
+from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
+from hicache_dbg.tracer.cli.repro_output import Outcome
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.handed_over import settle
+from hicache_dbg.tracer.diagnose.report import build_report
+from hicache_dbg.tracer.events import Event, FaultClass
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Gate, Settings
+from hicache_dbg.tracer.sink import Sink
+from hicache_dbg.tracer.sinks import build_sinks, run_id
+
+__all__ = ["traced_pd"]
+
+
+def traced_pd(
+    config: RunConfig,
+    fault: Fault | None,
+    gate: GateLevel,
+    advance: OnProgress,
+    *,
+    trace: Trace | None = None,
+    record: Path | None = None,
+    truth: Truth | None = None,
+) -> Outcome:
+    """Run, and say what both processes' tracers saw, and what a join of theirs says.
+
+    Raises:
+        ConfigError: the fault, or the trace, has no place in such a run.
+    """
+    if trace is not None:
+        raise ConfigError("pd runs agent sessions; leave --trace out")
+    if fault is not None and fault.cls is FaultClass.CONTROL_TABLE:
+        raise ConfigError(
+            f"fault {fault.name} is in a page table that --pd does not upload; leave --pd out"
+        )
+    job = PdRun(sized(config, None), fault, None, advance, truth, untold)
+    with ExitStack() as own:
+        folder = record or Path(own.enter_context(TemporaryDirectory(prefix="hicache-dbg-")))
+        before = set(recordings_in(folder))
+        settings = None
+        if gate is not GateLevel.OFF:
+            settings = replace(
+                Settings.from_environ(), gate=Gate.ON, checksum=CHECKSUMS[gate], directory=folder
+            )
+
+        def begin(group: PoolGroup, controller: HiCacheController, kill: bool) -> PrefillProcess:
+            arguments = settings, sized(config, None), fault.name if fault else "", kill
+            return PrefillProcess(traced_serve, arguments, group, controller, fingerprint(config))
+
+        job.begin = begin
+        if settings is None:
+            return Outcome(carry_out(job), None)
+        memory, sinks = MemorySink(), list[RecordingSink]()
+        if record is not None:
+            sinks.append(_recording(record))
+        with _tracing(settings, [memory, *sinks]) as (runtime, attachment):
+            result = carry_out(job)
+            attachment.settle()
+            runtime.flush()
+        theirs = _others(folder, {*before, *(sink.path for sink in sinks)})
+    evidence = Evidence.of(
+        [event for events in (memory.events, *theirs) for event in events],
+        sessions_corrupted=result.sessions.corrupted,
+    )
+    recordings = [*theirs, memory.events]
+    settle(evidence, recordings)
+    evidence.joined = True
+    for finding in join(recordings):
+        evidence.add(finding)
+    return Outcome(result, build_report(evidence))
+
+
+def traced_serve(
+    jobs: Connection,
+    channel: Connection,
+    settings: Settings | None,
+    config: RunConfig,
+    fault: str,
+    kill: bool,
+) -> None:
+    """What the other process runs: prefill, under a tracer of its own that records into a folder."""
+    if settings is None:
+        serve(jobs, channel, config, fault, kill)
+        return
+    with _tracing(settings, [_recording(settings.directory)]) as (runtime, attachment):
+
+        def last_words() -> None:
+            attachment.settle()
+            runtime.flush()
+
+        serve(jobs, channel, config, fault, kill, last_words)
+
+
+@contextmanager
+def _tracing(settings: Settings, own: list[Sink]) -> Iterator[tuple[Runtime, HandoverAttachment]]:
+    """The tracer and the handover's attachment, with what HICACHE_DBG_SINKS names beside ``own``."""
+    more = build_sinks(settings, lambda: ()).sinks if settings.sinks is not None else []
+    with Runtime.start(settings, sinks=[*own, *more]) as runtime:
+        attachment = handover_of(runtime)
+        yield runtime, attachment
+        attachment.settle()
+        runtime.flush()
+
+
+def _recording(folder: Path) -> RecordingSink:
+    try:
+        return RecordingSink(folder, run_id(0))
+    except RecordingError as error:
+        raise CommandError(str(error)) from error
+
+
+def _others(folder: Path, known: set[Path]) -> list[list[Event]]:
+    """What the prefill processes of this run recorded."""
+    return [list(read(path)) for path in recordings_in(folder) if path not in known]
