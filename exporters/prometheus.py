@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from hicache_dbg.exporters.closed_sets import LOSS_REASONS
 from hicache_dbg.exporters.prometheus_dead import Claim
-from hicache_dbg.exporters.prometheus_metrics import Metrics, metrics_of
+from hicache_dbg.exporters.prometheus_metrics import PLACE, Metrics, metrics_of
 from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess, shared_registry
 from hicache_dbg.exporters.prometheus_port import Port
 from hicache_dbg.tracer.events import (
@@ -34,7 +34,7 @@ from hicache_dbg.tracer.events import (
     SkipReason,
     Started,
 )
-from hicache_dbg.tracer.sink import PoolStateReader, SinkError
+from hicache_dbg.tracer.sink import PoolPages, PoolStateReader, SinkError
 
 __all__ = ["PrometheusSink"]
 
@@ -60,7 +60,8 @@ class PrometheusSink:
         registry: where the metrics live; default the process's own.
         port: TCP port to serve on; 0 serves nothing, for a host that serves the registry itself.
         address: where the port is opened; the default answers scrapes from other machines.
-        pool_state: read at each scrape for the pages of each pool by state.
+        pool_state: read at each scrape for the pages of each pool by state, and for what became of
+            the pages that were asked for.
         rank: the rank whose label sets are created at once.
 
     Under ``PROMETHEUS_MULTIPROC_DIR`` the port serves the sum of all processes.
@@ -96,7 +97,7 @@ class PrometheusSink:
             Started: self._started,
             Health: self._health,
         }
-        self._metrics.pages.read(rank, pool_state)
+        self._metrics.pages.read(rank, pool_state and partial(self._read_pools, pool_state))
         self._claim = Claim(_folder()) if is_multiprocess() else None
         self._create_known()
         self._port = Port(address, port, self._scraped) if port else None
@@ -161,6 +162,7 @@ class PrometheusSink:
     def _started(self, event: Started) -> None:
         """Create every label set of the pools at 0, and tell their geometry."""
         rank = str(event.rank)
+        self._metrics.place.labels(rank, *_place(event.place)).set(1)
         for mirror in event.mirrors:
             for op, granular in product(Op, (False, True)):
                 src, dst = DIRECTION[op]
@@ -203,6 +205,18 @@ class PrometheusSink:
     def _finding(self, event: Finding) -> None:
         labels = (event.cls.value, event.pool, str(event.rank))
         self._metrics.findings.labels(*labels).inc(event.count)
+
+    def _read_pools(self, pool_state: PoolStateReader) -> list[PoolPages]:
+        """The pages by state; the lookups are counted on the way."""
+        pages = []
+        with self._lock:  # two scrapes may come together
+            for state in pool_state():
+                if isinstance(state, PoolPages):
+                    pages.append(state)
+                else:
+                    labels = (state.tier, state.end, str(self._rank))
+                    self._advance(self._metrics.lookups, state.pages, *labels)
+        return pages
 
     def _health(self, event: Health) -> None:
         with self._lock:  # a scrape and a heartbeat may come together
@@ -259,3 +273,9 @@ def _pinned_bytes(end: EndInfo) -> int:
     if not end.pinned:
         return 0
     return sum(part.page_bytes * part.pages * part.layers for part in end.components)
+
+
+def _place(place: str) -> list[str]:
+    """``tp=1 pp=0 dp=0`` by the labels of the metric."""
+    told = dict(part.split("=", 1) for part in place.split())
+    return [told.get(name, "") for name in PLACE[1:]]

@@ -6,7 +6,7 @@ from the start-up record, everything else from the event types. Never a page or 
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,11 +16,13 @@ from prometheus_client.registry import Collector
 from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
 from hicache_dbg.exporters.prometheus_multiprocess import PoolPagesGauge, is_multiprocess
 from hicache_dbg.exporters.prometheus_self import SelfReader
-from hicache_dbg.tracer.sink import PoolStateReader
+from hicache_dbg.tracer.sink import PoolPages
 
-__all__ = ["PATH", "Metrics", "PoolPagesCollector", "metrics_of"]
+__all__ = ["PATH", "PLACE", "Metrics", "PoolPagesCollector", "metrics_of"]
 
 PATH = ("pool", "op", "src", "dst", "layout", "token_granular", "rank")
+#: The rank, then the keys of the start-up record's place.
+PLACE = ("rank", "tp", "pp", "dp")
 GEOMETRY = (
     *("pool", "tier", "component", "class", "layout", "device", "dtype"),
     *("slot_bytes", "page_bytes", "slots_per_page", "pages", "layers", "rank"),
@@ -40,9 +42,9 @@ class PoolPagesCollector(Collector):
 
     def __init__(self, failures: Counter) -> None:
         self._failures = failures
-        self._readers: dict[int, PoolStateReader] = {}
+        self._readers: dict[int, Callable[[], Iterable[PoolPages]]] = {}
 
-    def read(self, rank: int, reader: PoolStateReader | None) -> None:
+    def read(self, rank: int, reader: Callable[[], Iterable[PoolPages]] | None) -> None:
         """Ask ``reader`` for the pages of ``rank`` from now on; None: nobody."""
         if reader is None:
             self._readers.pop(rank, None)
@@ -103,6 +105,13 @@ class Metrics:
             ("pool", "op", "reason", "rank"),
         )
         self.findings = counter("findings", "Findings by fault class", ("class", "pool", "rank"))
+        self.place = gauge(
+            "rank_info",
+            "Which of the attached system's ranks a rank is; empty where that has no such ranks",
+            PLACE,
+            # Where two processes count under one rank it is still one place.
+            multiprocess_mode="livemax",
+        )
         self.geometry = gauge(
             "pool_geometry_info", "Geometry of each end of a mirror, off its tensor", GEOMETRY
         )
@@ -127,6 +136,12 @@ class Metrics:
             PoolPagesGauge(gauge("pool_pages", _PAGES_HELP, _PAGES_LABELS), self.internal_errors)
             if is_multiprocess()
             else PoolPagesCollector(self.internal_errors)
+        )
+        #: Registered behind the pages: reading the pools brings it up to date.
+        self.lookups = counter(
+            "lookup_pages",
+            "Pages that readers asked for, by the tier that had them and what became of them",
+            ("tier", "end", "rank"),
         )
         self._register(registry)
 

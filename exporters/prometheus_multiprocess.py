@@ -19,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from hicache_dbg.exporters.prometheus_dead import put_together, undisturbed
-from hicache_dbg.tracer.sink import PoolStateReader
+from hicache_dbg.tracer.sink import PoolPages
 
 __all__ = ["PoolPagesGauge", "SharedCollector", "is_multiprocess", "shared_registry"]
 
@@ -46,9 +46,9 @@ class PoolPagesGauge(Collector):
         self._failures = failures
         self._clock = clock
         self._next = 0.0
-        self._readers: dict[int, PoolStateReader] = {}
+        self._readers: dict[int, Callable[[], Iterable[PoolPages]]] = {}
 
-    def read(self, rank: int, reader: PoolStateReader | None) -> None:
+    def read(self, rank: int, reader: Callable[[], Iterable[PoolPages]] | None) -> None:
         """Ask ``reader`` for the pages of ``rank`` from now on; None: nobody."""
         if reader is None:
             self._readers.pop(rank, None)

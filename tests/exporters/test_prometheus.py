@@ -22,7 +22,7 @@ from tests.services import require
 from hicache_dbg.exporters.prometheus import PrometheusSink
 from hicache_dbg.exporters.prometheus_port import Port
 from hicache_dbg.tracer.events import DIRECTION, FaultClass, Health, Op, Outcome, SkipReason, Tier
-from hicache_dbg.tracer.sink import PoolPages, SinkError
+from hicache_dbg.tracer.sink import LookedUp, PoolPages, SinkError
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -233,6 +233,20 @@ def test_pinned_bytes_are_those_of_the_host_end(registry: CollectorRegistry) -> 
         assert registry.get_sample_value("hicache_dbg_pool_pinned_bytes", labels) == expected
 
 
+@pytest.mark.parametrize(
+    ("place", "tp", "pp", "dp"), [("tp=1 pp=0 dp=3", "1", "0", "3"), ("", "", "", "")]
+)
+def test_a_rank_tells_its_place_before_it_has_copied_anything(
+    registry: CollectorRegistry, place: str, tp: str, pp: str, dp: str
+) -> None:
+    """The ranks of the attached system, as labels of a constant, from the start-up record on."""
+    sink = PrometheusSink(registry)
+    for mirrors in ((), started().mirrors):  # a second record, of pools that came later
+        sink.emit([started(rank=7, place=place, mirrors=mirrors)])
+        labels = {"rank": "7", "tp": tp, "pp": pp, "dp": dp}
+        assert registry.get_sample_value("hicache_dbg_rank_info", labels) == 1
+
+
 def test_both_ends_of_a_mirror_are_told_with_their_geometry(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
@@ -264,6 +278,18 @@ def test_pool_pages_are_read_when_scraped(serve: Callable[..., PrometheusSink], 
     assert not reads
     labels = {"pool": "index_k", "tier": "host", "state": "free", "rank": "0"}
     assert [value(samples(scrape(port)), "pool_pages", **labels) for _ in range(2)] == [1, 2]
+
+
+def test_lookups_are_read_when_scraped_and_never_fall(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """What became of pages asked for is a counter: at 0 from the start, up to date in the scrape itself."""
+    totals = iter([0, 7, 9, 2])
+    pages = PoolPages(pool="index_k", tier="host", state="free", pages=1)
+    serve(pool_state=lambda: [pages, LookedUp(tier="host", end="no_room", pages=next(totals))])
+    labels = {"tier": "host", "end": "no_room", "rank": "0"}
+    seen = [value(samples(scrape(port)), "lookup_pages_total", **labels) for _ in range(4)]
+    assert seen == [0, 7, 9, 11]
 
 
 def test_a_pool_that_cannot_be_read_does_not_break_the_scrape(
@@ -380,8 +406,11 @@ def test_labels_are_closed(registry: CollectorRegistry) -> None:
 def test_promtool_finds_nothing_to_say(serve: Callable[..., PrometheusSink], port: int) -> None:
     """The names and help texts pass Prometheus's own linter."""
     require(shutil.which("promtool"), "promtool is not installed")
-    pages = [PoolPages(pool="index_k", tier="host", state="free", pages=3)]
-    serve(pool_state=lambda: pages).emit([started(), copied(), finding(), health()])
+    state = [
+        PoolPages(pool="index_k", tier="host", state="free", pages=3),
+        LookedUp(tier="storage", end="missing", pages=2),
+    ]
+    serve(pool_state=lambda: state).emit([started(), copied(), finding(), health()])
     command = ["promtool", "check", "metrics"]
     done = subprocess.run(command, input=scrape(port), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

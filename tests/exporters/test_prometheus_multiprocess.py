@@ -27,10 +27,11 @@ import json, sys
 import msgspec
 from hicache_dbg.exporters.prometheus import PrometheusSink
 from hicache_dbg.tracer.events import Event
-from hicache_dbg.tracer.sink import PoolPages
+from hicache_dbg.tracer.sink import LookedUp, PoolPages
 options = json.loads(sys.argv[1])
 rank, port = options["rank"], options["port"]
 pages = [PoolPages(pool="index_k", tier="host", state="free", pages=100 + rank)]
+pages.append(LookedUp(tier="host", end="hit", pages=5))
 sink = PrometheusSink(port=port, address="127.0.0.1", pool_state=lambda: pages, rank=rank)
 events = msgspec.json.decode(sys.argv[2], type=list[Event])
 sink.emit([msgspec.structs.replace(event, rank=rank) for event in events])
@@ -107,6 +108,14 @@ def test_one_port_tells_of_every_rank(start: Start, port: int) -> None:
     assert scrape(port, "copies_total") == {"0": 3.0, "1": 3.0}
     assert scrape(port, "copy_duration_seconds_count") == {"0": 3.0, "1": 3.0}
     assert scrape(port, "pool_pages") == {"0": 100.0, "1": 101.0}
+    assert scrape(port, "rank_info") == {"0": 1.0, "1": 1.0}
+
+
+def test_two_processes_of_one_rank_are_one_place(start: Start, port: int) -> None:
+    """A restart under the old number, or two services that share a folder: what is constant does not add up."""
+    start(rank=0, port=port)
+    start(rank=0)
+    assert scrape(port, "rank_info") == {"0": 1.0}
 
 
 def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, port: int) -> None:
@@ -119,6 +128,7 @@ def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, por
         reap()
         assert scrape(port, "copies_total") == {"0": 3.0, "1": 3.0}
         assert scrape(port, "pool_pages") == {"0": 100.0}
+        assert scrape(port, "rank_info") == {"0": 1.0}
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 64, DAMAGE])

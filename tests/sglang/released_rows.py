@@ -18,7 +18,7 @@ from released_base import (
     random_bytes,
 )
 
-__all__ = ["asymmetric", "k_only", "mha", "mha_of_sglang", "mla", "mla_sharded"]
+__all__ = ["asymmetric", "k_only", "mha", "mha_of_sglang", "mha_with_drafts", "mla", "mla_sharded"]
 
 _PAGE = 4
 _SLOTS = DEVICE_PAGES * _PAGE
@@ -73,26 +73,32 @@ def mha_of_sglang(layout: str) -> Setup:
     return Setup(pool, _PAGE, [*device.k_buffer, *device.v_buffer], _PAGE, device)
 
 
-def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int) -> Any:
+def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int, drafts: int = 0) -> Any:
+    """The last ``drafts`` layers are one each of as many draft models."""
     from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
     from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 
-    buffers = KVBuffers(
-        k=tuple(k),
-        v=tuple(v),
-        k_data_ptrs=pointers(k),
-        v_data_ptrs=pointers(v),
-        layout=KVBufferLayout.NHD,
-    )
-    info = MHABufferInfo(
-        buffers=buffers,
-        page_size=_PAGE,
-        head_num=2,
-        head_dim=8,
-        v_head_dim=v_dim,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+    def described(first: int, last: int) -> Any:
+        buffers = KVBuffers(
+            k=tuple(k[first:last]),
+            v=tuple(v[first:last]),
+            k_data_ptrs=pointers(k[first:last]),
+            v_data_ptrs=pointers(v[first:last]),
+            layout=KVBufferLayout.NHD,
+        )
+        return MHABufferInfo(
+            buffers=buffers,
+            page_size=_PAGE,
+            head_num=2,
+            head_dim=8,
+            v_head_dim=v_dim,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+        )
+
+    targets = len(k) - drafts
+    info = described(0, targets)
+    packed = [described(layer, layer + 1) for layer in range(targets, len(k))]
     return get_mha_host_pool_cls(info)(
         info,
         2.0,
@@ -102,8 +108,16 @@ def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int) -> Any:
         pin_memory=False,
         device_capacity_tokens=_SLOTS - _PAGE,
         start_layer=0,
-        end_layer=LAYERS,
+        end_layer=targets,
+        **({"draft_buffer_infos": packed} if drafts else {}),
     )
+
+
+def mha_with_drafts(layout: str, drafts: int) -> Setup:
+    """Two layers of a model, and one each of so many draft models, packed into one host pool."""
+    k, v = ([random_bytes(_SLOTS, 2, 8) for _ in range(LAYERS + drafts)] for _ in range(2))
+    pool = _described_mha(k, v, layout, 8, drafts)
+    return Setup(pool, _PAGE, [*k, *v], _PAGE)
 
 
 def asymmetric(layout: str) -> Setup:

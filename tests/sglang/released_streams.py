@@ -13,7 +13,7 @@ import pytest
 from released_base import ENGINE
 from sglang.srt.managers import cache_controller
 
-__all__ = ["LIMIT_S", "Delayed", "device_events"]
+__all__ = ["LIMIT_S", "Delayed", "device_events", "on_its_way"]
 
 #: Nothing here waits longer.
 LIMIT_S = 10.0
@@ -123,3 +123,30 @@ def device_events(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "device_module", device)
         if hasattr(module, "_timing_events_supported"):  # remembers its first answer
             patch.setattr(module, "_timing_events_supported", lambda: True)
+
+
+@contextmanager
+def on_its_way(counter: Any, came: int) -> Iterator[None]:
+    """A load of which ``came`` layers are there; the others come as soon as somebody waits for one."""
+    index = counter.update_producer()
+    counter.set_consumer(index)
+    events = counter.events[index]
+    for event in events.load_events:
+        event.expect()
+    for layer in range(came):
+        events.complete(layer)
+    held = Delayed._held = threading.Event()
+
+    def rest() -> None:
+        assert held.wait(LIMIT_S)
+        for layer in range(came, counter.num_layers):
+            events.complete(layer)
+
+    thread = threading.Thread(target=rest)
+    thread.start()
+    try:
+        yield
+    finally:
+        held.set()
+        thread.join(LIMIT_S)
+        Delayed._held = None

@@ -17,8 +17,9 @@ from tests.test_gate import SCRIPT
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.transfer import TransferEngine
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.switch import client, listener
 from hicache_dbg.tracer.switch.client import SwitchError, ask
-from hicache_dbg.tracer.switch.messages import Ask, Reply, address, receive, send
+from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receive, send
 from hicache_dbg.tracer.switch.switchboard import Switchboard
 
 WAIT_S = 60.0
@@ -200,6 +201,8 @@ def test_a_client_that_goes_away_leaves_the_listener_alone(armed: int) -> None:
     [
         (["on", "--pid", str(os.getppid())], 3, "start it with HICACHE_DBG=armed"),
         (["off", "--pid", "4194304"], 3, "there is no process"),
+        (["off", "--pid", "99999999999"], 3, "there is no process 99999999999"),
+        (["off", "--pid", "0"], 3, "there is no process 0"),
         (["on", "--pid", "1", "--for", "soon"], 2, "expected 60s, 5m or 1h"),
         (["on", "--pid", "1", "--for", "0s"], 2, "is no time"),
     ],
@@ -221,6 +224,77 @@ def test_a_process_that_speaks_for_another_is_not_trusted() -> None:
         server.listen()
         with pytest.raises(SwitchError, match="in the name of 1"):
             list(ask(1, Ask(do="off")))
+
+
+class Answered(threading.Thread):
+    """A listener in this process that gives everybody the same bytes, unheard, and hangs up."""
+
+    def __init__(self, server: socket.socket, line: bytes) -> None:
+        super().__init__()
+        self._server, self._line = server, line
+        server.bind(address(os.getpid()))
+        server.listen()
+        self.start()
+
+    def run(self) -> None:
+        """Answer once."""
+        connection, _ = self._server.accept()
+        with connection:
+            connection.sendall(self._line)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"done": false, "text": "user 1 may not"}\n', "user 1 may not"),
+        (b"hello\n", "of another version"),
+    ],
+)
+def test_a_refusal_before_the_wish_is_heard_is_told(
+    line: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener has hung up by the time that the wish is sent: its answer is read all the same."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        there = Answered(server, line)
+
+        def late(connection: socket.socket) -> tuple[int, int]:
+            there.join(WAIT_S)
+            return peer(connection)
+
+        monkeypatch.setattr(client, "peer", late)
+        with pytest.raises(SwitchError, match=says):
+            list(ask(os.getpid(), Ask(do="off")))
+
+
+def test_a_wish_that_fails_is_answered() -> None:
+    """Whatever goes wrong in the host, who asked is told what, not that the process has ended."""
+
+    def fails(_wish: Ask, _reply: object) -> None:
+        raise RuntimeError("no such stream")
+
+    ours, theirs = socket.socketpair()
+    with ours:
+        send(ours, Ask(do="off"))
+        listener._talk(theirs, fails)
+        reply = json.loads(receive(ours, WAIT_S))
+    assert reply["done"] is False
+    assert reply["text"] == "failed: RuntimeError: no such stream"
+
+
+def test_a_host_without_descriptors_keeps_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be accepted the listener rests before it tries again."""
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        raise SystemExit  # seen enough
+
+    monkeypatch.setattr(time, "sleep", rest)
+    closed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    closed.close()  # accepting on it fails at once, as it does without a free descriptor
+    with pytest.raises(SystemExit):
+        listener._serve(closed, lambda _wish, _reply: None)
+    assert rests == [listener.PAUSE_S]
 
 
 def test_messages_come_back_as_they_were_sent() -> None:

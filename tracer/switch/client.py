@@ -1,5 +1,6 @@
 """The command's side of the switch."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -36,7 +37,9 @@ def ask(pid: int, wish: Ask) -> Iterator[Reply]:
             raise SwitchError(
                 f"process {there} answers in the name of {pid}: nothing was sent to it"
             )
-        send(connection, wish)
+        # One that is refused unheard is answered all the same: the answer is read below.
+        with contextlib.suppress(BrokenPipeError):
+            send(connection, wish)
         yield _reply(connection, GRACE_S)
         if wish.do == "on" and wish.for_s:
             yield _reply(connection, wish.for_s + GRACE_S)
@@ -51,16 +54,23 @@ def _reply(connection: socket.socket, within_s: float) -> Reply:
         ) from error
     if not line:
         raise SwitchError("the process ended before it answered")
-    reply = msgspec.json.decode(line, type=Reply)
+    try:
+        reply = msgspec.json.decode(line, type=Reply)
+    except msgspec.MsgspecError as error:
+        raise SwitchError(
+            f"the answer is of another version of hicache-dbg, or of nobody's: {error}"
+        ) from error
     if not reply.done:
         raise SwitchError(reply.text)
     return reply
 
 
 def _why_not(pid: int, error: OSError) -> str:
+    if pid < 1:  # the kernel would take it for a group
+        return f"there is no process {pid}"
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return f"there is no process {pid}"
     except PermissionError:
         pass

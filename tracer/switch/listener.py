@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -11,6 +12,9 @@ import msgspec
 from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receive, send
 
 __all__ = ["Answer", "listen"]
+
+#: Before another try where none can be accepted, in seconds.
+PAUSE_S = 0.1
 
 #: Answers a wish: at once, and where a run was asked for with an end, again when it has ended.
 Answer = Callable[[Ask, Callable[[Reply], None]], None]
@@ -47,6 +51,7 @@ def _serve(server: socket.socket, answer: Answer) -> None:
         try:
             connection, _ = server.accept()
         except OSError:
+            time.sleep(PAUSE_S)  # no descriptor is free, say: the host gets its core back
             continue
         threading.Thread(
             target=_talk, args=(connection, answer), name="hicache-dbg-switch", daemon=True
@@ -71,6 +76,8 @@ def _talk(connection: socket.socket, answer: Answer) -> None:
             answer(_ask(receive(connection)), reply)
         except (OSError, ValueError) as error:
             reply(Reply(done=False, text=str(error)))
+        except Exception as error:  # noqa: BLE001 - whoever asked must not take it for the host's end
+            reply(Reply(done=False, text=f"failed: {type(error).__name__}: {error}"))
 
 
 def _ask(line: bytes) -> Ask:

@@ -18,26 +18,36 @@ if TYPE_CHECKING:
     from hicache_dbg.tracer.diagnose.evidence import Evidence
     from hicache_dbg.tracer.events import Event
     from hicache_dbg.tracer.runtime import Runtime
+    from hicache_dbg.tracer.sink import PoolStateReader, Sink
 
 __all__ = ["BOARD", "Switchboard"]
 
-#: The module whose import says that a process holds pools, and how tracing of them begins.
-Begin = Callable[[Settings, Sequence[Any]], "Runtime"]
+#: Makes the sinks of a rank, which ask the reader for the pools' pages.
+SinksOf = Callable[[Settings, "PoolStateReader"], Sequence["Sink"]]
+#: How tracing of a system begins, and what a late attachment to it cannot reach.
+Begin = Callable[[Settings, SinksOf], tuple["Runtime", tuple[str, ...]]]
 
 #: What a late attachment cannot know, said with every one.
-LATE = (
-    "attached late: pages backed up before now are skipped (unwitnessed) until they are backed up again",
-    "functions that were bound to a name before now are called as they were",
-)
+LATE = "attached late: pages backed up before now are skipped (unwitnessed) until they are backed up again"
 
 
-def _engine(settings: Settings, sinks: Sequence[Any]) -> "Runtime":
+def _engine(settings: Settings, sinks_of: SinksOf) -> tuple["Runtime", tuple[str, ...]]:
     from hicache_dbg.tracer.runtime import Runtime
 
-    return Runtime.start(settings, sinks=sinks)
+    runtime = Runtime.start(settings, sinks=sinks_of(settings, lambda: ()))
+    return runtime, ("functions that were bound to a name before now are called as they were",)
 
 
-SYSTEMS: Mapping[str, Begin] = MappingProxyType({"hicache_dbg.pools.transfer": _engine})
+def _sglang(settings: Settings, sinks_of: SinksOf) -> tuple["Runtime", tuple[str, ...]]:
+    from hicache_dbg.tracer.attach.sglang.late import attach_late
+
+    return attach_late(settings, sinks_of)
+
+
+#: By the module whose import says that a process may hold pools of a system.
+SYSTEMS: Mapping[str, Begin] = MappingProxyType(
+    {"hicache_dbg.pools.transfer": _engine, "sglang.srt.mem_cache.memory_pool": _sglang}
+)
 
 
 class Watch:
@@ -93,7 +103,7 @@ class Switchboard:
                     text=f"process {os.getpid()} holds no pools: none of {', '.join(SYSTEMS)} is imported",
                 )
             try:
-                self._begin(ask, present)
+                notes = self._begin(ask, present)
             except Exception as error:  # noqa: BLE001 - the host goes on, whatever it is
                 self._end()
                 return Reply(done=False, text=f"cannot start: {type(error).__name__}: {error}")
@@ -101,20 +111,27 @@ class Switchboard:
             done=True,
             text=f"tracing process {os.getpid()}"
             + (f" for {ask.for_s:g} s" if ask.for_s else ", until it is switched off"),
-            notes=LATE,
+            notes=(LATE, *notes),
             took_s=time.perf_counter() - began,
         )
 
-    def _begin(self, ask: Ask, present: Sequence[Begin]) -> None:
+    def _begin(self, ask: Ask, present: Sequence[Begin]) -> list[str]:
         from hicache_dbg.tracer.sinks import build_sinks
 
         environ = {**os.environ, **ask.settings, "HICACHE_DBG": "1"}
         settings = Settings.from_environ(environ)
-        self._watch = Watch()
+        self._watch = watch = Watch()
         self._ended.clear()
+
+        def sinks_of(ranked: Settings, pool_state: "PoolStateReader") -> "Sequence[Sink]":
+            return [*build_sinks(ranked, pool_state).sinks, watch]
+
+        notes: list[str] = []
         for begin in present:
-            sinks = [*build_sinks(settings, lambda: ()).sinks, self._watch]
-            self._runs.append(begin(settings, sinks))
+            runtime, said = begin(settings, sinks_of)
+            self._runs.append(runtime)
+            notes.extend(said)
+        return notes
 
     def _off(self, _: Ask) -> Reply:
         began = time.perf_counter()

@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from released_driving import backup, controller, indices, operation
+from released_driving import backup, controller, indices, load, operation
+from released_lane import beside
+from released_objects import group
 from released_pages import index_k, mamba, v4
 from released_rows import mha, mha_of_sglang, mla
 from released_streams import Delayed, device_events
 from released_traced import Start
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding
+from hicache_dbg.tracer.settings import Checksum
 
 
 def logical() -> Any:
     """The anchor that holds no bytes."""
-    from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
-
     return LogicalHostPool(16 * 256, 256)
 
 
@@ -172,6 +174,62 @@ def test_a_device_page_freed_under_a_load_is_found(
         (FaultClass.SLOT_REUSE, "kv", (int(device[4]) // 4,))
     ]
     assert "kv: device page" in findings[0].message
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_pools_that_share_an_allocator_do_not_clash(traced: Start, *, on_device: bool) -> None:
+    """C4 and C128 ride on the anchor's pages: one operation writes both, each in bytes of its own."""
+    run = traced()
+    logical = LogicalHostPool(16 * 256, 256)
+    riders = [
+        v4("deepseek_v4_c4", 37440, 256)("layer_first"),
+        v4("deepseek_v4_c128", 1728, 256)("layer_first"),
+    ]
+    group({"kv": logical, "deepseek_v4_c4": riders[0].pool, "deepseek_v4_c128": riders[1].pool})
+    host = logical.alloc(512)
+    frames = run.attachment.observer.frames
+    with frames.operation(lambda _: None):
+        for setup in riders:
+            if on_device:
+                beside(run, setup)
+            setup.pool.backup_from_device_all_layer(
+                setup.pool_device, host, indices([1, 2], 256), "kernel"
+            )
+    logical.free(host)
+    assert run.sink.of(Finding) == []
+
+
+def test_a_host_page_freed_under_a_copy_on_a_gpu_is_found(traced: Start) -> None:
+    """Its pages are known when the device is done; freed before that, they were open all the same."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    early, late = (setup.pool.alloc(setup.page) for _ in range(2))
+    lane.over = False
+    setup.pool.backup_from_device_all_layer(
+        setup.pool_device, torch.cat([early, late]), indices([1, 2], setup.page), "kernel"
+    )
+    setup.pool.free(early)
+    lane.begun[0].come()
+    setup.pool.free(late)
+    (finding,) = run.sink.of(Finding)
+    assert finding.cls is FaultClass.SLOT_REUSE
+    assert finding.pages == (int(early[0]) // setup.page,)
+    assert "freed while a copy has it open" in finding.message
+    assert "previous access: backup" in finding.message
+
+
+def test_copies_on_a_gpu_one_after_the_other_are_clean(traced: Start) -> None:
+    """Back and forth over the same pages, each over before the next: nobody is accused."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    for _ in range(3):
+        host = setup.pool.alloc(setup.page)
+        backup(setup, host, indices([1], setup.page), "kernel")
+        load(setup, host, indices([2], setup.page), "kernel")
+        setup.pool.free(host)
+    assert run.sink.of(Finding) == []
 
 
 def test_the_books_say_reused_and_do_not_compare(traced: Start) -> None:

@@ -4,42 +4,21 @@
 # pyright: reportMissingImports=false
 
 import logging
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from released_base import DECLARED, ENGINE, LAYERS, VERSION, anchor, bytes_of
 from released_driving import LAYER_COUNT, backup, controller, indices, load, operation
+from released_objects import functions, group
 from released_pages import index_k, v4
 from released_rows import mha, mla
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
-from hicache_dbg.tracer.attach.sglang.classes import (
-    device_pool_classes,
-    host_pool_classes,
-    is_ours,
-    subclasses,
-)
+from hicache_dbg.tracer.attach.sglang.classes import is_ours
 from hicache_dbg.tracer.events import Copied, Finding, Op, Started
 from hicache_dbg.tracer.settings import Checksum
-
-
-def functions() -> dict[str, object]:
-    """Every function of every class that is wrapped, as it is bound now."""
-    from sglang.srt.managers.cache_controller import HiCacheController, LayerDoneCounter
-    from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
-
-    others = [HiCacheController, LayerDoneCounter, BaseTokenToKVPoolAllocator, HiCacheStorage]
-    return {
-        f"{cls.__qualname__}.{name}": value
-        for cls in (*host_pool_classes(), *device_pool_classes(), *subclasses(others))
-        for name, value in vars(cls).items()
-        if callable(value)
-    }
 
 
 def test_detaching_restores_the_very_same_functions(traced: Start) -> None:
@@ -206,6 +185,24 @@ def test_a_rank_that_keeps_no_bytes_says_so(traced: Start) -> None:
     (said,) = run.attachment.observer.registry.inventory.unrecognised
     assert said.endswith("no bytes on this rank, another one loads and broadcasts them")
     assert run.sink.of(Finding) == []
+    receive(is_src=False)
+    receive(is_src=True)  # the one that loads has its own events
+    (event,) = run.sink.of(Copied)
+    assert (event.op, event.cls, event.io_backend) == (
+        Op.LOAD,
+        "MLATokenToKVPoolHost",
+        "broadcast",
+    )
+    assert (event.d, event.pages, event.skipped) == (8, 2, {"unreadable": 2 * LAYERS})
+
+
+def receive(*, is_src: bool) -> None:
+    """A load of two pages, as the controller begins it on a rank of a deduplicated pool."""
+    from sglang.srt.mem_cache.mla_host_dedup import MLAHostDedupBroadcaster
+
+    broadcaster = object.__new__(MLAHostDedupBroadcaster)  # its constructor asks for NCCL
+    broadcaster.is_src, broadcaster.device, broadcaster.idx_bufs = is_src, "cpu", None
+    broadcaster.prepare_broadcast(indices([1, 4], 4), None)
 
 
 def test_an_unknown_version_says_so(traced: Start) -> None:
@@ -253,32 +250,13 @@ def test_a_pool_follows_the_allocations_of_its_anchor(traced: Start) -> None:
     logical = memory_pool_host.LogicalHostPool(16 * 256, 256)
     swa = v4("swa", 149760, 256)("layer_first").pool
     c4 = v4("deepseek_v4_c4", 37440, 256)("layer_first").pool
-    entries = [
-        SimpleNamespace(
-            name=name,
-            host_pool=pool,
-            device_pool=None,
-            layer_mapper=None,
-            is_primary_index_anchor=name == "kv",
-        )
-        for name, pool in (("kv", logical), ("swa", swa), ("deepseek_v4_c4", c4))
-    ]
-    group(entries)
+    group({"kv": logical, "swa": swa, "deepseek_v4_c4": c4})
     generation = run.record(c4).generation
     pages = torch.arange(3).numpy()
     assert generation(pages).tolist() == [0, 0, 0]
     logical.alloc(512)
     swa.alloc(256)
     assert generation(pages).tolist() == [1, 1, 0]
-
-
-def group(entries: list[Any]) -> Any:
-    """The real group of this version."""
-    try:
-        from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
-    except ImportError:
-        from sglang.srt.mem_cache.memory_pool_host import HostPoolGroup
-    return HostPoolGroup(entries)
 
 
 @pytest.mark.skipif(not ENGINE, reason="bytes are counted from 0.5.18 on")

@@ -3,91 +3,27 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
-from collections import deque
+import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import released_base
 import released_driving
 import released_rows
 import torch
-from released_base import LAYERS, Case, Setup
+from released_base import LAYERS, VERSION, Case
 from released_cases import CASES
-from released_driving import backup, indices, load
+from released_driving import backup, controller, indices, load, operation
+from released_lane import HostSlot, beside
 from released_pages import index_k, v4
-from released_rows import mla
-from released_traced import Start, Traced
+from released_rows import mha_of_sglang, mla
+from released_traced import Start
 
-from hicache_dbg.tracer.attach.sglang.gpu import Lane, Slot, Work
-from hicache_dbg.tracer.attach.sglang.gpu_ops import DevicePool
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
-from hicache_dbg.tracer.digest.torch_digester import TorchDigester
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
 from hicache_dbg.tracer.settings import Checksum
 
 HOST, FROM, TO = [5, 0, 7], [1, 4, 2], [0, 3, 5]
-
-
-class HostSlot(Slot):
-    """Room on the CPU, whose event comes when the test says so."""
-
-    def __init__(self, words: int) -> None:
-        self.words = torch.empty(words, dtype=torch.int64)
-        self.over = True
-        self.event = cast("torch.cuda.Event", SimpleNamespace(query=lambda: self.over))
-        self.idle = True
-        self._views = {}
-
-
-class HostWork(Work):
-    """Nothing to record: what was asked for is done."""
-
-    def mark(self) -> None:
-        """No event."""
-
-    def come(self) -> None:
-        """The device is done."""
-        assert isinstance(self.slot, HostSlot)
-        self.slot.over = True
-
-
-class HostLane(Lane):
-    """The same bookkeeping over the digester for any device of torch."""
-
-    def __init__(self) -> None:
-        self.digester = TorchDigester("cpu")
-        self.device = self.digester.device
-        self._slots = deque()
-        self.over = True
-        self.graph = False
-        self.begun: list[HostWork] = []
-
-    def captures(self) -> bool:
-        """As the test says."""
-        return self.graph
-
-    def begin(self, words: int, size: int) -> Work:
-        """In line, whatever its size."""
-        assert size >= 0
-        slot = HostSlot(words)
-        slot.over = self.over
-        self.begun.append(HostWork(self, slot, 0, None))
-        return self.begun[-1]
-
-    def read(self, work: Work, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """They are here."""
-        return work.slot.words[: work.words], *given
-
-
-def beside(run: Traced, setup: Setup) -> HostLane:
-    """From now on this pool's device end is taken for one on a GPU."""
-    lane, record = HostLane(), run.record(setup.pool)
-    size = sum(view.tile_bytes() for view in record.mirror.device.values())
-    known = DevicePool(record, lane, record.mirror.device, size)
-    run.attachment.observer.devices._pools[id(setup.pool)] = known
-    return lane
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -132,6 +68,32 @@ def test_a_load_is_digested_once_for_all_its_layers(traced: Start) -> None:
     assert [[(p.first, p.last) for p in work.parts] for work in lane.begun] == [[(0, LAYERS)]] * 2
 
 
+def test_the_digests_of_a_load_come_before_its_last_gate(traced: Start) -> None:
+    """0.5.13 takes that gate for the operation's end and gives pages away from there on: joined before, always."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mha_of_sglang("layer_first")
+    lane = beside(run, setup)
+    host = indices(HOST, setup.page)
+    backup(setup, host, indices(FROM, setup.page), "kernel")
+    owner = controller(setup, "kernel")
+    (events, *_) = owner.layer_done_counter.events
+    opened: list[tuple[int, int, bool]] = []
+    complete = type(events).complete
+
+    def watching(self: object, layer: int) -> None:
+        work = lane.begun[-1]
+        opened.append((layer, len(work.parts), work.marked))
+        complete(self, layer)
+
+    events.complete = watching.__get__(events)
+    owner.load_queue.append(operation(host, indices(TO, setup.page)))
+    owner.start_loading()
+    assert opened == [(0, 0, False), (1, 2, True)]  # of K and of V
+    if VERSION == "0.5.13":
+        assert owner.ack_load_queue[-1].finish_event is events.load_events[-1]
+    assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
+
+
 def test_layers_between_the_first_and_the_last_are_only_counted(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +118,45 @@ def test_layers_between_the_first_and_the_last_are_only_counted(
     event = run.sink.of(Copied)[-1]
     assert (event.layers, event.verified, event.mismatched) == (6, 6 * len(HOST), 0)
     assert [(part.first, part.last) for part in lane.begun[-1].parts] == [(0, 6)]
+
+
+@pytest.mark.parametrize("ms", [0.0005, 3_600_000.0])
+def test_an_operation_takes_as_long_as_the_device_says(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, ms: float
+) -> None:
+    """Its duration is the time between its events; it ends no earlier than its call, and the device, can."""
+    monkeypatch.setattr(HostSlot, "ms", ms)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    host, before = indices(HOST, setup.page), time.time_ns()
+    backup(setup, host, indices(FROM, setup.page), "kernel")
+    load(setup, host, indices(TO, setup.page), "kernel")
+    after = time.time_ns()
+    for event in run.sink.of(Copied):
+        assert event.duration_us == pytest.approx(ms * 1e3)
+        began = event.time_ns - ms * 1e6
+        assert before <= round(began) + 1000
+        assert began <= after
+
+
+def test_an_end_that_was_never_marked_leaves_the_hosts_clock(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that stops at its first layer took what its calls took."""
+    monkeypatch.setattr(HostSlot, "ms", 3_600_000.0)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+
+    def fail(layer: int) -> None:
+        raise RuntimeError(f"stop at {layer}")
+
+    # 0.5.23 then asks torch's stream on a CPU for what only others have.
+    with pytest.raises((RuntimeError, AttributeError), match=r"stop at 0|synchronize"):
+        load(setup, indices(HOST, setup.page), indices(TO, setup.page), "kernel", fail)
+    (event,) = run.sink.of(Copied)
+    assert 0 < event.duration_us < 60e6
 
 
 def test_nothing_is_read_before_the_device_is_done(traced: Start) -> None:

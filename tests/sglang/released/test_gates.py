@@ -38,7 +38,8 @@ def prepared(traced: Start) -> tuple[Traced, Setup, Any]:
 
 def here(setup: Setup, layer: int, number: int) -> torch.Tensor:
     """A page of K as the model would read it."""
-    return bytes_of(setup.devices[layer], setup.rows)[number]
+    page: torch.Tensor = bytes_of(setup.devices[layer], setup.rows)[number]
+    return page
 
 
 def test_an_ungated_reader_of_a_delayed_load_is_found(traced: Start) -> None:

@@ -64,7 +64,7 @@ class Tier3:
         operation = PrefetchOperation(*(("r1", host, tokens) if early else ("r1", tokens)))
         operation.hash_value = list(keys)
         hits = self.owner.page_get_func(operation, keys, host)
-        return operation.completed_tokens // self.setup.page if hits is None else hits
+        return int(operation.completed_tokens // self.setup.page if hits is None else hits)
 
     def file(self, key: str) -> Path:
         """What holds a page."""
@@ -131,7 +131,8 @@ def test_pages_that_another_process_stored_are_unwitnessed(tier: Tier3) -> None:
 
 def only(tier: Tier3) -> Finding:
     """The one finding there is."""
-    (finding,) = tier.run.sink.of(Finding)
+    found: list[Finding] = tier.run.sink.of(Finding)
+    (finding,) = found
     return finding
 
 

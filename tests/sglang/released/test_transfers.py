@@ -115,6 +115,29 @@ def run(traced: Start) -> Traced:
     return begun
 
 
+def test_managers_that_were_there_before_are_followed(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken over with what decode has registered with them: the disagreement is told, requests are followed."""
+    prefill, decode = End(DisaggregationMode.PREFILL), End(DisaggregationMode.DECODE)
+    begun = traced()
+    mla("layer_first")
+    for end, mode in ((prefill, "PREFILL"), (decode, "DECODE")):
+        given = {"kv_args": end.args, "disaggregation_mode": DisaggregationMode[mode]}
+        for name, value in (given | {"is_mla_backend": True}).items():
+            monkeypatch.setattr(end.manager, name, value, raising=False)
+    other = kv_args(prefill.buffers, kv_item_lens=[ITEM // 2] * LAYERS)
+    told = {"there": KVArgsRegisterInfo.from_zmq(registration(other))}  # nobody listens yet
+    monkeypatch.setattr(prefill.manager, "decode_kv_args_table", told, raising=False)
+    bare = SimpleNamespace()
+    unknown = begun.attachment.observer.transfers.adopt([prefill.manager, bare, decode.manager])
+    assert unknown == ["SimpleNamespace: made before we came, its memory is not kept"]
+    (finding,) = begun.sink.of(Finding)
+    assert finding.cls is FaultClass.PD_CONTRACT
+    hand_over(prefill, decode)
+    assert [event.op for event in begun.sink.of(Copied)] == [Op.SEND, Op.RECV]
+
+
 def joined(run: Traced) -> list[Finding]:
     """What a join of both services' recordings says."""
     events = run.sink.of(Stated)

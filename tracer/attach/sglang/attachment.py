@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any
+from weakref import WeakMethod
 
 import wrapt
 
@@ -15,6 +16,7 @@ from hicache_dbg.tracer.attach.sglang.allocators import ALLOCATORS, CHECKED, HOS
 from hicache_dbg.tracer.attach.sglang.classes import (
     ANCHOR,
     BASE,
+    GROUP,
     device_pool_classes,
     host_pool_classes,
     is_ours,
@@ -28,14 +30,15 @@ from hicache_dbg.tracer.attach.sglang.kinds import LOAD, known_classes, methods_
 from hicache_dbg.tracer.attach.sglang.observer import Observer
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.storage import OF_BACKENDS, OF_CONTROLLERS
-from hicache_dbg.tracer.attach.sglang.transfers import BASES, MODULES
+from hicache_dbg.tracer.attach.sglang.transfers import BASES, MODULES, manager_classes
 from hicache_dbg.tracer.attach.sglang.wrappers import Wrappers
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.sink import PoolPages
 
 __all__ = ["SglangAttachment"]
 
-GROUP = "HostPoolGroup"
+#: How long detaching waits for the host to come out of our wrappers, in seconds.
+WITHIN_S = 0.5
 
 _log = logging.getLogger("hicache_dbg")
 
@@ -53,6 +56,7 @@ class SglangAttachment:
         self.observer = Observer(version, start, self._announce)
         self._patches = Patches()
         self._wrap = Wrappers(self.observer)
+        self.attached = False
         self._hooked = False
         if not versions.supported(version):
             self.observer.registry.inventory.not_recognised(
@@ -61,9 +65,12 @@ class SglangAttachment:
 
     def attach(self) -> None:
         """Wrap what is imported, and what will be; calling it again is harmless."""
-        if self.observer.on:
+        if self.attached:
             return
-        self.observer.on = True
+        self.attached = self.observer.on = True
+        self._wrap_all()
+
+    def _wrap_all(self) -> None:
         modules = dict.fromkeys(
             (
                 *versions.POOL_MODULES,
@@ -72,22 +79,27 @@ class SglangAttachment:
                 *versions.STORAGE_MODULES,
                 *MODULES,
                 COLLECTOR[0],
+                versions.BROADCASTER[0],
                 *(o.module for o in self._operations()),
             )
         )
         for name in modules:
             if not self._hooked:
-                wrapt.register_post_import_hook(self._imported, name)
+                wrapt.register_post_import_hook(_weakly(self._imported), name)
             elif name in sys.modules:
                 self._imported(sys.modules[name])
         self._hooked = True
 
     def detach(self) -> None:
-        """Put SGLang's own functions back; a second call changes nothing."""
+        """Put SGLang's own functions back; a second call changes nothing.
+
+        Operations that are under way end as they began, and are waited for a moment.
+        """
         if self.observer.on:
             self.observer.bytes.tell()
-        self.observer.on = False
+        self.attached = self.observer.on = False
         self._patches.undo()
+        self.observer.settle(WITHIN_S)
 
     def pool_state(self) -> Iterator[PoolPages]:
         """Host pages by pool and state; read when asked."""
@@ -116,7 +128,7 @@ class SglangAttachment:
         )
 
     def _imported(self, module: ModuleType) -> None:
-        if not self.observer.on:
+        if not self.attached:
             return
         try:
             self._wrap_pools()
@@ -127,6 +139,7 @@ class SglangAttachment:
             self._wrap_transfers(module)
             self._wrap_one(module, COLLECTOR, self.observer.bytes.counting)
             self._wrap_one(module, BACKING, allocating)
+            self._wrap_one(module, versions.BROADCASTER, self._wrap.broadcast)
             self._wrap_group(vars(module).get(GROUP))
             for operation in self._operations():
                 owner = vars(module).get(operation.cls)
@@ -218,10 +231,9 @@ class SglangAttachment:
         if module.__name__ not in MODULES:
             return
         transfers, owned = self.observer.transfers, vars(sys.modules[MODULES[0]])
-        manager, *ends = (owned[name] for name in BASES if name in owned)
-        for cls in subclasses([manager]):
-            if cls is not manager:  # abstract
-                self._own(cls, "__init__", transfers.managing)
+        _, *ends = (owned[name] for name in BASES if name in owned)
+        for cls in manager_classes():
+            self._own(cls, "__init__", transfers.managing)
         follow = self._wrap_end
         for cls in subclasses(ends):
             if cls not in ends:
@@ -255,3 +267,15 @@ class SglangAttachment:
     def _own(self, cls: type, name: str, make: Callable[[Any], Any]) -> None:
         if name in vars(cls):
             self._patches.replace(cls, name, make)
+
+
+def _weakly(method: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """A hook that does not keep its attachment: nobody takes it back when that is over."""
+    known = WeakMethod(method)
+
+    def hook(module: ModuleType) -> None:
+        called = known()
+        if called is not None:
+            called(module)
+
+    return hook

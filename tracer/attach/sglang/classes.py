@@ -7,11 +7,13 @@ from typing import Any
 __all__ = [
     "ANCHOR",
     "BASE",
+    "GROUP",
     "device_pool_classes",
     "host_pool_classes",
     "is_host_pool",
     "is_ours",
     "ours",
+    "pool_group_classes",
     "subclasses",
 ]
 
@@ -19,7 +21,14 @@ BASE = "HostKVCache"
 #: Holds no bytes: the pool whose indices DeepSeek-V4's pools ride on.
 ANCHOR = "LogicalHostPool"
 
-_HOMES = ("sglang.srt.mem_cache.pool_host.base", "sglang.srt.mem_cache.memory_pool_host")
+#: Host pools whose indices one of them gives away.
+GROUP = "HostPoolGroup"
+
+_HOMES = (
+    "sglang.srt.mem_cache.pool_host.base",
+    "sglang.srt.mem_cache.pool_host.group",
+    "sglang.srt.mem_cache.memory_pool_host",
+)
 _DEVICE_HOME = "sglang.srt.mem_cache.memory_pool"
 _MARK = "__hicache_dbg__"
 
@@ -37,6 +46,11 @@ def device_pool_classes() -> Iterator[type]:
         for name in ("KVCache", "HybridReqToTokenPool")
         if isinstance(cls := getattr(sys.modules.get(_DEVICE_HOME), name, None), type)
     )
+
+
+def pool_group_classes() -> Iterator[type]:
+    """The class of groups of host pools, wherever this version has it."""
+    yield from subclasses(_defined(GROUP))
 
 
 def subclasses(roots: Iterable[type]) -> Iterator[type]:

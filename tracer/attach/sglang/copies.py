@@ -13,7 +13,7 @@ from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
 
-__all__ = ["Given", "Reading", "read_call"]
+__all__ = ["Given", "Reading", "layer_of", "read_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,18 @@ class Reading:
     copy: Copy
     use: IndexUse | None
     tokens: int
+
+
+def layer_of(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None:
+    """The views' layer of a load's layer number; None where the pool moves nothing for it."""
+    if record.geometry is None:
+        told = int(named["layer_id"])
+        return told if told < record.mirror.layers else None
+    layer = record.geometry.positions.get(int(named["layer_id"]))
+    targets = getattr(pool, "target_layer_num", None)
+    if layer is not None and targets is not None and layer >= targets and not named.get("is_draft"):
+        return None  # a layer of a draft model, in a call for the target's
+    return layer
 
 
 def read_call(record: PoolRecord, given: Given, op_id: int) -> Reading:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hicache_dbg.tracer.attach.sglang.copies import Given
-from hicache_dbg.tracer.attach.sglang.owners import OpenCopy
+from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopy
 from hicache_dbg.tracer.attach.sglang.probe import OpenLoad
 
 __all__ = ["Begun", "Frame", "Frames"]
@@ -48,10 +48,14 @@ class Frame:
 
 
 class Frames(threading.local):
-    """The operation of the current thread, and the pools whose methods it is in."""
+    """The operation of the current thread, and the pools whose methods it is in.
 
-    def __init__(self, submitted: Callable[[list[OpenCopy], Any], None]) -> None:
+    ``running`` holds the numbers of those that are under way, of all threads.
+    """
+
+    def __init__(self, submitted: Callable[[list[OpenCopy], Any], None], running: set[int]) -> None:
         self._submitted = submitted
+        self._running = running
         self.current: Frame | None = None
         self._inside: set[int] = set()
 
@@ -62,13 +66,17 @@ class Frames(threading.local):
             yield self.current
             return
         self.current = frame = Frame()
+        self._running.add(frame.op_id)
         try:
             yield frame
         finally:
             self.current = None
-            for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
-                close(load)
-            self._submitted(frame.opened, frame.over)
+            try:
+                for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
+                    close(load)
+                self._submitted(frame.opened, frame.over)
+            finally:
+                self._running.discard(frame.op_id)
 
     def is_inside(self, pool: Any) -> bool:
         """Whether a method of this pool is being observed on this thread already."""

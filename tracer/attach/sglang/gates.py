@@ -35,6 +35,8 @@ READERS: frozenset[str] = frozenset(
         *("get_k_scale_buffer", "get_v_scale_buffer", "get_index_k_buffer", "get_index_kv_buffer"),
         *("get_index_k_with_scale_buffer", "get_index_k_scale_buffer", "get_extra_key_buffer"),
         *("get_swa_key_buffer", "get_swa_key_buffer_radix", "mamba2_layer_cache"),
+        *("get_index_k_fp4_payload_buffer", "get_index_k_fp4_scale_buffer", "get_index_k_fp4"),
+        *("get_low_ratio_index_k_dequant", "get_low_ratio_index_k_fp4", "get_index_k_dequant"),
         *("get_attention_compress_states", "get_indexer_compress_states"),
     }
 )
@@ -108,10 +110,7 @@ class Gates:
         def register_layer_transfer_counter(pool: Any, counter: Any, *args: Any, **kw: Any) -> Any:
             result = original(pool, counter, *args, **kw)
             with self._say.errors("attach/gates"):
-                if hasattr(counter, "wait_until"):
-                    self._gates[pool] = counter, None
-                    for inner, layers in inner_layers(pool):
-                        self._gates[inner] = counter, layers
+                self._gate(pool, counter)
             return result
 
         return ours(register_layer_transfer_counter)
@@ -131,6 +130,12 @@ class Gates:
         return ours(reader)
 
     # -- what is asked --------------------------------------------------------------------------
+
+    def adopt(self, pools: Iterable[Any]) -> None:
+        """Device pools that were given their counters before we came; an outer one has the last word."""
+        for pool in sorted(pools, key=lambda pool: any(True for _ in inner_layers(pool))):
+            with self._say.errors("attach/gates"):
+                self._gate(pool, getattr(pool, "layer_transfer_counter", None))
 
     def moved(self, pool: str, pages: Pages) -> None:
         """The load that this thread is in the middle of writes these device pages."""
@@ -152,6 +157,12 @@ class Gates:
                 self._on_way.pop(events, None)
             else:
                 yield loading
+
+    def _gate(self, pool: Any, counter: Any) -> None:
+        if hasattr(counter, "wait_until"):
+            self._gates[pool] = counter, None
+            for inner, layers in inner_layers(pool):
+                self._gates[inner] = counter, layers
 
     def _look(self, pool: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         counter, layers = self._gates.get(

@@ -37,12 +37,17 @@ class Part:
 
 
 class Slot:
-    """Room for one operation's digests on the device, and the event after which it can be read."""
+    """Room for one operation's digests on the device, and the events between which it is done.
+
+    Both tell the time: SGLang's calls return when their copies are enqueued, so that the host's clock
+    knows nothing of how long these take.
+    """
 
     def __init__(self, words: int, device: torch.device) -> None:
         self.words = torch.empty(words, dtype=torch.int64, device=device)
-        self.event = torch.cuda.Event()
-        self.event.record(torch.cuda.current_stream(device))  # torch makes it at the first record
+        self.began, self.event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for event in (self.began, self.event):  # torch makes an event when it is first recorded
+            event.record(torch.cuda.current_stream(device))
         self.idle = True
         self._streams: set[int] = set()
         self._views: dict[tuple[int, int, int], torch.Tensor] = {}
@@ -92,6 +97,7 @@ class Lane:
         slot.used_on(stream, self.device)
         if side is not None:
             slot.used_on(side.handle, self.device)
+        _record(slot.began, stream)
         return Work(self, slot, stream, side)
 
     def read(self, work: "Work", *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -172,10 +178,18 @@ class Work:
 
     def mark(self) -> None:
         """The operation's device work ends here."""
-        code = driver().cuEventRecord(self.slot.event.cuda_event, self.stream)
-        if code:
-            check("cuEventRecord", code)
+        _record(self.slot.event, self.stream)
 
     def ready(self) -> bool:
         """Whether copy and digests are over."""
         return bool(self.slot.event.query())
+
+    def device_us(self) -> float:
+        """How long the device took, from begin to mark; to be asked when it is :meth:`ready`."""
+        return float(self.slot.began.elapsed_time(self.slot.event)) * 1e3
+
+
+def _record(event: torch.cuda.Event, stream: int) -> None:
+    code = driver().cuEventRecord(event.cuda_event, stream)
+    if code:
+        check("cuEventRecord", code)

@@ -1,18 +1,16 @@
 """One pool's part of an operation whose ends are on a GPU: enqueued now, read and judged later."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from hicache_dbg.tracer.attach.sglang import paths
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, read_call
 from hicache_dbg.tracer.attach.sglang.gpu import IN_LINE_BYTES, Lane, Part, Work
 from hicache_dbg.tracer.attach.sglang.gpu_history import History
-from hicache_dbg.tracer.attach.sglang.paths import Rule
+from hicache_dbg.tracer.attach.sglang.paths import page_starts
 from hicache_dbg.tracer.attach.sglang.registry import PoolRecord
 from hicache_dbg.tracer.events import Event, Op, SkipReason
 from hicache_dbg.tracer.ledger import Digests
@@ -20,7 +18,7 @@ from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.probe import CopyRecord, Point
 from hicache_dbg.tracer.view import View
 
-__all__ = ["Booked", "DeviceOp", "DevicePool", "page_starts"]
+__all__ = ["Booked", "DeviceOp", "DevicePool"]
 
 #: From so many bytes on a load is digested in two parts, so that little is left behind its last
 #: layer: this part of the layers, then the rest.
@@ -55,31 +53,6 @@ class Booked:
     read: Callable[[Reading, Given, int], None]
 
 
-def page_starts(rule: Rule, pool: Any, record: PoolRecord, count: int) -> tuple[int, int] | None:
-    """Which of a call's ``count`` indices name its pages: (the first, how far apart), by its rule.
-
-    None where they are single slots, or a rule that is not known here. The distance is also how
-    many indices a page has.
-    """
-    geometry = record.geometry
-    if geometry is None:
-        return None
-    if rule is paths.page_ids:
-        return 0, 1
-    page = int(pool.page_size) if rule is paths.pages_of_tokens else geometry.slot_page
-    if rule not in _BY_PAGES or count % page:
-        return None
-    return (geometry.shard[1] if rule is paths.rows else 0), page
-
-
-_BY_PAGES: tuple[Rule, ...] = (
-    paths.rows,
-    paths.by_length,
-    paths.first_of_run,
-    paths.pages_of_tokens,
-)
-
-
 @dataclass(slots=True)
 class DeviceOp:
     """From the call on the host's thread to its events on the bus's.
@@ -111,6 +84,7 @@ class DeviceOp:
     time_ns: int = 0
     finished: bool = False
     _moment: int = 0
+    _begun_ns: int = 0
     _work: Work | None = None
     _pages: torch.Tensor | None = None
     _unit: int = 1
@@ -127,7 +101,7 @@ class DeviceOp:
         record = self.pool.record
         count = given.device_indices.numel()
         assert record.kind is not None  # noqa: S101 - a pool without a kind has no views
-        starts = page_starts(record.kind.rules[given.method], given.pool, record, count)
+        starts = page_starts(record.kind.rules[given.method], given.pool, record.geometry, count)
         layers, size = record.mirror.layers, 0
         if starts is not None and self.digests and given.host_indices.numel() == count:
             start, self._unit = starts
@@ -137,6 +111,7 @@ class DeviceOp:
                 self._pages = self._pages.contiguous().to(lane.device)
             size = layers * len(self._pages) * self.pool.page_bytes
         words = layers * len(self.pool.views) * (0 if self._pages is None else len(self._pages))
+        self._begun_ns = time.time_ns()
         self._work = lane.begin(max(1, words), size)
         if given.op is Op.BACKUP:
             self.layers.extend(range(layers))
@@ -151,7 +126,13 @@ class DeviceOp:
             self._due = record.geometry.positions.copy()
 
     def delivered(self, layer: int) -> None:
-        """A load's layer has come: on the copy's stream, behind its bytes."""
+        """A load's layer has come: on the copy's stream, behind its bytes.
+
+        The last one's digests are joined here, before SGLang opens its gate. In 0.5.13 that gate is the
+        event by which the operation is over and its pages may be given away: behind it the digests
+        would be of anybody's bytes. Later versions record an event of their own behind the gate; there
+        it costs the last layer's reader the tail, and keeps it from writing what is not digested yet.
+        """
         self.layers.append(layer)
         if len(self.layers) == 1:  # from here on the layers between are only counted
             self._due = {
@@ -159,11 +140,12 @@ class DeviceOp:
                 for number, due in self._due.items()
                 if layer < due < self.last and due not in self.stops
             }
-        if layer in self.stops and self._work is not None:
+        late = self.finished  # a draft's, that rides behind the last layer of its target
+        if (late or layer in self.stops) and self._work is not None:
             self._work.follow()
             self._take()
-        if layer == self.last:
-            self.finish()
+        if late or layer == self.last:
+            self._end()
 
     def counts(self, host: object, device: object, number: int) -> bool:
         """Whether this call brings a layer of which nothing is to be done but to count it as come.
@@ -185,9 +167,13 @@ class DeviceOp:
         Those of a backup that run beside it are enqueued only now: programs that are enqueued first
         take the whole device first, and the copy's own would wait for them.
         """
-        if self._work is not None and not self.finished:
+        if not self.finished:
             if self.given.op is Op.BACKUP:
                 self._take()
+            self._end()
+
+    def _end(self) -> None:
+        if self._work is not None:
             self._work.join()
             self._work.mark()
             self.finished = True
@@ -213,6 +199,7 @@ class DeviceOp:
         try:
             ends = (self.given.host_indices, self.given.device_indices)
             words, host, device = self.pool.lane.read(work, *ends)
+            ended_ns, took_us = self._times(work)
         finally:
             self.pool.lane.give_back(work.slot, idle=True)
             self._work = None
@@ -227,9 +214,21 @@ class DeviceOp:
             self.booked.history.end(self._moment)
         _give_way()
         self._fill(record, work, words.numpy().view(np.uint64))
-        record.time_ns, record.duration_us = self.time_ns, self.duration_us
+        record.time_ns, record.duration_us = ended_ns, took_us
         record.status = self.status
         return self.booked.judge(record)
+
+    def _times(self, work: Work) -> tuple[int, float]:
+        """When the operation was over, and how long the device took.
+
+        The device's clock has no zero in common with the host's: the end is the first moment possible,
+        for nothing began before the call, nor ended before all was enqueued. Of an operation whose
+        end was never marked there is the host's call alone.
+        """
+        if not self.finished:
+            return self.time_ns, self.duration_us
+        took_us = work.device_us()
+        return max(self.time_ns, self._begun_ns + round(took_us * 1e3)), took_us
 
     def _copy(self, copy: Copy) -> Copy:
         pages, layers = copy.host_pages, tuple(self.layers)
@@ -255,14 +254,25 @@ class DeviceOp:
                 record.digests[point, component] = rows[:, record.digested]
 
     def _take(self) -> None:
-        """Digest the layers that came and are not digested yet, if they follow on each other."""
+        """Digest the layers that came and are not digested yet, those that follow on each other at once."""
         work, pages, layers = self._work, self._pages, self.layers[self._taken :]
-        if work is None or pages is None or not layers:
+        if work is None or pages is None:
             return
-        if layers != list(range(layers[0], layers[0] + len(layers))):
-            return  # in another order than any version's: such layers stay without a digest
-        work.digest(self.pool.views, range(layers[0], layers[-1] + 1), pages, self._unit)
+        for run in _runs(layers):
+            work.digest(self.pool.views, run, pages, self._unit)
         self._taken += len(layers)
+
+
+def _runs(layers: list[int]) -> Iterator[range]:
+    """Layers that follow on each other, in the order in which they came."""
+    if layers and layers == list(range(layers[0], layers[0] + len(layers))):
+        yield range(layers[0], layers[0] + len(layers))  # nearly always
+        return
+    first = 0
+    for at in range(1, len(layers) + 1):
+        if at == len(layers) or layers[at] != layers[at - 1] + 1:
+            yield range(layers[first], layers[at - 1] + 1)
+            first = at
 
 
 def _give_way() -> None:

@@ -39,10 +39,11 @@ class DevicePools:
         (device,) = devices
         if torch.device(device).type != "cuda":
             return
-        lane = self._lanes.get(device) or self._lanes.setdefault(device, Lane(device))
-        for view in views.values():
-            lane.digester.prepare(view)
-            weakref.finalize(pool, lane.digester.forget, view)
+        with torch.cuda.device(device):  # a thread that came late has no device of its own yet
+            lane = self._lanes.get(device) or self._lanes.setdefault(device, Lane(device))
+            for view in views.values():
+                lane.digester.prepare(view)
+                weakref.finalize(pool, lane.digester.forget, view)
         size = sum(view.tile_bytes() for view in views.values())
         self._pools[id(pool)] = DevicePool(record, lane, views, size)
         weakref.finalize(pool, self._pools.pop, id(pool), None)

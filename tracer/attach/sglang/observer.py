@@ -12,7 +12,7 @@ import numpy as np
 
 from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ours
-from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, read_call
+from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, layer_of, read_call
 from hicache_dbg.tracer.attach.sglang.counters import ByteCounters
 from hicache_dbg.tracer.attach.sglang.frames import Frames
 from hicache_dbg.tracer.attach.sglang.gates import Gates
@@ -52,6 +52,13 @@ class Seen:
     alone: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """Asked as a device's event is."""
+
+    query: Callable[[], bool]
+
+
 class Observer:
     """Keeps the session, made when the first host pool is built, and what is known of the pools.
 
@@ -75,7 +82,8 @@ class Observer:
         self.say = Say(self.session, self.over)
         self.gates = Gates(self.say)
         self.owners = Owners(self.say, self.registry, self.given_away)
-        self.frames = Frames(self.owners.submitted)
+        self._running: set[int] = set()
+        self.frames = Frames(self.owners.copies.submitted, self._running)
         self.storage = Storage(self.say, self.registry)
         self.transfers = Transfers(self.say, self.started)
         self.on = False
@@ -107,6 +115,12 @@ class Observer:
                         )
         return self.session()
 
+    def settle(self, within_s: float) -> None:
+        """Wait until no operation is under way, but no longer than so many seconds."""
+        until, pause = time.monotonic() + within_s, threading.Event()
+        while self._running and time.monotonic() < until:
+            pause.wait(0.001)
+
     def announce(self) -> None:
         """Say what is attached to what, if something is new."""
         session = self.session()
@@ -118,8 +132,12 @@ class Observer:
     def built(self, pool: Any, arguments: tuple[Any, ...]) -> None:
         """A host pool was constructed: read it, and check both ends before a byte moves."""
         session = self.started()
-        if session is None:
-            return
+        if session is not None:
+            self.adopt(session, pool, arguments)
+            session.enforce()
+
+    def adopt(self, session: SglangSession, pool: Any, arguments: tuple[Any, ...] = ()) -> None:
+        """Read a host pool, and check both ends; ``arguments`` are what it was built from."""
         with session.errors.at("attach/pool"):
             if type(pool).__name__ == ANCHOR:
                 self.registry.inventory.built.add(ANCHOR)
@@ -129,7 +147,6 @@ class Observer:
             for argument in arguments:
                 if is_host_pool(argument):
                     self.registry.follow(pool, argument)
-        session.enforce()
 
     def given_away(self, pool: Any, indices: Any) -> None:
         """A pool's allocator gave ``indices`` away."""
@@ -171,7 +188,7 @@ class Observer:
             if over is not None:
                 self.over.setdefault(id(over), set()).add(record.mirror.pool)
             is_load = method.startswith(LOAD)
-            layer = _layer(pool, record, named) if is_load else None
+            layer = layer_of(pool, record, named) if is_load else None
             if is_load and layer is None:
                 return None
             backend = str(named.get("io_backend", "kernel"))
@@ -197,7 +214,7 @@ class Observer:
         else:
             self.gates.moved(pool, pages)
         if self.frames.current is not None:
-            opened = self.owners.opened(reading.copy, given.device_pool)
+            opened = self.owners.copies.opened(reading.copy, given.device_pool)
             self.frames.current.opened.append(opened)
         return reading.copy
 
@@ -211,17 +228,38 @@ class Observer:
                 self.devices.enter(opened.device)
         return opened
 
+    def received(self, session: SglangSession, indices: Any) -> None:
+        """A load of these device indices that another rank makes for the pools that keep no bytes."""
+        self.announce()
+        with self.frames.operation(session.probe.close) as frame:
+            copies = [
+                read_call(
+                    record, Given(pool, LOAD, indices, indices, "broadcast", Op.LOAD), frame.op_id
+                ).copy
+                for pool, record in self.registry.dummies()
+            ]
+            session.probe.observe(lambda: copies, lambda: None)
+
     def _beside(self, seen: Seen, device: DevicePool, op_id: int) -> DeviceOp:
         session, given = seen.session, seen.given
         if given.op is Op.LOAD:
             self.gates.moved(seen.record.mirror.pool, _NO_PAGES)
+        frame, pool = self.frames.current, seen.record.mirror.pool
+        opened = self.owners.copies.opening(pool, given.op, op_id)
+
+        def read(reading: Reading, read_off: Given, number: int) -> None:
+            self._tell(session, reading, read_off, number)
+            if frame is not None:
+                self.owners.copies.known(opened, reading.copy, given.device_pool)
+
         probe = session.probe
-        booked = Booked(
-            self.devices.history, probe.booked, probe.judged, partial(self._tell, session)
-        )
+        booked = Booked(self.devices.history, probe.booked, probe.judged, read)
         digests = session.settings.checksum is not Checksum.OFF
-        last = _last(seen)
-        return DeviceOp(device, given, op_id, booked, last, digests, seen.alone)
+        op = DeviceOp(device, given, op_id, booked, _last(seen), digests, seen.alone)
+        opened.over = _Over(op.ready)
+        if frame is not None:
+            frame.opened.append(opened)
+        return op
 
     def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
         """What a call's indices say, and how many bytes it moved."""
@@ -232,6 +270,10 @@ class Observer:
             self.bytes.add(given.pool, reading.copy, reading.tokens)
 
     def _add(self, session: SglangSession, pool: Any) -> PoolRecord:
+        with self._lock:
+            return self.registry.of(pool) or self._read_pool(session, pool)
+
+    def _read_pool(self, session: SglangSession, pool: Any) -> PoolRecord:
         record = self.registry.add(pool)
         for method in record.kind.rules if record.kind else (BACKUP, LOAD):
             if hasattr(pool, method) and not is_ours(getattr(type(pool), method)):
@@ -246,22 +288,10 @@ class Observer:
         return record
 
 
-def _layer(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None:
-    """The views' layer of a load's layer number; None where the pool moves nothing for it."""
-    if record.geometry is None:
-        told = int(named["layer_id"])
-        return told if told < record.mirror.layers else None
-    layer = record.geometry.positions.get(int(named["layer_id"]))
-    targets = getattr(pool, "target_layer_num", None)
-    if layer is not None and targets is not None and layer >= targets and not named.get("is_draft"):
-        return None  # a layer of a draft model, in a call for the target's
-    return layer
-
-
 def _last(seen: Seen) -> int:
     """The layer after which a load of this call's kind is over."""
     layers, layer = seen.record.mirror.layers, seen.layer
     if layer is None or seen.alone:
         return layers - 1 if layer is None else layer
     targets = getattr(seen.given.pool, "target_layer_num", None) or layers
-    return (targets if layer < targets else layers) - 1
+    return targets - 1 if layer < targets else layer  # drafts come one by one

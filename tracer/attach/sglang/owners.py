@@ -14,28 +14,16 @@ from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.attach.sglang.allocators import given_pages, slots_of, taken_pages
 from hicache_dbg.tracer.attach.sglang.classes import is_host_pool, ours
+from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopies, within
 from hicache_dbg.tracer.attach.sglang.registry import Allocations, Registry
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.checks.ownership import Ownership
-from hicache_dbg.tracer.checks.violation import Access, Violation
-from hicache_dbg.tracer.events import Op, Tier
-from hicache_dbg.tracer.ledger import Pages
-from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.checks.violation import Violation
+from hicache_dbg.tracer.events import Tier
 
-__all__ = ["OpenCopy", "Owners"]
+__all__ = ["Owners"]
 
 Function = Callable[..., Any]
-
-
-@dataclass(slots=True, eq=False)
-class OpenCopy:
-    """A copy between its submission and the event that says it is over; ``ends`` are its pages."""
-
-    ends: tuple[tuple[Allocations, str, Pages, bool], ...]
-    pool: str
-    op: str
-    by: Access
-    over: Any = None
 
 
 class _Inside(threading.local):
@@ -60,9 +48,14 @@ class Owners:
         default_factory=weakref.WeakKeyDictionary
     )
     _devices: dict[int, "weakref.ref[Any]"] = field(default_factory=dict)
-    _open: list[OpenCopy] = field(default_factory=list)
     _inside: _Inside = field(default_factory=_Inside)
     _notes: Notes | None = None
+    copies: OpenCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.copies = OpenCopies(
+            self.registry, self.say, self._note, self._book, self._allocator_of
+        )
 
     # -- wrappers -------------------------------------------------------------------------------
 
@@ -125,55 +118,6 @@ class Owners:
 
         return ours(reset)
 
-    # -- copies ---------------------------------------------------------------------------------
-
-    def opened(self, copy: Copy, device_pool: Any) -> OpenCopy:
-        """A copy was submitted: both ends are open until its event."""
-        self.settle()
-        record = self.registry.by_mirror(copy.mirror)
-        sources = [] if record.geometry and record.geometry.lives else record.sources
-        loads = copy.op is Op.LOAD
-        ends = [(source, Tier.HOST.value, copy.host_pages, not loads) for source in sources]
-        allocator = self._allocator_of(device_pool)
-        if allocator is not None:
-            source = self.registry.allocations(allocator)
-            ends.append((source, Tier.DEVICE.value, copy.device_pages, loads))
-        by = access(f"{copy.op} {copy.op_id}")
-        opened = OpenCopy(tuple(ends), copy.mirror.pool, copy.op.value, by)
-
-        def turn() -> list[Violation]:
-            return [
-                item
-                for source, tier, pages, writes in opened.ends
-                for item in self._book(source, tier).open(_within(source, pages), by, writes=writes)
-            ]
-
-        self._note(turn, opened.pool, opened.op)
-        return opened
-
-    def submitted(self, copies: list[OpenCopy], over: Any) -> None:
-        """The operation that these copies belong to ends with the event ``over``; None: it ended."""
-        for copy in copies:
-            copy.over = over
-            if over is None:
-                self._close(copy)
-            else:
-                self._open.append(copy)
-
-    def settle(self) -> None:
-        """Close the copies whose event has come."""
-        for copy in [copy for copy in self._open if copy.over.query()]:
-            self._open.remove(copy)
-            self._close(copy)
-
-    def _close(self, copy: OpenCopy) -> None:
-        def turn() -> list[Violation]:
-            for source, tier, pages, writes in copy.ends:
-                self._book(source, tier).close(_within(source, pages), copy.by, writes=writes)
-            return []
-
-        self._note(turn, copy.pool, copy.op)
-
     # -- allocators -----------------------------------------------------------------------------
 
     def _given(self, owner: Any, indices: Any) -> None:
@@ -181,11 +125,11 @@ class Owners:
         if slots is None:
             return
         source, name, tier = self._who(owner)
-        self.settle()
+        self.copies.settle()
         by, device = access("alloc"), tier == Tier.DEVICE.value
 
         def turn() -> list[Violation]:
-            pages = _within(source, given_pages(slots, source.page, device=device))
+            pages = within(given_pages(slots, source.page, device=device), source.pages)
             return self._book(source, tier).alloc(pages, np.zeros(len(pages), np.int64), 0, by)
 
         self._note(turn, name)
@@ -198,14 +142,14 @@ class Owners:
         if slots is None:
             return
         source, name, tier = self._who(owner)
-        self.settle()
+        self.copies.settle()
         by, page = access("free"), 1 if pages else source.page
 
         def turn() -> list[Violation]:
             book, named = self._book(source, tier), taken_pages(slots, page, device=device)
-            found = book.free(_within(source, named.pages), by, refused=refused)
+            found = book.free(within(named.pages, source.pages), by, refused=refused)
             if not refused:
-                book.forget(_within(source, named.partly))
+                book.forget(within(named.partly, source.pages))
             return found
 
         self._note(turn, name)
@@ -259,13 +203,9 @@ class Owners:
 
     def _forget(self, source: Allocations) -> list[Violation]:
         self._books.pop(source, None)
+        self.copies.forget(source)
         return []
 
     def _start_over(self) -> None:
         self._books.clear()
-
-
-def _within(source: Allocations, pages: Pages) -> Pages:
-    """Those that the allocator has; what lies outside is another check's business."""
-    inside: Pages = pages[(pages >= 0) & (pages < source.pages)]
-    return inside
+        self.copies.forget()

@@ -20,6 +20,7 @@ __all__ = [
     "by_length",
     "first_of_run",
     "page_ids",
+    "page_starts",
     "pages_of_tokens",
     "rows",
     "tokens",
@@ -130,6 +131,32 @@ def page_ids(call: Call) -> Path:
         host=call.host,
         device=call.device,
     )
+
+
+def page_starts(
+    rule: Rule, pool: Any, geometry: Geometry | None, count: int
+) -> tuple[int, int] | None:
+    """Which of a call's ``count`` indices name its pages: (the first, how far apart), by its rule.
+
+    None where they are single slots, or a rule that is not known here. The distance is also how
+    many indices a page has.
+    """
+    if geometry is None:
+        return None
+    if rule is page_ids:
+        return 0, 1
+    page = int(pool.page_size) if rule is pages_of_tokens else geometry.slot_page
+    if rule not in _BY_PAGES or count % page:
+        return None
+    return (geometry.shard[1] if rule is rows else 0), page
+
+
+_BY_PAGES: tuple[Rule, ...] = (
+    rows,
+    by_length,
+    first_of_run,
+    pages_of_tokens,
+)
 
 
 def _runs(host: Pages, device: Pages, page: int) -> Path:

@@ -10,7 +10,7 @@ from hicache_dbg.tracer.settings import Settings
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Place", "of_caller", "placed"]
+__all__ = ["Place", "of_caller", "of_running", "placed"]
 
 #: The function that SGLang runs in each scheduler process. It loads the plugins first of all, when
 #: the ranks stand nowhere else yet: they are among its arguments in every version.
@@ -49,7 +49,16 @@ class Place:
 
 def of_caller() -> Place | None:
     """The place in SGLang's scheduler that calls this, however deep; None elsewhere."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's caller
+    return _under(sys._getframe(1))  # noqa: SLF001 - the documented way to one's caller
+
+
+def of_running() -> Place | None:
+    """The place of the scheduler that runs on any thread of this process."""
+    frames = sys._current_frames().values()  # noqa: SLF001 - the documented way to other threads
+    return next((place for frame in frames if (place := _under(frame)) is not None), None)
+
+
+def _under(frame: "FrameType | None") -> Place | None:
     while frame is not None:
         if frame.f_code.co_name == _SCHEDULER:
             return _place(frame.f_locals)

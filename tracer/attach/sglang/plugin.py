@@ -10,12 +10,17 @@ def register() -> None:
 
     SGLang calls it before any pool exists, and in processes that never have one. It only leaves
     hooks behind: the session, its thread and its sinks begin with the process's first host pool.
+    Armed, not even those: the import of this package has started the listener of the switch.
     """
     if not os.environ.get("HICACHE_DBG"):
         return
     import logging
 
     try:
+        from hicache_dbg.tracer.settings import Gate, Settings
+
+        if Settings.from_environ().gate is not Gate.ON:
+            return
         from hicache_dbg.tracer.attach.sglang.start import install
 
         install()

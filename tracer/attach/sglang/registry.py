@@ -84,7 +84,7 @@ class Registry:
         cls = type(pool).__name__
         kind, geometry = KINDS.get(cls), None
         name = self._name(pool, kind)
-        if getattr(pool, "_is_dummy", False):
+        if _is_dummy(pool):
             self.inventory.not_recognised(
                 f"{cls} (pool {name}): no bytes on this rank, another one loads and broadcasts them"
             )
@@ -129,6 +129,11 @@ class Registry:
         """As :meth:`allocations`, of a pool that was seen before."""
         return self._allocations.get(id(pool))
 
+    def dummies(self) -> list[tuple[Any, PoolRecord]]:
+        """The pools that keep no bytes because another rank does."""
+        there = list(self._pools.items())
+        return [(pool, self._records[key]) for key, pool in there if _is_dummy(pool)]
+
     def by_mirror(self, mirror: MirrorViews) -> PoolRecord:
         """The record whose mirror this is."""
         return next(record for record in self._records.values() if record.mirror is mirror)
@@ -153,6 +158,10 @@ class Registry:
         name = str(given or (kind.name if kind else type(pool).__name__))
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
+
+
+def _is_dummy(pool: Any) -> bool:
+    return bool(getattr(pool, "_is_dummy", False))
 
 
 def _page_indices(pool: Any) -> int:

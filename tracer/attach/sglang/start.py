@@ -1,11 +1,11 @@
 """From the gate to an attachment: settings, rank, and a runtime once there is a pool."""
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
-from hicache_dbg.tracer.attach.sglang.place import of_caller, placed
+from hicache_dbg.tracer.attach.sglang.place import Place, of_caller, placed
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.runtime import Runtime
@@ -13,7 +13,7 @@ from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Gate, Settings
 from hicache_dbg.tracer.sink import Sink
 
-__all__ = ["current", "install", "trace"]
+__all__ = ["begin", "current", "install", "sglang_version", "trace"]
 
 _installed: list[SglangAttachment] = []
 
@@ -26,11 +26,13 @@ def current() -> SglangAttachment | None:
 def install() -> SglangAttachment | None:
     """Attach as the environment says; the second call changes nothing.
 
+    Armed, the listener that the package itself has started is all there is.
+
     Raises:
         SettingsError: a variable holds a value that is not allowed.
     """
     settings = Settings.from_environ()
-    if settings.gate is Gate.OFF or _installed:
+    if settings.gate is not Gate.ON or _installed:
         return current()
     _installed.append(trace(settings))
     return current()
@@ -41,30 +43,44 @@ def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangA
     place = of_caller()
 
     def start() -> SglangSession:
-        session: list[SglangSession] = []
-
-        def build(
-            ranked: Settings, chosen: Sequence[Sink], errors: InternalErrors
-        ) -> tuple[SglangSession, SglangAttachment]:
-            session.append(
-                SglangSession(
-                    ranked,
-                    chosen,
-                    TileDigester(),
-                    version=attachment.version,
-                    errors=errors,
-                    place=str(place or ""),
-                )
-            )
-            return session[0], attachment
-
-        runtime = Runtime.start(placed(settings, place), sinks=sinks, build=build)
+        runtime, session = begin(placed(settings, place), attachment, sinks, place)
         atexit.register(runtime.stop)
-        return session[0]
+        return session
 
     attachment = SglangAttachment(sglang_version(), start)
     attachment.attach()
     return attachment
+
+
+def begin(
+    settings: Settings,
+    attachment: SglangAttachment,
+    sinks: Sequence[Sink] | None,
+    place: Place | None,
+    made: Callable[[SglangSession], object] = lambda _: None,
+) -> tuple[Runtime, SglangSession]:
+    """The session of an attachment, and the runtime that ends both.
+
+    ``settings`` are this rank's own; ``made`` is given the session before anything is attached.
+    """
+    sessions: list[SglangSession] = []
+
+    def build(
+        ranked: Settings, chosen: Sequence[Sink], errors: InternalErrors
+    ) -> tuple[SglangSession, SglangAttachment]:
+        session = SglangSession(
+            ranked,
+            chosen,
+            TileDigester(),
+            version=attachment.version,
+            errors=errors,
+            place=str(place or ""),
+        )
+        sessions.append(session)
+        made(session)
+        return session, attachment
+
+    return Runtime.start(settings, sinks=sinks, build=build), sessions[0]
 
 
 def sglang_version() -> str:

@@ -7,7 +7,7 @@ stated for a join of both services' recordings; neither end sees the other's byt
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.classes import ours, subclasses
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.transfer_args import (
@@ -34,7 +34,7 @@ from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.settings import Checksum
 
-__all__ = ["BASES", "MODULES", "Transfers"]
+__all__ = ["BASES", "MODULES", "Transfers", "manager_classes"]
 
 Function = Callable[..., Any]
 
@@ -47,7 +47,16 @@ BASES: tuple[str, ...] = ("BaseKVManager", "BaseKVSender", "BaseKVReceiver")
 #: Warm-up requests: nothing is handed over.
 _FAKES = {"FakeKVSender", "FakeKVReceiver"}
 
+#: What a manager keeps of what it was made with.
+_KEPT = ("kv_args", "disaggregation_mode", "is_mla_backend")
+
 _ids = itertools.count(1)
+
+
+def manager_classes() -> list[type]:
+    """Every class of managers that exists by now, but for the abstract one."""
+    base = getattr(sys.modules.get(MODULES[0]), BASES[0], None)
+    return list(subclasses([base]))[1:] if isinstance(base, type) else []
 
 
 @dataclass(slots=True)
@@ -186,6 +195,27 @@ class Transfers:
         return ours(poll)
 
     # -- what is said ---------------------------------------------------------------------------
+
+    def adopt(self, managers: Iterable[Any]) -> list[str]:
+        """Managers that were made before we came, and what decode has registered with them.
+
+        Returns:
+            What is not known, because this version's managers do not keep it.
+        """
+        unknown = []
+        for manager in managers:
+            if any(not hasattr(manager, name) for name in _KEPT):
+                unknown.append(
+                    f"{type(manager).__name__}: made before we came, its memory is not kept"
+                )
+                continue
+            with self._say.errors("attach/manager"):
+                role = str(getattr(manager.disaggregation_mode, "value", ""))
+                is_mla = bool(manager.is_mla_backend)
+                self._manager(manager, manager.kv_args, role, is_mla=is_mla)
+                for info in list(getattr(manager, "decode_kv_args_table", {}).values()):
+                    self._registered(info)
+        return unknown
 
     def _manager(self, manager: Any, args: Any, role: str, *, is_mla: bool) -> None:
         session = self._started()

@@ -8,6 +8,7 @@ from typing import Any
 __all__ = [
     "ALLOCATOR_MODULES",
     "ANY",
+    "BROADCASTER",
     "COUNTED",
     "DEVICE_MODULES",
     "GATES_MODULE",
@@ -135,6 +136,8 @@ DEVICE_MODULES: tuple[str, ...] = tuple(
 ALLOCATOR_MODULES: tuple[str, ...] = tuple(
     f"{_MEM}.allocator.{name}" for name in ("base", "token", "paged", "mamba")
 )
+#: Module, class and method by which ranks that keep no bytes of a latent pool take part in a load.
+BROADCASTER = (f"{_MEM}.mla_host_dedup", "MLAHostDedupBroadcaster", "prepare_broadcast")
 #: Defines the gates of layers, and the counter that hands them out.
 GATES_MODULE = f"{_MANAGERS}.cache_controller"
 #: Where pages go to storage: the controllers, and what every backend derives from.

@@ -118,3 +118,21 @@ class Wrappers:
             return result[0]
 
         return ours(load)
+
+    def broadcast(self, original: Function) -> Function:
+        """Around what begins a load that another rank makes: it comes here by a broadcast.
+
+        There is no host page to compare it with on a rank that keeps none: a line, and tiles that say so.
+        """
+        observer = self._observer
+
+        @wraps(original)
+        def prepare_broadcast(broadcaster: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(broadcaster, indices, *args, **kwargs)
+            session = observer.session()
+            if session is not None and not broadcaster.is_src:
+                with session.errors.at("attach/broadcast"):
+                    observer.received(session, indices)
+            return result
+
+        return ours(prepare_broadcast)

@@ -1,0 +1,133 @@
+"""Attaching to an SGLang that runs: what is there already is found, and what stays out of reach is said."""
+
+import os
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+from hicache_dbg.tracer.attach.sglang.alive import Alive, find
+from hicache_dbg.tracer.attach.sglang.attachment import SglangAttachment
+from hicache_dbg.tracer.attach.sglang.classes import (
+    device_pool_classes,
+    host_pool_classes,
+    is_host_pool,
+    is_ours,
+    pool_group_classes,
+)
+from hicache_dbg.tracer.attach.sglang.place import of_running, placed
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.attach.sglang.start import begin, sglang_version
+from hicache_dbg.tracer.attach.sglang.transfers import manager_classes
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Settings
+from hicache_dbg.tracer.sink import PoolStateReader, Sink
+
+__all__ = ["LateAttachment", "NoPoolsError", "attach_late"]
+
+#: Makes the sinks of a rank; they ask the reader for the pools' pages.
+SinksOf = Callable[[Settings, PoolStateReader], Sequence[Sink]]
+
+#: What is out of reach whenever one comes late.
+UNDER_WAY = (
+    "loads and hand-overs that are under way now: followed from the next one on",
+    "CUDA graphs that were captured before now: replayed as they were captured",
+)
+
+#: Bound anew for each load, and gone with it.
+_OF_ONE_LOAD = {"LayerLoadingEvent.complete"}
+
+
+class NoPoolsError(RuntimeError):
+    """SGLang is imported here, and nothing that moves pages was ever built."""
+
+
+class LateAttachment(SglangAttachment):
+    """Finds host pools, gates and managers that exist already."""
+
+    def __init__(self, version: str, start: Callable[[], SglangSession]) -> None:
+        super().__init__(version, start)
+        self.alive = find(
+            {
+                *host_pool_classes(),
+                *device_pool_classes(),
+                *manager_classes(),
+                *pool_group_classes(),
+            }
+        )
+
+    def attach(self) -> None:
+        """As the base, and what is there is taken for built now.
+
+        The host goes on meanwhile: a pool that it copies before we have come to it is read then.
+        """
+        if self.attached:
+            return
+        self.attached = True
+        self._wrap_all()  # the wrappers pass everything on, as long as the observer is not on
+        for name in _bound_before(self.alive):
+            self.observer.registry.inventory.not_recognised(
+                f"{name}: bound before we came, called as it was"
+            )
+        self.observer.on = True
+        session = self.observer.started()
+        if session is None:  # said, with its cause
+            return
+        self._adopt(session, self.alive)
+        self.alive = Alive((), ())  # nothing is kept alive for our sake
+        self.observer.announce()
+
+    def _adopt(self, session: SglangSession, alive: Alive) -> None:
+        for pool in filter(is_host_pool, alive.objects):
+            self.observer.adopt(session, pool)
+        for group in alive.of(set(pool_group_classes())):
+            self.observer.grouped(group)
+        self.observer.gates.adopt(alive.of(set(device_pool_classes())))
+        for unknown in self.observer.transfers.adopt(alive.of(set(manager_classes()))):
+            self.observer.registry.inventory.not_recognised(unknown)
+
+    def notes(self) -> tuple[str, ...]:
+        """What this attachment cannot reach, by name."""
+        return (*UNDER_WAY, *self.observer.registry.inventory.unrecognised)
+
+
+def attach_late(settings: Settings, sinks_of: SinksOf) -> tuple[Runtime, tuple[str, ...]]:
+    """Attach to what runs in this process; what stays out of reach is the second value.
+
+    Raises:
+        NoPoolsError: there is nothing to attach to.
+    """
+    place = of_running()
+    ranked = placed(settings, place)
+    made: list[SglangSession] = []
+    attachment = LateAttachment(sglang_version(), lambda: made[0])
+    movers = {*host_pool_classes(), *manager_classes()}
+    if not attachment.alive.of(movers):
+        raise NoPoolsError(
+            f"process {os.getpid()} imports SGLang and has built no host pool: the schedulers have "
+            "them, one a rank (processes named sglang::scheduler...)"
+        )
+    sinks = sinks_of(ranked, attachment.pool_state)
+    runtime, _ = begin(ranked, attachment, sinks, place, made.append)
+    return runtime, attachment.notes()
+
+
+def _bound_before(alive: Alive) -> list[str]:
+    """Methods that somebody keeps bound to the functions that are wrapped now."""
+    old = {_name(method) for method in alive.methods if _is_old(method)}
+    return sorted(old - _OF_ONE_LOAD)
+
+
+def _is_old(method: MethodType) -> bool:
+    function: Any = method.__func__
+    if is_ours(function):
+        return False
+    now = getattr(type(method.__self__), getattr(function, "__name__", ""), None)
+    while now is not None and is_ours(now):
+        now = getattr(now, "__wrapped__", None)
+        if now is function:
+            return True
+    return False
+
+
+def _name(method: MethodType) -> str:
+    return f"{type(method.__self__).__name__}.{method.__func__.__name__}"

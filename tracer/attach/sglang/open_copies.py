@@ -1,0 +1,187 @@
+"""Copies that have pages open: from their submission to the event that says that they are over."""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.sglang.registry import Allocations, Registry
+from hicache_dbg.tracer.attach.sglang.say import Say
+from hicache_dbg.tracer.checks.ownership import Ownership
+from hicache_dbg.tracer.checks.ownership_rules import CLASH
+from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.events import Op, Tier
+from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.view import View
+
+__all__ = ["OpenCopies", "OpenCopy", "within"]
+
+#: Lets somebody look at what just happened, in its turn, for a pool and an operation.
+Note = Callable[[Callable[[], list[Violation]], str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Pages that a copy has open: of an allocator, or with ``moves`` those whose bytes it moves.
+
+    Pools that ride on each other's indices have one allocator and bytes of their own each: what one
+    writes no other pool's copy disturbs.
+    """
+
+    source: Allocations
+    tier: str
+    pages: Pages
+    limit: int
+    writes: bool = False
+    moves: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class OpenCopy:
+    """A copy between its submission and the event that says it is over.
+
+    ``over`` is that event where nobody names another; ``ends`` are empty as long as nobody could
+    read which pages it moves.
+    """
+
+    pool: str
+    op: str
+    by: Access
+    ends: tuple[_End, ...] = ()
+    over: Any = None
+
+
+class OpenCopies:
+    """Opens and closes the pages of copies in the books of those who gave them away.
+
+    Args:
+        registry: knows the host pools.
+        say: where findings go.
+        note: hands a turn to the bus.
+        book: who has which pages of an allocator, by it and the tier.
+        allocator: the allocator of a device pool, if one was seen.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        say: Say,
+        note: Note,
+        book: Callable[[Allocations, str], Ownership],
+        allocator: Callable[[Any], Any],
+    ) -> None:
+        self._registry = registry
+        self._say = say
+        self._note = note
+        self._of_allocator = book
+        self._allocator = allocator
+        self._open: list[OpenCopy] = []
+        self._moved: weakref.WeakKeyDictionary[Allocations, dict[str, Ownership]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def opened(self, copy: Copy, device_pool: Any) -> OpenCopy:
+        """A copy was submitted: both ends are open until its event."""
+        self.settle()
+        name, op = copy.mirror.pool, copy.op.value
+        by = access(f"{op} {copy.op_id}")
+        opened = OpenCopy(name, op, by, self._ends(copy, device_pool))
+        self._note(lambda: self._enter(opened), name, op)
+        return opened
+
+    def opening(self, pool: str, op: Op, op_id: int) -> OpenCopy:
+        """A copy was submitted whose pages are on a GPU: :meth:`known` tells them, in its turn."""
+        self.settle()
+        by = Access(f"{op.value} {op_id}", threading.current_thread().name, ())
+        return OpenCopy(pool, op.value, by)
+
+    def known(self, opened: OpenCopy, copy: Copy, device_pool: Any) -> None:
+        """On the bus's thread, as the copy's record comes: its pages have been open since then."""
+        opened.ends = self._ends(copy, device_pool)
+        self._say.found(self._enter(opened), opened.pool, opened.op)
+
+    def submitted(self, copies: list[OpenCopy], over: Any) -> None:
+        """The operation that these copies belong to ends with the event ``over``; None: it ended."""
+        for copy in copies:
+            copy.over = copy.over if over is None else over
+            if copy.over is None:
+                self._close(copy)
+            else:
+                self._open.append(copy)
+
+    def settle(self) -> None:
+        """Close the copies whose event has come."""
+        for copy in [copy for copy in self._open if copy.over.query()]:
+            self._open.remove(copy)
+            self._close(copy)
+
+    def _close(self, copy: OpenCopy) -> None:
+        def turn() -> list[Violation]:
+            for end in copy.ends:
+                self._book_of(end).close(end.pages, copy.by, writes=end.writes)
+            return []
+
+        self._note(turn, copy.pool, copy.op)
+
+    def _enter(self, copy: OpenCopy) -> list[Violation]:
+        return [
+            item
+            for end in copy.ends
+            for item in self._book_of(end).open(end.pages, copy.by, writes=end.writes)
+            # One operation may move a page in several calls, of other layers each.
+            if item.words != CLASH.words
+            or item.previous is None
+            or item.previous.what != copy.by.what
+        ]
+
+    def _ends(self, copy: Copy, device_pool: Any) -> tuple[_End, ...]:
+        record, loads = self._registry.by_mirror(copy.mirror), copy.op is Op.LOAD
+        host, device, own = Tier.HOST.value, Tier.DEVICE.value, record.sources[0]
+        held = [(source, host, copy.host_pages) for source in record.sources]
+        moved = [
+            (own, host, copy.host_pages, not loads, own.pages),
+            (own, device, copy.device_pages, loads, _pages_of(copy.mirror.device)),
+        ]
+        if record.geometry and record.geometry.lives:  # its allocator counts otherwise
+            held, moved = [], moved[1:]
+        allocator = self._allocator(device_pool)
+        if allocator is not None:
+            held.append((self._registry.allocations(allocator), device, copy.device_pages))
+        return (
+            *(
+                _End(source, tier, within(pages, source.pages), source.pages)
+                for source, tier, pages in held
+            ),
+            *(
+                _End(source, tier, within(pages, limit), limit, writes=writes, moves=True)
+                for source, tier, pages, writes, limit in moved
+            ),
+        )
+
+    def _book_of(self, end: _End) -> Ownership:
+        if not end.moves:
+            return self._of_allocator(end.source, end.tier)
+        books = self._moved.setdefault(end.source, {})
+        if end.tier not in books:
+            books[end.tier] = Ownership(end.tier, end.limit)
+        return books[end.tier]
+
+    def forget(self, source: Allocations | None = None) -> None:
+        """On the bus's thread: every page of ``source``, or of all, is as if never seen."""
+        if source is None:
+            self._moved.clear()
+        else:
+            self._moved.pop(source, None)
+
+
+def _pages_of(end: Mapping[str, View]) -> int:
+    return max((view.pages for view in end.values()), default=0)
+
+
+def within(pages: Pages, limit: int) -> Pages:
+    """Those that there are; what lies outside is another check's business."""
+    inside: Pages = pages[(pages >= 0) & (pages < limit)]
+    return inside
