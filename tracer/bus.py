@@ -61,7 +61,8 @@ class _Totals:
             self.verified += event.verified
             self.witnessed += event.witnessed
             self.mismatched += event.mismatched
-            self.skipped.update(event.skipped)
+            if event.skipped:
+                self.skipped.update(event.skipped)
         elif isinstance(event, Finding):
             self.findings += event.count
 
@@ -104,7 +105,7 @@ class Bus:
         self._ring: deque[Record] = deque()
         self._dropped = 0
         self._late = 0
-        self._taken = 0
+        self._at_work = False  # on records that left the ring, or will
         self._totals = _Totals()
         self._collapser = FindingCollapser()
         self._wake = threading.Event()
@@ -112,7 +113,9 @@ class Bus:
         self._stop = False
         self._outboxes = tuple(Outbox(sink, self._capacity) for sink in self._sinks)
         for sink in self._sinks:
-            if watch := getattr(sink, "watch", None):  # it asks for our state when it is asked itself
+            if watch := getattr(
+                sink, "watch", None
+            ):  # it asks for our state when it is asked itself
                 watch(self.health)
         self._thread = threading.Thread(target=self._run, name="hicache-dbg-bus", daemon=True)
         self._thread.start()
@@ -143,7 +146,7 @@ class Bus:
         deadline = time.monotonic() + timeout
         self._wake.set()
         with self._idle:
-            done = self._idle.wait_for(lambda: not self._ring and not self._taken, timeout)
+            done = self._idle.wait_for(lambda: not self._ring and not self._at_work, timeout)
         left = max(0.0, deadline - time.monotonic())
         return done and all(outbox.drain(left) for outbox in self._outboxes)
 
@@ -207,25 +210,25 @@ class Bus:
 
     def _turn(self) -> bool:
         """Take the readable records, a turn's worth at most; False if there was none."""
-        events: list[Event] = []
-        while self._taken < TURN and self._ring and self._is_ready(self._ring[0]):
-            self._taken += 1
+        ring, events, taken = self._ring, list[Event](), 0
+        self._at_work = bool(ring)
+        while taken < TURN and ring and self._is_ready(ring[0]):
+            taken += 1
             try:
-                found = self._ring[0].events()
+                found = ring[0].events()
                 if found:  # most notes have nothing to say
                     events.extend(self._collapser.pass_on(found))
             except Exception as error:
                 self._errors.record("bus", error)
                 if self._errors.reraise:
                     raise
-            self._ring.popleft()
+            ring.popleft()
         if events:
             self._deliver(events)
-        worked = bool(self._taken)
-        self._taken = 0
+        self._at_work = False
         with self._idle:
             self._idle.notify_all()
-        return worked
+        return bool(taken)
 
     def _is_ready(self, record: Record) -> bool:
         """Whether ``record`` is readable; one that cannot even say so is taken, and fails there."""

@@ -1,6 +1,5 @@
 """What a copy's digests mean: outcome of every tile, and what is wrong. Runs on the bus's thread."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,13 +24,13 @@ class _Tally:
     verified: int = 0
     witnessed: int = 0
     mismatched: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     bad: list[tuple[int, int]] = field(default_factory=list)  # (layer, host page)
 
     def skip(self, reason: SkipReason, tiles: int) -> None:
         if tiles:
-            self.skipped[reason.value] += tiles
+            self.skipped[reason.value] = self.skipped.get(reason.value, 0) + tiles
 
 
 class Judge:
@@ -271,7 +270,7 @@ def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
         verified=tally.verified,
         witnessed=tally.witnessed,
         mismatched=tally.mismatched,
-        skipped=dict(tally.skipped),
+        skipped=tally.skipped,
         op_id=copy.op_id,
         host_pages=tuple(copy.host_pages[:MOST_PAGES_KEPT].tolist()),
         device_pages=tuple(copy.device_pages[:MOST_PAGES_KEPT].tolist()),

@@ -22,6 +22,7 @@ from hicache_dbg.pools.host import (
 )
 from hicache_dbg.pools.indices import Indices
 from hicache_dbg.pools.kinds import index_k, mha, mla
+from hicache_dbg.pools.lookups import ENDS
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started
@@ -29,6 +30,7 @@ from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.session import CorruptionFoundError
 from hicache_dbg.tracer.settings import Action, Checksum, Gate, Settings
+from hicache_dbg.tracer.sink import LookedUp, PoolPages
 
 Traced = Callable[..., tuple[Runtime, MemorySink]]
 
@@ -290,7 +292,11 @@ def test_pages_of_pools_of_one_name_are_added_up(traced: Traced) -> None:
         HiCacheController((mirror_of(KINDS["mla"]),)),
     ):
         cache.alloc_device(2)
-        told = [(p.tier, p.state, p.pages) for p in runtime.attachment.pool_state()]
+        told = [
+            (p.tier, p.state, p.pages)
+            for p in runtime.attachment.pool_state()
+            if isinstance(p, PoolPages)
+        ]
     expected = {
         ("device", "free", 10),
         ("device", "used", 2),
@@ -299,3 +305,26 @@ def test_pages_of_pools_of_one_name_are_added_up(traced: Traced) -> None:
     }
     assert len(told) == len(expected)
     assert set(told) == expected
+
+
+def test_what_became_of_the_pages_asked_for_is_told(traced: Traced) -> None:
+    """Every tier's ends are there from 0 on, add up, and stay when their cache has gone."""
+    runtime, _ = traced()
+
+    def told() -> dict[tuple[str, str], int]:
+        states = runtime.attachment.pool_state()
+        return {(s.tier, s.end): s.pages for s in states if isinstance(s, LookedUp)}
+
+    assert told() == {}
+    with HiCacheController((mirror_of(KINDS["mla"]),)) as cache:
+        assert set(told()) == {(tier, end) for tier, ends in ENDS.items() for end in ends}
+        assert not any(told().values())
+        tokens = np.arange(3 * cache.group.page_tokens, dtype=np.int32)
+        cache.insert(tokens[: 2 * cache.group.page_tokens], cache.alloc_device(2))
+        cache.unlock(cache.match(tokens))
+    del cache
+    gc.collect()
+    assert {end: pages for end, pages in told().items() if pages} == {
+        ("device", "hit"): 2,
+        ("none", "not_cached"): 1,
+    }

@@ -4,7 +4,6 @@ import importlib
 import sys
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.hicache_lifetimes import LifetimeAttachment
 from hicache_dbg.tracer.attach.hicache_ranks import RankStatements
+from hicache_dbg.tracer.attach.hicache_state import PoolStates
 from hicache_dbg.tracer.attach.hicache_storage import StorageAttachment
 from hicache_dbg.tracer.attach.hicache_views import mirror_views, pinning_of
 from hicache_dbg.tracer.attach.patch import Patches
@@ -29,16 +29,19 @@ from hicache_dbg.tracer.events import Op, Tier
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy, MirrorViews, SpanIds
 from hicache_dbg.tracer.session import CorruptionFoundError, Session
-from hicache_dbg.tracer.sink import PoolPages
+from hicache_dbg.tracer.sink import PoolState
 
 if TYPE_CHECKING:
     from hicache_dbg.pools.controller import HiCacheController
     from hicache_dbg.pools.pinning import PinState
+    from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment
 
 __all__ = ["HiCacheAttachment"]
 
 SYSTEM = "hicache_dbg.pools"
 CONTROLLER = "hicache_dbg.pools.controller"
+#: Whose import says that this process hands pages over, or takes some.
+HANDOVER = "hicache_dbg.pools.handover.decode"
 GenerationReader = Callable[[Pages], Pages]
 #: How long detaching waits, in seconds, for the bus to describe the copies it has.
 _LAST_WORDS_S = 2.0
@@ -58,6 +61,8 @@ class HiCacheAttachment:
         self._session = session
         self._patches = Patches()
         self.lifetimes = LifetimeAttachment(session)
+        #: Follows pages from prefill to decode; None while no handover is imported.
+        self.handover: HandoverAttachment | None = None
         self._ranks = RankStatements(session)
         self._requests = RequestSpans(session.errors)
         self._views: dict[int, MirrorViews] = {}
@@ -65,7 +70,7 @@ class HiCacheAttachment:
             session, self._views_of, self.lifetimes.filled, self._requests.here
         )
         self._pinned: dict[int, PinState] = {}
-        self._controllers: weakref.WeakSet[HiCacheController] = weakref.WeakSet()
+        self._states = PoolStates()
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet; calling it again is harmless."""
@@ -84,6 +89,12 @@ class HiCacheAttachment:
             self._ranks.attach(controller)
         self.lifetimes.attach()
         self._storage.attach()
+        if self.handover is None and HANDOVER in sys.modules:
+            from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment
+
+            self.handover = HandoverAttachment(self._session, self._views_of)
+        if self.handover is not None:
+            self.handover.attach()
         self._requests.attach()
 
     def detach(self) -> None:
@@ -92,23 +103,17 @@ class HiCacheAttachment:
         self._ranks.detach()
         self.lifetimes.detach()
         self._storage.detach()
+        if self.handover is not None:
+            self.handover.detach()
         self._patches.undo()
         self._session.probe.watching = self._session.probe.describes_later = False
         self._session.bus.flush(_LAST_WORDS_S)  # it may still have copies to describe
         self._views.clear()
         self._pinned.clear()
 
-    def pool_state(self) -> Iterator[PoolPages]:
-        """Pages by pool, tier and state, of all controllers that are alive; read when asked."""
-        pages = Counter[tuple[str, str, str]]()
-        for controller in tuple(self._controllers):
-            for mirror in controller.group.mirrors:
-                for tier, pool in ((Tier.DEVICE, mirror.device), (Tier.HOST, mirror.host)):
-                    free = controller.allocators[tier.value].available
-                    pages[mirror.name, tier.value, "free"] += free
-                    pages[mirror.name, tier.value, "used"] += pool.pages - free
-        for where, count in pages.items():
-            yield PoolPages(*where, count)
+    def pool_state(self) -> Iterator[PoolState]:
+        """Pages by pool, tier and state, and what became of those asked for; read when asked."""
+        return self._states.read()
 
     def _around_backup(self, original: Callable[..., None]) -> Callable[..., None]:
         def backup(engine: TransferEngine, op: CopyOp) -> None:
@@ -145,7 +150,7 @@ class HiCacheAttachment:
         def __init__(controller: "HiCacheController", *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(controller, *args, **kwargs)
             with self._session.errors.at("attach/controller"):
-                self._controllers.add(controller)
+                self._states.add(controller)
                 host = controller.allocators[Tier.HOST.value]
                 self._register(controller.group.mirrors, _generations_of(host))
                 self._look_at_coverage(controller.group)

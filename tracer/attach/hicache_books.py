@@ -1,78 +1,44 @@
 """The state machines behind the notes on ``hicache_dbg.pools``; used on the bus's thread only."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
 from itertools import count
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
 from hicache_dbg.pools.allocator import PageAllocator
-from hicache_dbg.pools.device import DevicePool
-from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.pools.ticket import Load
-from hicache_dbg.pools.transfer import CopyOp
+from hicache_dbg.tracer.attach.hicache_flight import Flight, Part
+from hicache_dbg.tracer.attach.hicache_order import Order
 from hicache_dbg.tracer.checks.anchor import strays
 from hicache_dbg.tracer.checks.completion import Completion, OpId
 from hicache_dbg.tracer.checks.components import Components
 from hicache_dbg.tracer.checks.identity import Digests, Identity
-from hicache_dbg.tracer.checks.ordering import Ordering, Role, Space
-from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks, Stamp
-from hicache_dbg.tracer.checks.ordering_cuda import CudaOrder
 from hicache_dbg.tracer.checks.ownership import Ownership, Pages
 from hicache_dbg.tracer.checks.pins import Pins
 from hicache_dbg.tracer.checks.tiers import Paths, TierUse
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
-__all__ = ["Books", "Flight", "moments"]
+__all__ = ["Books", "CacheBooks", "TierBooks", "moments"]
 
-_numbers = count(1)
 #: Before a lookup and after a page was cached: what is cached before a lookup begins should be found.
 moments = count(1)
 
-Pool = DevicePool | HostPool
-#: Accesses of the model's own kernels.
-_MODELS = {Role.COMPUTE_READ, Role.COMPUTE_WRITE}
+
+class TierBooks:
+    """What is known of the pages of one allocator."""
+
+    def __init__(self, name: str, pages: int) -> None:
+        self.pages = Ownership(name, pages)
+        self.identity = Identity(name, pages)
+        self.use = TierUse(name)
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
-    """An operation between its submission and its acknowledgement.
+class CacheBooks:
+    """What is known of the pages of a cache: of both tiers, and which life each pool's bytes are of."""
 
-    Generations are those at submission. ``by`` is where it was submitted.
-    """
-
-    op: CopyOp
-    state: CacheState
-    host: Pages
-    device: Pages
-    host_generations: Pages
-    device_generations: Pages
-    by: Access
-    #: Who carries the copy out, once it has begun.
-    carrier: Access | None = None
-    #: Layers that the mover itself has reported.
-    arrived: list[int] = field(default_factory=list)
-    key: OpId = field(default_factory=lambda: OpId(next(_numbers)))
-
-    @property
-    def what(self) -> str:
-        """``load 7``."""
-        return f"{self.op.kind} {self.op.op_id}"
-
-    @property
-    def loads(self) -> bool:
-        """Whether bytes go to the device."""
-        return self.op.kind == "load"
-
-    @property
-    def destination(self) -> tuple[PageAllocator, Pages]:
-        """The tier that is written, and its pages."""
-        return (self.state.device, self.device) if self.loads else (self.state.host, self.host)
-
-    @property
-    def pool(self) -> str:
-        """Every pool of the group, as findings name them."""
-        return "+".join(mirror.name for mirror in self.state.group.mirrors)
+    def __init__(self, host: TierBooks, device: TierBooks, pools: Sequence[str]) -> None:
+        self.host, self.device = host, device
+        self.host_bytes = _components(host.pages, pools)
+        self.device_bytes = _components(device.pages, pools)
 
 
 class Books:
@@ -81,51 +47,34 @@ class Books:
     def __init__(self) -> None:
         self.completion = Completion()
         self.pins = Pins()
-        self.clocks = Clocks()
-        self.ordering = Ordering()
-        self.cuda = CudaOrder(self.clocks)
-        self.stamps: dict[int, Stamp] = {}
+        self.order = Order()
         self.paths = Paths()
-        self._use: dict[int, TierUse] = {}
-        self._identities: dict[int, Identity] = {}
-        self._tiers: dict[int, Ownership] = {}  # by identity: asked for at every note
-        self._components: WeakKeyDictionary[CacheState, dict[str, Components]] = WeakKeyDictionary()
-        self._spaces: WeakKeyDictionary[Pool, Space] = WeakKeyDictionary()
-        self._owners: dict[Space, Ownership] = {}
-        self._ends: dict[OpId, tuple[Ownership, Ownership]] = {}  # host and device of what is open
-        self._placed: set[int] = set()  # caches, by identity
-        self._followed: set[int] = set()  # mirrors, by identity
-        self._gates: WeakKeyDictionary[Load, dict[int, int]] = WeakKeyDictionary()
+        # By identity: asked for at every note.
+        self._tiers: dict[int, TierBooks] = {}
+        self._caches: dict[int, CacheBooks] = {}
+        self._open: dict[OpId, CacheBooks] = {}
 
     # -- pages ----------------------------------------------------------------------------------
 
-    def tier(self, allocator: PageAllocator) -> Ownership:
-        """The book of an allocator's pages, opened at first sight."""
-        book = self._tiers.get(id(allocator))
-        if book is None:
-            book = self._tiers[id(allocator)] = Ownership(allocator.name, allocator.pages)
-            finalize(allocator, self._tiers.pop, id(allocator), None)
-        return book
-
-    def components(self, state: CacheState, tier: str) -> Components:
-        """Which life each pool's bytes are of, on the pages of one tier."""
-        books = self._components.get(state)
+    def tier(self, allocator: PageAllocator) -> TierBooks:
+        """The books of an allocator's pages, opened at first sight."""
+        books = self._tiers.get(id(allocator))
         if books is None:
-            names = [mirror.name for mirror in state.group.mirrors]
-            books = self._components[state] = {
-                allocator.name: Components(allocator.name, allocator.pages, names)
-                for allocator in (state.host, state.device)
-            }
-        return books[tier]
+            books = self._tiers[id(allocator)] = TierBooks(allocator.name, allocator.pages)
+            finalize(allocator, self._tiers.pop, id(allocator), None)
+        return books
 
-    def identity(self, allocator: PageAllocator) -> Identity:
-        """Which tokens an allocator's pages were written for."""
-        book = self._identities.get(id(allocator))
-        if book is None:
-            book = Identity(allocator.name, allocator.pages)
-            self._identities[id(allocator)] = book
-            finalize(allocator, self._identities.pop, id(allocator), None)
-        return book
+    def cache(self, state: CacheState) -> CacheBooks:
+        """The books of a cache, opened at first sight."""
+        books = self._caches.get(id(state))
+        if books is None:
+            host, device = self.tier(state.host), self.tier(state.device)
+            books = CacheBooks(host, device, [mirror.name for mirror in state.group.mirrors])
+            self._caches[id(state)] = books
+            finalize(state, self._caches.pop, id(state), None)
+            for mirror in state.group.mirrors:
+                self.order.place(mirror, host.pages, device.pages)
+        return books
 
     def asked(
         self,
@@ -136,28 +85,21 @@ class Books:
         by: Access,
     ) -> list[Violation]:
         """Pages are taken to hold the bytes of these tokens."""
-        found = self.identity(allocator).ask(pages, generations, digests, by)
-        return _allocated(self.tier(allocator), found)
+        books = self.tier(allocator)
+        return books.pages.located(books.identity.ask(pages, generations, digests, by))
 
     def missed(
         self, allocator: PageAllocator, digest: int, before: int, by: Access
     ) -> list[Violation]:
         """A lookup that began at ``before`` found nothing for these tokens."""
-        book, tier = self.identity(allocator), self.tier(allocator)
-        pages, generations = book.written_for(digest, before)
-        return _allocated(tier, book.missed(pages[tier.alive(pages, generations)], by))
+        books = self.tier(allocator)
+        pages, generations = books.identity.written_for(digest, before)
+        there = pages[books.pages.alive(pages, generations)]
+        return books.pages.located(books.identity.missed(there, by))
 
     def found_on_host(self, host: PageAllocator, pages: int, by: Access) -> list[Violation]:
         """A lookup found ``pages`` that are on the host only."""
-        return self.use(host).asked(by) if pages else []
-
-    def use(self, allocator: PageAllocator) -> TierUse:
-        """What went into the tier of these pages, and what came out of it."""
-        use = self._use.get(id(allocator))
-        if use is None:
-            use = self._use[id(allocator)] = TierUse(allocator.name)
-            finalize(allocator, self._use.pop, id(allocator), None)
-        return use
+        return self.tier(host).use.asked(by) if pages else []
 
     # -- operations -----------------------------------------------------------------------------
 
@@ -167,205 +109,126 @@ class Books:
         ``holds`` says that it holds the pages of both allocators as well, of which no other note
         tells.
         """
-        allocator, pages = flight.destination
+        books = self._open[flight.key] = self.cache(flight.state)
+        pages, loads, by = flight.written[0], flight.loads, flight.by
         self.completion.promise(
             flight.key,
-            allocator.name,
+            _written(books, flight).tier,
             pages.tolist(),
-            flight.state.group.layer_ids if flight.loads else (),
-            flight.by,
+            flight.state.group.layer_ids if loads else (),
+            by,
             number=flight.op.op_id,
         )
-        host, device = self._ends[flight.key] = self._both(flight)
-        found = host.open(flight.host, flight.by, writes=not flight.loads, holds=holds)
-        return found + device.open(flight.device, flight.by, writes=flight.loads, holds=holds)
+        found = books.host.pages.open(flight.host, by, writes=not loads, holds=holds)
+        return found + books.device.pages.open(flight.device, by, writes=loads, holds=holds)
 
     def acknowledged(self, flight: Flight, by: Access, *, holds: bool) -> list[Violation]:
         """Both ends are let go, and so are their holds if no other note tells of that."""
-        ends = self._ends.pop(flight.key, None)
-        if ends is None:  # submitted before tracing began, or before a gap
+        books, loads = self._open.pop(flight.key, None), flight.loads
+        if books is None:  # submitted before tracing began, or before a gap
             return []
-        host, device = ends
-        found = host.close(flight.host, by, writes=not flight.loads, holds=holds)
-        return found + device.close(flight.device, by, writes=flight.loads, holds=holds)
+        found = books.host.pages.close(flight.host, by, writes=not loads, holds=holds)
+        return found + books.device.pages.close(flight.device, by, writes=loads, holds=holds)
 
     def looked_at(self, flight: Flight, by: Access) -> list[Violation]:
         """The copy uses the pages now: they must still be those that were submitted."""
-        host, device = self._ends.get(flight.key) or self._both(flight)
-        found = host.read(flight.host, flight.host_generations, by)
-        return found + device.read(flight.device, flight.device_generations, by)
+        books = self._of(flight)
+        found = books.host.pages.read(flight.host, flight.host_generations, by)
+        return found + books.device.pages.read(flight.device, flight.device_generations, by)
 
     def begun(self, flight: Flight, by: Access) -> list[Violation]:
-        """Every pool has been given its pages."""
-        return self._at_destination(flight, self.completion.begun(flight.key, by))
+        """Every pool has been given its pages, and its copy begins."""
+        found = self.looked_at(flight, by) + self._detoured(flight, by) + self._carried(flight, by)
+        for part in flight.parts:
+            given = part.device if flight.loads else part.host
+            self.completion.deliver(flight.key, part.mirror.name, given.tolist())
+            found += self._anchored(flight, part, by)
+        return found + self._where_written(flight, self.completion.begun(flight.key, by))
 
     def reported(self, flight: Flight, by: Access, *, good: bool) -> list[Violation]:
         """Readers were told how the operation ended."""
-        return self._at_destination(flight, self.completion.report(flight.key, by, good=good))
+        return self._where_written(flight, self.completion.report(flight.key, by, good=good))
 
     def ended(self, flight: Flight, layers: Iterable[int], status: str, by: Access) -> None:
         """The mover has reported these layers, and has returned or raised."""
-        for layer in layers:
-            self.completion.layer_arrived(flight.key, layer)
+        self.completion.layers_arrived(flight.key, layers)
         self.completion.end(flight.key, status, by)
 
     def gate(
         self, flight: Flight, layer: int, arrived: Iterable[int], by: Access
     ) -> list[Violation]:
         """Readers are let to a layer, when ``arrived`` were there."""
-        for there in arrived:
-            self.completion.layer_arrived(flight.key, there)
-        return self._at_destination(flight, self.completion.gate(flight.key, layer, by))
+        self.completion.layers_arrived(flight.key, arrived)
+        return self._where_written(flight, self.completion.gate(flight.key, layer, by))
 
-    def carried(self, flight: Flight, names: Iterable[str], by: Access) -> list[Violation]:
-        """The copy was begun with these pools; what a load brings must be of one life."""
-        allocator, pages = flight.destination
-        absent = self.components(flight.state, allocator.name).moved(names, pages, by)
-        found = self._placed_at(allocator, absent)
+    def arrived(self, flight: Flight, moment: int) -> None:
+        """The bytes of every pool that was carried are there, since ``moment``."""
+        books, written = self._of(flight), flight.written
+        host, device, use = books.host.identity, books.device.identity, books.host.use
+        there = books.device_bytes if flight.loads else books.host_bytes
+        for part in flight.parts:
+            there.arrived(part.mirror.name, *written)
         if flight.loads:
-            host = flight.state.host
-            source = self.components(flight.state, host.name)
-            if not source.whole(flight.host, flight.host_generations):
-                lives = source.present(flight.host, flight.host_generations, by)
-                lives += source.agree(flight.host, flight.host_generations, by)
-                found += self._placed_at(host, lives)
+            host.carry(flight.host, flight.host_generations, device, written)
+            use.gave(len(flight.host))
+        else:
+            device.carry(flight.device, flight.device_generations, host, written)
+            # Not of a load: the cache may have a device page of its own for what was loaded.
+            host.cached(flight.host, moment)
+            use.wrote(len(flight.host))
+
+    def filled(self, state: CacheState, pages: Pages, generations: Pages) -> None:
+        """Host pages were filled from storage, in every pool of the group."""
+        book = self.cache(state).host_bytes
+        for name in book.names:
+            book.arrived(name, pages, generations)
+
+    def _detoured(self, flight: Flight, by: Access) -> list[Violation]:
+        """Every pool should take the path that was chosen."""
+        found, chosen = [], flight.state._backend  # noqa: SLF001
+        for part in flight.parts:
+            if part.backend is not chosen:
+                name, path = part.mirror.name, part.backend.value
+                found += self.paths.took(name, chosen.value, path, by)
         return found
 
-    def anchored(
-        self, flight: Flight, name: str, given: tuple[Pages, Pages], by: Access
-    ) -> list[Violation]:
-        """One pool was given these host and device pages."""
-        host, device = given
-        if _same(host, flight.host) and _same(device, flight.device):
+    def _carried(self, flight: Flight, by: Access) -> list[Violation]:
+        """The copy was begun with some pools, of all that there are; what a load brings must be of one life."""
+        books, pages = self._of(flight), flight.written[0]
+        there = books.device_bytes if flight.loads else books.host_bytes
+        absent = there.moved([part.mirror.name for part in flight.parts], pages, by)
+        found = _written(books, flight).located(absent)
+        source, lives = books.host_bytes, flight.host_generations
+        if flight.loads and not source.whole(flight.host, lives):
+            wrong = source.present(flight.host, lives, by)
+            wrong += source.agree(flight.host, lives, by)
+            found += books.host.pages.located(wrong)
+        return found
+
+    def _anchored(self, flight: Flight, part: Part, by: Access) -> list[Violation]:
+        """One pool was given its pages: they should be the operation's own."""
+        if _same(part.host, flight.host) and _same(part.device, flight.device):
             return []
-        found = strays(name, (flight.host, flight.device), given, by)
-        return self._placed_at(flight.state.host, found)
+        anchor, given = (flight.host, flight.device), (part.host, part.device)
+        found = strays(part.mirror.name, anchor, given, by)
+        return self._of(flight).host.pages.located(found)
 
-    def arrived(self, flight: Flight, names: Iterable[str], moment: int) -> None:
-        """The bytes of these pools are there, since ``moment``."""
-        allocator, pages = flight.destination
-        generations = flight.device_generations if flight.loads else flight.host_generations
-        book = self.components(flight.state, allocator.name)
-        for name in names:
-            book.arrived(name, pages, generations)
-        ends = [
-            (self.identity(flight.state.host), flight.host, flight.host_generations),
-            (self.identity(flight.state.device), flight.device, flight.device_generations),
-        ]
-        (source, ids, lives), (there, *onto) = ends if flight.loads else ends[::-1]
-        source.carry(ids, lives, there, (onto[0], onto[1]))
-        if not flight.loads:  # the cache may have a device page of its own for what was loaded
-            there.cached(flight.host, moment)
-        use = self.use(flight.state.host)
-        (use.gave if flight.loads else use.wrote)(len(flight.host))
+    def _of(self, flight: Flight) -> CacheBooks:
+        return self._open.get(flight.key) or self.cache(flight.state)
 
-    def _both(self, flight: Flight) -> tuple[Ownership, Ownership]:
-        return self.tier(flight.state.host), self.tier(flight.state.device)
-
-    def _at_destination(self, flight: Flight, found: list[Violation]) -> list[Violation]:
-        return self._placed_at(flight.destination[0], found)
-
-    def _placed_at(self, allocator: PageAllocator, found: list[Violation]) -> list[Violation]:
-        return _allocated(self.tier(allocator), found) if found else found
-
-    # -- order ----------------------------------------------------------------------------------
-
-    def space(self, pool: Pool, tier: str) -> Space:
-        """The pages of a pool object as the ordering check names them."""
-        space = self._spaces.get(pool)
-        if space is None:
-            space = self._spaces[pool] = Space(tier, pool.geometry.name, next(_numbers))
-            finalize(pool, self.ordering.forget, space)
-            finalize(pool, self._owners.pop, space, None)
-        return space
-
-    def touched(
-        self,
-        pool: Pool,
-        tier: str,
-        layers: tuple[int, ...],
-        pages: Pages,
-        *,
-        role: Role,
-        stamp: Stamp,
-        by: Access,
-    ) -> list[Violation]:
-        """An access to ``pool``. Copies count from the model's first access to the pool on."""
-        space = self.space(pool, tier)
-        if role in _MODELS:
-            self.ordering.watch(space, pool.geometry.layers, pool.pages)
-        found = self.ordering.access(space, layers, pages, role=role, stamp=stamp, by=by)
-        owner = self._owners.get(space) if found else None
-        return found if owner is None else _allocated(owner, found)
-
-    def place(self, state: CacheState) -> None:
-        """The pools of a cache take their pages from its allocators."""
-        if id(state) in self._placed:
-            return
-        self._placed.add(id(state))
-        finalize(state, self._placed.discard, id(state))
-        for mirror in state.group.mirrors:
-            self._owners[self.space(mirror.device, "device")] = self.tier(state.device)
-            self._owners[self.space(mirror.host, "host")] = self.tier(state.host)
-
-    def follow(self, mirror: Mirror) -> bool:
-        """Whether the order of a mirror's copies is looked at: once the model has touched it."""
-        if id(mirror) in self._followed:
-            return True
-        if not self.ordering.watches(self.space(mirror.device, "device")):
-            return False
-        host = mirror.host
-        self.ordering.watch(self.space(host, "host"), host.geometry.layers, host.pages)
-        self._followed.add(id(mirror))
-        finalize(mirror, self._followed.discard, id(mirror))
-        return True
-
-    def met(self, actor: ActorId | None, *allocators: PageAllocator) -> None:
-        """``actor`` held the allocators' locks: pages change hands through them, and so does order.
-
-        None: nobody looks at the order.
-        """
-        if actor is not None:
-            for allocator in allocators:
-                self.clocks.meet(actor, ("allocator", id(allocator)))
-
-    def stamp(self, actor: ActorId, work: int | None) -> Stamp:
-        """When something happens: a piece of queued work's own moment, or the actor's next step."""
-        stamp = None if work is None else self.stamps.get(work)
-        return self.clocks.step(actor) if stamp is None else stamp
-
-    def gate_opened(self, load: Load, layer: int, actor: ActorId) -> None:
-        """Whoever passes this gate comes after what ``actor`` did so far."""
-        gates = self._gates.get(load)
-        if gates is None:
-            gates = self._gates[load] = {}
-            finalize(load, _forget_all, self.clocks, gates)
-        carrier = gates[layer] = next(_numbers)
-        self.clocks.record(actor, carrier)
-
-    def gate_passed(self, load: Load, layer: int, actor: ActorId) -> None:
-        """``actor`` was let to ``layer``: the first gate at or behind it has been opened."""
-        gates = self._gates.get(load, {})
-        opened = min(
-            (number for number in gates if number >= layer), default=max(gates, default=None)
-        )
-        if opened is not None:
-            self.clocks.wait(actor, gates[opened])
+    def _where_written(self, flight: Flight, found: list[Violation]) -> list[Violation]:
+        return _written(self._of(flight), flight).located(found) if found else found
 
 
-def _forget_all(clocks: Clocks, gates: dict[int, int]) -> None:
-    for carrier in gates.values():
-        clocks.forget(carrier)
+def _components(pages: Ownership, pools: Sequence[str]) -> Components:
+    return Components(pages.tier, len(pages), pools)
+
+
+def _written(books: CacheBooks, flight: Flight) -> Ownership:
+    """The book of the tier that is written."""
+    return books.device.pages if flight.loads else books.host.pages
 
 
 def _same(some: Pages, others: Pages) -> bool:
     """``np.array_equal``, at a tenth of its cost for the few pages of a copy."""
     return some is others or some.tobytes() == others.tobytes()
-
-
-def _allocated(book: Ownership, found: list[Violation]) -> list[Violation]:
-    """The same violations, with where the first page was handed out."""
-    return [
-        replace(item, allocated=book.allocated(item.pages[0])) if item.pages else item
-        for item in found
-    ]

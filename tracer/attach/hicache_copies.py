@@ -3,19 +3,20 @@
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.pools.transfer import CopyOp, TransferEngine
+from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.call_site import access
-from hicache_dbg.tracer.attach.hicache_books import Books, Flight, moments
+from hicache_dbg.tracer.attach.hicache_books import Books, moments
+from hicache_dbg.tracer.attach.hicache_flight import Flight, Part
 from hicache_dbg.tracer.attach.hicache_pages import PageNotes, Wrappers
 from hicache_dbg.tracer.attach.hicache_streams import current_work
 from hicache_dbg.tracer.attach.notes import Notes
-from hicache_dbg.tracer.checks.ordering import Role
-from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Stamp
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class CopyNotes:
         self._pages = pages
         #: By identity of the operation, and of the host pages that its load knows it by.
         self._flights = flights
+        #: The pools of each cache, as findings name them.
+        self._pools: WeakKeyDictionary[CacheState, str] = WeakKeyDictionary()
 
     def wrappers(self) -> Wrappers:
         """What to replace."""
@@ -56,16 +59,13 @@ class CopyNotes:
             with self._pages.holding() as together:
                 op = original(state, kind, host, device)
                 with self._notes.errors.at("lifetimes/begin"):
-                    flight = _flight(state, op, host, device)
-                    self._pages.name(state.host, flight.pool)
-                    self._pages.name(state.device, flight.pool)
+                    flight = _flight(state, op, self._pool(state), host, device)
                     self._flights[id(op)] = self._flights[id(host)] = flight
                     actor, holds = self._actor(), together.claim(state.host, state.device)
 
                     def turn(books: Books) -> list[Violation]:
                         if holds:
-                            books.met(actor, state.host, state.device)
-                        books.place(state)
+                            books.order.met(actor, state.host, state.device)
                         return books.submitted(flight, holds=holds)
 
                     self._note(flight, turn, flight.by)
@@ -96,11 +96,20 @@ class CopyNotes:
 
         def turn(books: Books) -> list[Violation]:
             if holds:
-                books.met(actor, state.host, state.device)
+                books.order.met(actor, state.host, state.device)
             found = books.acknowledged(flight, by, holds=holds)
             return found if flight.loads else found + books.reported(flight, by, good=good)
 
         self._note(flight, turn, by)
+
+    def _pool(self, state: CacheState) -> str:
+        """Every pool of a cache; findings on its pages are about them from now on."""
+        pool = self._pools.get(state)
+        if pool is None:
+            pool = self._pools[state] = "+".join(mirror.name for mirror in state.group.mirrors)
+            self._pages.name(state.host, pool)
+            self._pages.name(state.device, pool)
+        return pool
 
     def _actor(self) -> ActorId | None:
         """The calling thread, where the order of accesses is looked at."""
@@ -153,51 +162,11 @@ class CopyNotes:
         with self._notes.errors.at("lifetimes/begun"):
             by, actor, work = access(flight.what), _actor(), current_work()
             flight.carrier = by
-            chosen = flight.state._backend.value  # noqa: SLF001
-            paths = [(copy.mirror.name, copy.io_backend.value) for copy in flight.op.copies]
-            parts = [
-                (
-                    copy.mirror,
-                    copy.layers,
-                    copy.host.page_ids(copy.mirror.host.geometry.slots_per_page),
-                    copy.device.page_ids(copy.mirror.device.geometry.slots_per_page),
-                )
-                for copy in flight.op.copies
-            ]
+            parts = [_part(copy) for copy in flight.op.copies]
 
             def turn(books: Books) -> list[Violation]:
-                found = books.looked_at(flight, by)
-                for name, path in paths:
-                    found += books.paths.took(name, chosen, path, by)
-                found += books.carried(flight, [mirror.name for mirror, *_ in parts], by)
-                stamp = books.stamp(actor, work)
-                for mirror, _, host, device in parts:
-                    given = device if flight.loads else host
-                    books.completion.deliver(flight.key, mirror.name, given.tolist())
-                    found += books.anchored(flight, mirror.name, (host, device), by)
-                found += books.begun(flight, by)
-                for mirror, layers, host, device in parts:
-                    if not books.follow(mirror):
-                        continue
-                    if flight.loads:
-                        found += books.touched(
-                            mirror.host,
-                            "host",
-                            layers,
-                            host,
-                            role=Role.LOAD_READ,
-                            stamp=stamp,
-                            by=by,
-                        )
-                        continue
-                    for pool, tier, pages, role in (
-                        (mirror.device, "device", device, Role.BACKUP_READ),
-                        (mirror.host, "host", host, Role.BACKUP_WRITE),
-                    ):
-                        found += books.touched(
-                            pool, tier, layers, pages, role=role, stamp=stamp, by=by
-                        )
-                return found
+                flight.parts = parts
+                return books.begun(flight, by) + books.order.begun(flight, by, actor, work)
 
             self._note(flight, turn, by)
 
@@ -211,21 +180,20 @@ class CopyNotes:
             by = Access(f"{flight.what}, layer {layer}", carrier.actor, carrier.site)
 
             def turn(books: Books) -> list[Violation]:
-                return _arrived(books, flight, layer, by, books.stamp(actor, work))
+                return books.order.landed(flight, layer, by, actor, work)
 
             self._note(flight, turn, by)
 
     def _over(self, flight: Flight, status: str) -> None:
         with self._notes.errors.at("lifetimes/over"):
             by = access(f"return of {flight.what}")
-            names = [copy.mirror.name for copy in flight.op.copies]
             layers, moment = tuple(flight.arrived), next(moments)
 
             def turn(books: Books) -> list[Violation]:
                 books.ended(flight, layers, status, by)
                 if status != "done":
                     return []
-                books.arrived(flight, names, moment)
+                books.arrived(flight, moment)
                 return books.looked_at(flight, by)
 
             self._note(flight, turn, by)
@@ -253,9 +221,10 @@ class CopyNotes:
 
         def turn() -> list[Violation]:
             books = self._books()
-            found = books.tier(host).idle(by) + books.tier(device).idle(by)
-            found += books.use(host).closed(by)
-            return found + books.tier(host).used(cached, by)
+            tier = books.tier(host)
+            found = tier.pages.idle(by) + books.tier(device).pages.idle(by)
+            found += tier.use.closed(by)
+            return found + tier.pages.used(cached, by)
 
         self._notes.take(turn, names, by=by)
 
@@ -265,32 +234,29 @@ class CopyNotes:
         )
 
 
-def _arrived(books: Books, flight: Flight, layer: int, by: Access, stamp: Stamp) -> list[Violation]:
-    """The bytes of a layer are there: they were written just before."""
-    found = []
-    for copy in flight.op.copies:
-        if not books.follow(copy.mirror):
-            continue
-        geometry = copy.mirror.device.geometry
-        own = tuple(at for at in copy.layers if geometry.layer_ids[at] == layer)
-        pages = copy.device.page_ids(geometry.slots_per_page)
-        found += books.touched(
-            copy.mirror.device, "device", own, pages, role=Role.LOAD_WRITE, stamp=stamp, by=by
-        )
-    return found
-
-
 def _actor() -> ActorId:
     return ActorId(threading.get_ident())
 
 
-def _flight(state: CacheState, op: CopyOp, host: Ids, device: Ids) -> Flight:
+def _flight(state: CacheState, op: CopyOp, pool: str, host: Ids, device: Ids) -> Flight:
     return Flight(
         op=op,
         state=state,
+        pool=pool,
         host=host.copy(),
         device=device.copy(),
         host_generations=op.host_generations.astype(np.int64),
         device_generations=state.device.generation(device).astype(np.int64),
         by=access(f"{op.kind} {op.op_id}"),
+    )
+
+
+def _part(copy: PoolCopy) -> Part:
+    mirror = copy.mirror
+    return Part(
+        mirror,
+        copy.io_backend,
+        copy.layers,
+        copy.host.page_ids(mirror.host.geometry.slots_per_page),
+        copy.device.page_ids(mirror.device.geometry.slots_per_page),
     )

@@ -48,7 +48,8 @@ class CudaNotes:
                 by = Access(f"kernel {name}", f"stream {handle:#x}", access("").site)
 
                 def turn(books: Books) -> list[Violation]:
-                    return touched(books, touches, books.cuda.handed(handle, thread), None, by)
+                    stream = books.order.cuda.handed(handle, thread)
+                    return touched(books.order, touches, stream, None, by)
 
                 self._take(turn, by, touches)
             original(stream, work)
@@ -87,7 +88,7 @@ class CudaNotes:
 
     def _order(self, tell: Callable[[CudaOrder], None]) -> None:
         def turn(books: Books) -> list[Violation]:
-            tell(books.cuda)
+            tell(books.order.cuda)
             return []
 
         self._take(turn)

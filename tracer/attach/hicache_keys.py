@@ -59,7 +59,7 @@ class KeyNotes:
         def turn() -> list[Violation]:
             books, digests = self._books(), prefix_digests(pages)
             # Under the cache's lock, as whoever brought the pages was.
-            books.met(actor, *(allocator for allocator, *_ in parts))
+            books.order.met(actor, *(allocator for allocator, *_ in parts))
             return [
                 *books.found_on_host(host, len(parts[1][1]), by),
                 *(
@@ -118,7 +118,7 @@ class KeyNotes:
         def turn() -> list[Violation]:
             books, digests = self._books(), prefix_digests(pages)
             found = books.asked(device, ids, generations, digests, by)
-            books.identity(device).say(ids, generations, digests)
+            books.tier(device).identity.say(ids, generations, digests)
             return found
 
         about = (device.name, ids)
@@ -129,7 +129,7 @@ class KeyNotes:
         device, moment = controller.allocators["device"], next(moments)
 
         def turn() -> list[Violation]:
-            self._books().identity(device).cached(ids, moment)
+            self._books().tier(device).identity.cached(ids, moment)
             return []
 
         self._notes.take(turn)

@@ -5,9 +5,10 @@ machines run on the bus's thread.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.tracer.attach.hicache_books import Books, Flight
+from hicache_dbg.tracer.attach.hicache_books import Books
 from hicache_dbg.tracer.attach.hicache_copies import CopyNotes
 from hicache_dbg.tracer.attach.hicache_cuda import CudaNotes
 from hicache_dbg.tracer.attach.hicache_keys import KeyNotes
@@ -17,6 +18,9 @@ from hicache_dbg.tracer.attach.hicache_streams import StreamNotes, TableTouch, T
 from hicache_dbg.tracer.attach.notes import Desk, Notes
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.checks.ownership import Pages
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.hicache_flight import Flight
 
 __all__ = ["LifetimeAttachment"]
 
@@ -65,13 +69,7 @@ class LifetimeAttachment:
 
     def filled(self, state: CacheState, pages: Pages, generations: Pages) -> None:
         """Host pages were filled from storage, in every pool of the group."""
-
-        def turn() -> None:
-            book = self._books.components(state, state.host.name)
-            for name in book.names:
-                book.arrived(name, pages, generations)
-
-        self._notes.take(turn)
+        self._notes.take(lambda: self._books.filled(state, pages, generations))
 
     def start_over(self) -> None:
         """Forget everything: what is met from now on is as if tracing began now."""

@@ -159,8 +159,8 @@ class PageNotes:
 
         def judged() -> list[Violation]:
             books = self._books()
-            books.met(actor, allocator)
-            return turn(books.tier(allocator))
+            books.order.met(actor, allocator)
+            return turn(books.tier(allocator).pages)
 
         pool = self._pools.get(allocator, allocator.name)
         self._notes.take(judged, pool, by=by, about=(allocator.name, pages))

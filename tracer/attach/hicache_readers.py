@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from hicache_dbg.pools.ticket import GATE_TIMEOUT_S, Load, LoadTicket
 from hicache_dbg.tracer.attach.call_site import access
-from hicache_dbg.tracer.attach.hicache_books import Books, Flight
+from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.hicache_flight import Flight
 from hicache_dbg.tracer.attach.hicache_pages import Wrappers
 from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
@@ -47,7 +48,7 @@ class ReaderNotes:
                 by, actor, last = access(f"report of load {load.op_id}"), _actor(), load._last  # noqa: SLF001
 
                 def turn(books: Books) -> list[Violation]:
-                    books.gate_opened(load, last, actor)
+                    books.order.gate_opened(load, last, actor)
                     if flight is None:
                         return []
                     return books.reported(flight, by, good=error is None)
@@ -67,7 +68,7 @@ class ReaderNotes:
             by = access(f"gate {layer} of load {load.op_id}")
 
             def turn(books: Books) -> list[Violation]:
-                books.gate_opened(load, layer, actor)
+                books.order.gate_opened(load, layer, actor)
                 return [] if flight is None else books.gate(flight, layer, arrived, by)
 
             self._note(flight, turn, by)
@@ -81,7 +82,7 @@ class ReaderNotes:
 
                     def turn(books: Books) -> list[Violation]:
                         for load in loads:
-                            books.gate_passed(load, layer, actor)
+                            books.order.gate_passed(load, layer, actor)
                         return []
 
                     self._note(None, turn, by)

@@ -1,6 +1,8 @@
 """Attachment to the storage tier of ``hicache_dbg.pools``: what goes into a store, and what comes back."""
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
@@ -47,6 +49,7 @@ class StorageAttachment:
         self._views = views
         self._patches = Patches()
         self._judge = StorageJudge(session)
+        self._asked = threading.local()
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet."""
@@ -79,13 +82,15 @@ class StorageAttachment:
 
     def _around_present(self, original: Callable[..., int]) -> Callable[..., int]:
         def present(engine: StorageEngine, keys: Sequence[PageKey]) -> int:
+            self._asked.evicted = engine.backend.evicted
             found = original(engine, keys)
             if self._session.probe.enabled:
                 with self._session.errors.at("storage/present"):
                     names = [key.name for key in keys]
                     pool, evicted = _pools(engine), engine.backend.evicted
+                    store = _store_of(engine)
                     self._session.check(
-                        lambda: self._judge.looked_up(names, found, evicted, pool=pool)
+                        lambda: self._judge.looked_up(store, names, found, evicted, pool=pool)
                     )
             return found
 
@@ -135,7 +140,7 @@ class StorageAttachment:
             ended = time.perf_counter()
             if record is not None:
                 with session.errors.at("storage/after"):
-                    self._close(op, record, status, (ended - started) * 1e6)
+                    self._close(engine, op, record, status, (ended - started) * 1e6)
             session.probe.overhead_s += time.perf_counter() - ended + started - begun
 
     def _traced(self, op: StorageOp) -> bool:
@@ -162,6 +167,7 @@ class StorageAttachment:
             image=engine.image,
             chosen=chosen,
             off=settings.checksum is Checksum.OFF,
+            store=_store_of(engine),
             backend=engine.backend.name,
             fallback=engine.backend.fallback,
             judge=self._judge,
@@ -171,14 +177,36 @@ class StorageAttachment:
             record.before = self._samples(record)
         return record
 
-    def _close(self, op: StorageOp, record: StorageRecord, status: str, duration_us: float) -> None:
+    def _close(
+        self,
+        engine: StorageEngine,
+        op: StorageOp,
+        record: StorageRecord,
+        status: str,
+        duration_us: float,
+    ) -> None:
         none = PageResult(PageState.FAILED, status)
         record.results = list(op.results) if status == "ok" else [none] * len(op.keys)
         record.status, record.duration_us, record.time_ns = status, duration_us, time.time_ns()
+        record.let_go = self._let_go(engine, record)
         if not record.off:
             self._take(record)
         if self._session.bus.push(record):
             self._session.check(record.found)
+
+    def _let_go(self, engine: StorageEngine, record: StorageRecord) -> frozenset[int]:
+        """Missing pages that an honest index has forgotten as well, or of a store that made room."""
+        missing = [at for at, end in enumerate(record.results) if end.state is PageState.MISSING]
+        if not missing:
+            return frozenset()
+        evicted = engine.backend.evicted
+        if evicted != getattr(self._asked, "evicted", evicted):
+            return frozenset(missing)
+        try:
+            there = engine.backend.exists([record.keys[at].name for at in missing])
+        except OSError:  # it said yes once, and takes nothing back
+            return frozenset()
+        return frozenset(at for at, here in zip(missing, there, strict=True) if not here)
 
     def _take(self, record: StorageRecord) -> None:
         """Digest on this thread what cannot wait, or is too little to be worth waiting for."""
@@ -198,6 +226,13 @@ class StorageAttachment:
     @staticmethod
     def _samples(record: StorageRecord) -> dict[int, int]:
         return {at: sample_of(record.image, page) for at, page in enumerate(record.host.tolist())}
+
+
+def _store_of(engine: StorageEngine) -> object:
+    """What stands for an engine's store, and does not keep it alive."""
+    store = weakref.ref(engine.backend)
+    hash(store)  # which it remembers when the store is gone
+    return store
 
 
 def _pools(engine: StorageEngine) -> str:

@@ -1,7 +1,7 @@
 """What a storage operation's digests and results mean; runs on the bus's thread."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -41,12 +41,12 @@ class StorageJudge:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._contents = Contents()
-        self._tier = TierState()
+        self._tiers: defaultdict[object, TierState] = defaultdict(TierState)  # by store
         self._digester = CpuDigester()
 
     def knows(self, record: StorageRecord, at: int) -> bool:
         """Whether a page holds what this process has stored under its key; from any thread."""
-        stored = self._contents.get(record.keys[at].name)
+        stored = self._stored(record, at)
         return stored is not None and stored.payload == record.payloads.get(at)
 
     def __call__(self, record: StorageRecord) -> list[Copied]:
@@ -56,17 +56,19 @@ class StorageJudge:
         record.findings = [
             *self._failures(record),
             *(finding for at in wrong for finding in self._other_bytes(record, at)),
-            *self._findings(record, self._tier.fallback(record.fallback), ()),
+            *self._findings(record, self._tiers[record.store].fallback(record.fallback), ()),
         ]
         rank = self._session.settings.rank
         return [_copied(record, mirror, Counter(verdicts), rank) for mirror in record.mirrors]
 
     def looked_up(
-        self, names: Sequence[str], found: int, evicted: int, *, pool: str
+        self, store: object, names: Sequence[str], found: int, evicted: int, *, pool: str
     ) -> list[Finding]:
-        """The store was asked for ``names`` and believes to have the first ``found`` of them."""
-        known = sum(name in self._contents for name in names)
-        fault = self._tier.looked_up(max(known, found), found, evicted)
+        """``store`` was asked for ``names`` and believes to have the first ``found`` of them."""
+        known = sum(
+            page is not None and page.store is store for page in map(self._contents.get, names)
+        )
+        fault = self._tiers[store].looked_up(max(known, found), found, evicted)
         return [] if fault is None else [self._finding(fault, pool, Op.FETCH, time.time_ns())]
 
     def gave_up(self, kind: str, why: str, *, pool: str, time_ns: int) -> list[Finding]:
@@ -91,9 +93,22 @@ class StorageJudge:
             return SkipReason.OFF if record.off else SkipReason.SAMPLED_OUT
         return Outcome.WITNESSED if record.op is Op.STORE else self._compared(record, at)
 
+    def _stored(self, record: StorageRecord, at: int) -> Stored | None:
+        """What is known of the page that this store has under the page's key.
+
+        Nothing where the record is another process's, or was put again since: the same tokens may
+        be computed to other bytes in another batch. Its own header vouches for it then.
+        """
+        key, theirs = record.keys[at], record.results[at].digest
+        stored = self._contents.get(key.name)
+        if stored is None or stored.store is not record.store:
+            return None
+        another = theirs and stored.payload and theirs != stored.payload
+        return None if another and stored.tokens == key.tokens else stored
+
     def _compared(self, record: StorageRecord, at: int) -> Verdict:
         """Compare a fetched page with what was stored, or with its record's header."""
-        key, stored = record.keys[at], self._contents.get(record.keys[at].name)
+        key, stored = record.keys[at], self._stored(record, at)
         if stored is not None and stored.tokens != key.tokens:
             return Outcome.MISMATCHED  # however well they came, these are another page's bytes
         expected = stored.payload if stored is not None else record.results[at].digest
@@ -109,7 +124,8 @@ class StorageJudge:
     def _keep(self, record: StorageRecord, at: int) -> None:
         """Remember a page that was stored; a store leaves what it has, and so do we."""
         key = record.keys[at]
-        if key.name in self._contents:
+        known = self._contents.get(key.name)
+        if known is not None and known.store is record.store:
             return
         tiles: Tiles = {}
         page, generation = record.host[at : at + 1], record.generations[at : at + 1]
@@ -120,11 +136,12 @@ class StorageJudge:
             if expected.known.all():
                 tiles[mirror.pool, component] = expected.digests[:, 0]
         payload = record.payloads.get(at, record.results[at].digest)
-        self._contents.keep(key.name, Stored(key.tokens, payload, record.after.get(at, 0), tiles))
+        page_now = Stored(key.tokens, payload, record.after.get(at, 0), tiles, record.store)
+        self._contents.keep(key.name, page_now)
 
     def _tiles(self, record: StorageRecord, at: int) -> Tiles:
         """What the page's tiles should be from here on."""
-        stored = self._contents.get(record.keys[at].name)
+        stored = self._stored(record, at)
         known = stored.tiles if stored is not None else record.tiles.get(at, {})
         missing = [item for item in self._books(record) if (item[0].pool, item[1]) not in known]
         if not missing:
@@ -170,7 +187,7 @@ class StorageJudge:
     def _failures(self, record: StorageRecord) -> Iterator[Finding]:
         groups: dict[Fault, list[int]] = {}
         for at, end in enumerate(record.results):
-            if not end.good:
+            if not end.good and at not in record.let_go:
                 fault = of_failure(end.state, end.reason, end.errno, end.expected, end.got)
                 groups.setdefault(fault, []).append(at)
         for fault, pages in groups.items():
@@ -178,11 +195,14 @@ class StorageJudge:
 
     def _other_bytes(self, record: StorageRecord, at: int) -> list[Finding]:
         """A page that was fetched as good and is not."""
-        key, stored = record.keys[at], self._contents.get(record.keys[at].name)
+        key, stored = record.keys[at], self._stored(record, at)
         after = record.after.get(at, 0)
         delivered = stored is not None and after == stored.sample
         untouched = record.before.get(at) == after and not delivered
-        fault = of_other_bytes(stored, key.tokens, untouched=untouched)
+        # Of two pages with one name a store may give a single one, and say that it gave both.
+        twins = (k for k in record.keys if k.name == key.name and k.tokens != key.tokens)
+        twin = next((Stored(k.tokens, 0, 0, {}) for k in twins), stored)
+        fault = of_other_bytes(twin, key.tokens, untouched=untouched)
         where, layer = "", -1
         if stored is not None and stored.tiles:
             now = record.tiles.get(at) or self.tiles_now(record, at)

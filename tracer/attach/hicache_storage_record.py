@@ -30,7 +30,8 @@ class StorageRecord:
     Pages are meant by their number in the operation. ``payloads`` are digests of all bytes of host
     pages, ``tiles`` those of their tiles, as far as they were taken at once; ``before`` and
     ``after`` a few bytes of each page, which tell one that was not written at all. ``findings`` is
-    filled when the record is judged.
+    filled when the record is judged. ``store`` stands for the store, and ``let_go`` are pages that it
+    did not give and no longer says it has: it made room between the two questions.
     """
 
     op: Op
@@ -43,6 +44,7 @@ class StorageRecord:
     image: HostImage
     chosen: np.ndarray  # bool [pages]
     off: bool
+    store: object
     backend: str
     fallback: str
     results: list[PageResult] = field(default_factory=list)
@@ -54,6 +56,7 @@ class StorageRecord:
     duration_us: float = 0.0
     status: str = "ok"
     findings: list[Finding] = field(default_factory=list)
+    let_go: frozenset[int] = frozenset()
     judge: "Judge | None" = None
     requests: Sequence[SpanIds] = ()
 

@@ -17,9 +17,10 @@ from hicache_dbg.pools.streams import Event, SimulatedEvent, SimulatedStream, Si
 from hicache_dbg.pools.worker import Worker
 from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.hicache_books import Books
+from hicache_dbg.tracer.attach.hicache_order import Order
 from hicache_dbg.tracer.attach.hicache_pages import Wrappers
 from hicache_dbg.tracer.attach.notes import Notes
-from hicache_dbg.tracer.checks.ordering import Role, Space
+from hicache_dbg.tracer.checks.ordering import Role
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
@@ -88,7 +89,7 @@ class StreamNotes:
         """The calling thread itself reads or writes, at once."""
         self._notes.ordered = True
         by, actor = access(name), ActorId(threading.get_ident())
-        self._take(lambda books: touched(books, touches, actor, None, by), by, touches)
+        self._take(lambda books: touched(books.order, touches, actor, None, by), by, touches)
 
     def _around_submit(self, original: Callable[..., None]) -> Callable[..., None]:
         def submit(stream: SimulatedStream, work: Callable[[], object]) -> None:
@@ -105,12 +106,12 @@ class StreamNotes:
             )
 
             def queued(books: Books) -> list[Violation]:
-                books.stamps[number] = books.clocks.submit(ActorId(thread), actor)
+                books.order.stamps[number] = books.order.clocks.submit(ActorId(thread), actor)
                 return []
 
             def done(books: Books) -> list[Violation]:
-                found = touched(books, touches, actor, number, by)
-                books.stamps.pop(number, None)
+                found = touched(books.order, touches, actor, number, by)
+                books.order.stamps.pop(number, None)
                 return found
 
             def run() -> None:
@@ -131,14 +132,14 @@ class StreamNotes:
     ) -> Callable[..., SimulatedEvent]:
         def record(stream: SimulatedStream) -> SimulatedEvent:
             event = original(stream)
-            self._take(lambda books: books.clocks.record(_of(stream), _carrier(event)))
+            self._take(lambda books: books.order.clocks.record(_of(stream), _carrier(event)))
             return event
 
         return record
 
     def _around_wait_for(self, original: Callable[..., None]) -> Callable[..., None]:
         def wait_for(stream: SimulatedStream, event: Event) -> None:
-            self._take(lambda books: books.clocks.wait(_of(stream), _carrier(event)))
+            self._take(lambda books: books.order.clocks.wait(_of(stream), _carrier(event)))
             original(stream, event)
 
         return wait_for
@@ -147,7 +148,7 @@ class StreamNotes:
         def synchronize(event: SimulatedEvent) -> None:
             original(event)
             thread = ActorId(threading.get_ident())
-            self._take(lambda books: books.clocks.wait(thread, _carrier(event)))
+            self._take(lambda books: books.order.clocks.wait(thread, _carrier(event)))
 
         return synchronize
 
@@ -159,7 +160,7 @@ class StreamNotes:
 
             def turn(books: Books) -> list[Violation]:
                 for actor in actors:
-                    books.clocks.meet_actor(thread, actor)
+                    books.order.clocks.meet_actor(thread, actor)
                 return []
 
             self._take(turn)
@@ -175,8 +176,8 @@ class StreamNotes:
             ident = 0
 
             def begun(books: Books) -> list[Violation]:
-                books.clocks.wait(ActorId(ident), carrier)
-                books.clocks.forget(carrier)
+                books.order.clocks.wait(ActorId(ident), carrier)
+                books.order.clocks.forget(carrier)
                 return []
 
             def run() -> None:
@@ -185,7 +186,7 @@ class StreamNotes:
                 self._take(begun)
                 task()
 
-            self._take(lambda books: books.clocks.record(thread, carrier))
+            self._take(lambda books: books.order.clocks.record(thread, carrier))
             original(worker, run)
 
         return submit
@@ -203,7 +204,7 @@ class StreamNotes:
 
 
 def touched(
-    books: Books,
+    order: Order,
     touches: Sequence[Touch | TableTouch],
     actor: ActorId,
     work: int | None,
@@ -212,20 +213,16 @@ def touched(
     """An access of ``actor``, at the moment of its piece of queued ``work`` or at its next step."""
     if not touches:
         return []
-    found, stamp = [], books.stamp(actor, work)
+    found, stamp = [], order.stamp(actor, work)
     for touch in touches:
         if isinstance(touch, TableTouch):
-            space = Space("device", touch.table)
-            books.ordering.watch(space, 1, touch.size)
             role = Role.TABLE_WRITE if touch.writes else Role.TABLE_READ
             rows = np.asarray(touch.rows, np.int64)
-            found += books.ordering.access(space, (0,), rows, role=role, stamp=stamp, by=by)
+            found += order.table_touched(touch.table, touch.size, rows, role, stamp, by)
             continue
         role = Role.COMPUTE_WRITE if touch.writes else Role.COMPUTE_READ
         pages = np.asarray(touch.pages, np.int64)
-        found += books.touched(
-            touch.pool, "device", touch.layers, pages, role=role, stamp=stamp, by=by
-        )
+        found += order.touched(touch.pool, touch.layers, pages, role, stamp, by)
     return found
 
 

@@ -26,11 +26,11 @@ class _Op:
     """What is known of an operation under way."""
 
     where: str
-    pages: tuple[int, ...]
+    pages: list[int]
     layers: frozenset[int]
     by: Access
     number: int
-    delivered: dict[str, frozenset[int]] = field(default_factory=dict)
+    delivered: dict[str, list[int]] = field(default_factory=dict)
     arrived: set[int] = field(default_factory=set)
     status: str = ""
     ended: Access | None = None
@@ -56,13 +56,14 @@ class Completion:
 
         ``number`` is the system's own for the operation, for the report.
         """
-        self._ops[op] = _Op(where, tuple(pages), frozenset(layers), by, number)
+        self._ops[op] = _Op(where, list(pages), frozenset(layers), by, number)
 
     def deliver(self, op: OpId, part: str, pages: Iterable[int]) -> None:
         """The copy of one ``part`` (pool) was given these destination pages to write."""
         known = self._ops.get(op)
         if known is not None:
-            known.delivered[part] = known.delivered.get(part, frozenset()) | frozenset(pages)
+            before = known.delivered.get(part, ())
+            known.delivered[part] = [*before, *pages]
 
     def begun(self, op: OpId, by: Access) -> list[Violation]:
         """Every part has been given its pages: those that none will bring are known already."""
@@ -73,11 +74,11 @@ class Completion:
             else self._short(known, by, "copies fewer pages than were asked for")
         )
 
-    def layer_arrived(self, op: OpId, layer: int) -> None:
-        """The mover itself says that ``layer`` is there."""
+    def layers_arrived(self, op: OpId, layers: Iterable[int]) -> None:
+        """The mover itself says that ``layers`` are there."""
         known = self._ops.get(op)
         if known is not None:
-            known.arrived.add(layer)
+            known.arrived.update(layers)
 
     def end(self, op: OpId, status: str, by: Access) -> None:
         """The mover has returned or raised; ``status`` is ``done`` or why not."""
@@ -118,7 +119,10 @@ class Completion:
 
     def _short(self, known: _Op, by: Access, words: str) -> list[Violation]:
         found = []
-        for part, pages in known.delivered.items():
+        for part, delivered in known.delivered.items():
+            if delivered == known.pages:
+                continue  # as nearly always
+            pages = set(delivered)
             lost = tuple(page for page in known.pages if page not in pages)
             if lost:
                 whole = len(known.pages)
@@ -180,7 +184,7 @@ class Completion:
             CHECK,
             known.where,
             words,
-            known.pages if pages is None else pages,
+            tuple(known.pages) if pages is None else pages,
             by,
             known.ended or known.by,
             expected=expected,

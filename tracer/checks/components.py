@@ -4,7 +4,7 @@ A page of a group of pools is one page: what is restored of it must come from on
 of them. Pure bookkeeping on ints.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,9 +37,9 @@ class Components:
         """The bytes of component ``name`` were written, under these generations."""
         self._generation[name][pages] = generations
 
-    def moved(self, names: Iterable[str], pages: Pages, by: Access) -> list[Violation]:
+    def moved(self, names: Sequence[str], pages: Pages, by: Access) -> list[Violation]:
         """A copy of ``pages`` moves these components; it should move all."""
-        absent = [name for name in self.names if name not in set(names)]
+        absent = [name for name in self.names if name not in names]
         if not absent or not len(pages):
             return []
         return [

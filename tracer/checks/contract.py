@@ -20,10 +20,12 @@ Fields = Mapping[str, str]
 def check_contract(prefill: Process, decode: Process) -> list[Finding]:
     """What two ends disagree about: before a byte moves, in numbers, and in bytes."""
     said = _contract(prefill), _contract(decode)
-    found = compare_fields("", *said, time_ns=decode.last_ns)
+    # What one end says nothing of is not compared: its first words may be in a part that was removed.
+    found = compare_fields("", *said, time_ns=decode.last_ns) if all(said) else []
     found += _unsplittable(*said, time_ns=decode.last_ns)
     split = said[0].get("tp") != said[1].get("tp")
-    for pool in dict.fromkeys((*prefill.mirrors, *decode.mirrors)):
+    mirrored = prefill.mirrors and decode.mirrors
+    for pool in dict.fromkeys((*prefill.mirrors, *decode.mirrors)) if mirrored else ():
         ends = [fields_of(end.mirrors.get(pool)) for end in (prefill, decode)]
         if split and said[0].get(f"split.{pool}") == "heads":
             # A slot has another share of the heads at each end: bytes do not compare.
@@ -66,10 +68,7 @@ def _end(end: EndInfo) -> dict[str, str]:
 
 
 def compare_fields(pool: str, prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:
-    """One finding that names every field in which the two ends differ; none where all agree.
-
-    Where one end states nothing at all there is nothing to compare.
-    """
+    """One finding that names every field in which the two ends differ; none where all agree."""
     if not prefill and not decode:
         return []
     names = [
@@ -125,7 +124,9 @@ def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Find
 
 
 def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
-    """What was handed over against what was taken over, request by request."""
+    """What was handed over against what was taken over, request by request, where no word is lost."""
+    if prefill.lost or decode.lost:
+        return
     sent, received = (
         {said.request: said.values for said in end.on(topic)}
         for end, topic in ((prefill, Topic.SENT), (decode, Topic.RECEIVED))

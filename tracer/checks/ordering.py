@@ -8,39 +8,23 @@ It sees what it is told of. Two accesses of the model's own kernels are not judg
 tier.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Stamp
+from hicache_dbg.tracer.checks.ordering_last import Last, Role, Tiles
 from hicache_dbg.tracer.checks.ownership import Pages
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["CHECK", "Ordering", "Role", "Space"]
 
-Tiles = npt.NDArray[np.int64]
-
 CHECK = "ordering"
 
 
-class Role(IntEnum):
-    """What a page is accessed for."""
-
-    COMPUTE_READ = 0
-    COMPUTE_WRITE = 1
-    BACKUP_READ = 2
-    BACKUP_WRITE = 3
-    LOAD_READ = 4
-    LOAD_WRITE = 5
-    TABLE_READ = 6
-    TABLE_WRITE = 7
-
-
-_WRITES = {Role.COMPUTE_WRITE, Role.BACKUP_WRITE, Role.LOAD_WRITE, Role.TABLE_WRITE}
+#: By role, as a tuple: an enum is asked for its hash in Python.
+_WRITES = tuple(role.name.endswith("WRITE") for role in Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,50 +102,37 @@ class Space:
         return self.number or hash(self.pool)  # asked for at every access
 
 
-@dataclass(slots=True, eq=False)
-class _Made:
-    """An access that was made: what for, and by whom."""
-
-    role: Role
-    by: Access
-
-
-@dataclass(slots=True)
-class _Last:
-    """The last access of one actor to each tile (layer by layer, page by page): its step, and what it was.
-
-    ``latest`` is its last step on any of them.
-    """
-
-    steps: npt.NDArray[np.int64]
-    made: npt.NDArray[np.object_]
-    latest: int = 0
-
-    @classmethod
-    def of(cls, tiles: int) -> "_Last":
-        return cls(np.zeros(tiles, np.int64), np.full(tiles, None, object))
-
-
 @dataclass(slots=True)
 class _Pages:
     """What is remembered of a space: by actor, its last read and its last write of each tile."""
 
     layers: int
     pages: int
-    reads: dict[ActorId, _Last] = field(default_factory=dict)
-    writes: dict[ActorId, _Last] = field(default_factory=dict)
+    reads: dict[ActorId, Last] = field(default_factory=dict)
+    writes: dict[ActorId, Last] = field(default_factory=dict)
+    #: By layers: the number of the first tile of each, as a column, or of the only one.
+    _firsts: dict[tuple[int, ...], Tiles] = field(default_factory=dict)
 
-    def of(self, actor: ActorId, *, writes: bool) -> _Last:
+    def of(self, actor: ActorId, *, writes: bool) -> Last:
         table = self.writes if writes else self.reads
-        if actor not in table:
-            table[actor] = _Last.of(self.layers * self.pages)
-        return table[actor]
+        last = table.get(actor)
+        if last is None:
+            last = table[actor] = Last(self.layers * self.pages)
+        return last
+
+    def tiles(self, layers: tuple[int, ...], pages: Pages) -> Tiles:
+        """The numbers of these tiles: layer by layer, page by page."""
+        firsts = self._firsts.get(layers)
+        if firsts is None:
+            firsts = np.array(layers, np.int64)[:, None] * self.pages
+            self._firsts[layers] = firsts = firsts if len(layers) > 1 else firsts[0, 0, ...]
+        return (firsts + pages).reshape(-1)
 
 
 class Ordering:
     """Remembers the accesses to each space and compares each new one with those before it.
 
-    Memory: 16 B a tile, for each actor that reads and again for each that writes.
+    Memory: 12 B a tile, for each actor that reads and again for each that writes.
     """
 
     def __init__(self) -> None:
@@ -169,7 +140,8 @@ class Ordering:
 
     def watch(self, space: Space, layers: int, pages: int) -> None:
         """Remember accesses to ``space`` from now on."""
-        self._spaces.setdefault(space, _Pages(layers, pages))
+        if space not in self._spaces:
+            self._spaces[space] = _Pages(layers, pages)
 
     def watches(self, space: Space) -> bool:
         """Whether accesses to ``space`` are remembered."""
@@ -182,7 +154,7 @@ class Ordering:
     def access(
         self,
         space: Space,
-        layers: Sequence[int],
+        layers: tuple[int, ...],
         pages: Pages,
         *,
         role: Role,
@@ -193,7 +165,7 @@ class Ordering:
         known = self._spaces.get(space)
         if known is None or not len(pages) or not layers:
             return []
-        tiles, writes = _tiles(layers, pages, known.pages), role in _WRITES
+        tiles, writes = known.tiles(layers, pages), _WRITES[role]
         found: list[Violation] = []
         for table in (known.writes, known.reads) if writes else (known.writes,):
             for actor, last in table.items():
@@ -201,18 +173,8 @@ class Ordering:
                 if actor != stamp.actor and last.latest > (seen := stamp.clock.get(actor, 0)):
                     this = _This(space, known.pages, tiles, role, by)
                     found += this.against(last, seen=seen)
-        mine = known.of(stamp.actor, writes=writes)
-        mine.latest = stamp.step
-        mine.steps[tiles] = stamp.step
-        mine.made[tiles] = _Made(role, by)
+        known.of(stamp.actor, writes=writes).take(tiles, stamp.step, role, by)
         return found
-
-
-def _tiles(layers: Sequence[int], pages: Pages, width: int) -> Tiles:
-    """The numbers of these tiles, where a layer has ``width`` pages."""
-    if len(layers) == 1:
-        return pages + layers[0] * width
-    return (np.array(layers, np.int64)[:, None] * width + pages).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,20 +187,21 @@ class _This:
     role: Role
     by: Access
 
-    def against(self, last: _Last, *, seen: int) -> list[Violation]:
+    def against(self, last: Last, *, seen: int) -> list[Violation]:
         """What is wrong with another actor's last accesses, of which ``seen`` steps came before."""
         wrong = self.tiles[last.steps[self.tiles] > seen]
         by_role: dict[Role, list[int]] = {}
-        for tile, made in zip(wrong.tolist(), last.made[wrong].tolist(), strict=True):
-            by_role.setdefault(made.role, []).append(tile)
+        for tile, (role, _) in zip(wrong.tolist(), last.made(wrong), strict=True):
+            by_role.setdefault(role, []).append(tile)
         return [
             self._violation(conflict, np.array(tiles), last)
             for earlier, tiles in sorted(by_role.items())
             if (conflict := _CONFLICTS.get((self.role, earlier))) is not None
         ]
 
-    def _violation(self, conflict: _Conflict, bad: Tiles, last: _Last) -> Violation:
+    def _violation(self, conflict: _Conflict, bad: Tiles, last: Last) -> Violation:
         layers, pages = np.divmod(bad, self.width)
+        ((_, previous),) = last.made(bad[:1])
         return Violation(
             conflict.cls,
             CHECK,
@@ -246,7 +209,7 @@ class _This:
             conflict.words,
             tuple(dict.fromkeys(pages.tolist())),
             self.by,
-            last.made.item(int(bad[0])).by,
+            previous,
             layers=tuple(dict.fromkeys(layers.tolist())),
             advice=conflict.advice,
             pool=self.space.pool,

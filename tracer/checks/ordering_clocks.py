@@ -36,7 +36,9 @@ class Clocks:
 
     def step(self, actor: ActorId) -> Stamp:
         """``actor`` does one more thing."""
-        clock = self._actors.setdefault(actor, {})
+        clock = self._actors.get(actor)
+        if clock is None:
+            clock = self._actors[actor] = {}
         step = clock[actor] = Step(clock.get(actor, Step(0)) + 1)
         return Stamp(actor, step, dict(clock))
 
@@ -55,8 +57,11 @@ class Clocks:
 
     def meet(self, actor: ActorId, carrier: Hashable) -> None:
         """``actor`` held the lock ``carrier``: it comes after, and before, the lock's other holders."""
-        clock = self._actors.setdefault(actor, {})
-        _join(clock, self._carried.get(carrier, {}))
+        clock, carried = self._actors.setdefault(actor, {}), self._carried.get(carrier)
+        if carried == clock:
+            return  # nothing happened since it held the lock itself
+        if carried:
+            _join(clock, carried)
         self._carried[carrier] = dict(clock)
 
     def meet_actor(self, actor: ActorId, other: ActorId) -> None:

@@ -6,6 +6,8 @@ A page whose hand-out was not seen (tracing began later) is taken as it comes: w
 to it is believed, until it is handed out or freed once.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +25,14 @@ from hicache_dbg.tracer.checks.ownership_rules import (
     UNBALANCED,
     Rule,
 )
+from hicache_dbg.tracer.checks.ownership_users import (
+    HOLD,
+    READ,
+    WRITE,
+    Users,
+    repeats,
+    times_named,
+)
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
 __all__ = ["CHECK", "Ownership", "Pages"]
@@ -35,7 +45,7 @@ Flags = npt.NDArray[np.bool_]
 
 #: What is known of a page. Plain ints: numpy asks an enum for a dozen attributes at each comparison.
 UNKNOWN, FREE, TAKEN = 0, 1, 2
-_ONE_FREE = bytes([FREE])
+_ONE_FREE, _ONE_TAKEN = bytes([FREE]), bytes([TAKEN])
 
 
 class Ownership:
@@ -50,53 +60,60 @@ class Ownership:
         self._state = np.zeros(pages, np.uint8)
         self._generation = np.zeros(pages, np.int64)
         self._owner = np.zeros(pages, np.int64)
-        self._holds = np.zeros(pages, np.int32)  # acquired and not released
-        self._reading = np.zeros(pages, np.int32)  # copies that read the page
-        self._writing = np.zeros(pages, np.int32)  # copies that write it
+        self._users = Users(pages)  # who acquired it and did not release it, and its open copies
         self._allocated = np.full(pages, None, object)
         self._opened = np.full(pages, None, object)
         self._freed = np.full(pages, None, object)
         self._available: int | None = None
 
+    def __len__(self) -> int:
+        return len(self._state)
+
     @property
     def nbytes(self) -> int:
         """Bytes of bookkeeping, less the accesses that pages share."""
-        arrays = vars(self).values()
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        parts = vars(self).values()
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray | Users))
 
     # -- lives ----------------------------------------------------------------------------------
 
     def alloc(self, pages: Pages, generations: Pages, owner: int, by: Access) -> list[Violation]:
         """``pages`` were handed out to ``owner``, into these generations."""
-        taken = self._state[pages] == TAKEN
-        found = self._broken(pages, taken, HANDED_TWICE, by, self._allocated)
-        found += self._broken(pages, self._open(pages), HANDED_OPEN, by, self._opened)
+        found, state = [], self._state[pages]
+        if _ONE_TAKEN in state.tobytes():
+            found += self._broken(pages, state == TAKEN, HANDED_TWICE, by, self._allocated)
+        if not self._users.none(pages):
+            found += self._broken(pages, self._users.some(pages), HANDED_OPEN, by, self._opened)
+            self._users.let_go(pages)
         self._state[pages] = TAKEN
         self._generation[pages] = generations
         self._owner[pages] = owner
-        self._holds[pages] = 0
         self._allocated[pages] = by
         return found
 
     def free(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
         """``pages`` were given back."""
         found = []
-        if _repeats(pages):
+        if repeats(pages):
             repeated = np.ones(len(pages), np.bool_)
             repeated[np.unique(pages, return_index=True)[1]] = False
             found += self._broken(pages, repeated, NAMED_TWICE, by, self._allocated)
-        found += self._broken(pages, self._state[pages] == FREE, FREED_TWICE, by, self._freed)
-        found += self._broken(pages, self._open(pages), FREED_OPEN, by, self._opened)
+        state, idle = self._state[pages], self._users.none(pages)
+        if _ONE_FREE in state.tobytes():
+            found += self._broken(pages, state == FREE, FREED_TWICE, by, self._freed)
+        if not idle:
+            found += self._broken(pages, self._users.some(pages), FREED_OPEN, by, self._opened)
         if not refused:
             self._state[pages] = FREE
-            self._holds[pages] = 0
+            if not idle:
+                self._users.let_go(pages)
             self._freed[pages] = by
         return found
 
     def forget(self, pages: Pages) -> None:
         """Something was done to ``pages`` that is not known; from here on they are as if never seen."""
         self._state[pages] = UNKNOWN
-        self._holds[pages] = 0
+        self._users.let_go(pages)
 
     def balance(self, available: int, change: int, by: Access) -> list[Violation]:
         """The system counts ``available`` free pages after an action that moved ``change`` of them."""
@@ -123,28 +140,26 @@ class Ownership:
         """One more holder of each page."""
         found = self._free_already(pages, by)
         if not refused:
-            _more(self._holds, pages, repeats=_repeats(pages))
+            self._one_more(pages, HOLD, alone=self._users.none(pages))
             self._opened[pages] = by
         return found
 
     def release(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
         """One holder less."""
-        return self._let_go(pages, by, repeats=_repeats(pages), refused=refused)
+        return self._let_go(pages, by, times=times_named(pages), refused=refused)
 
     def open(
         self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
     ) -> list[Violation]:
         """A copy that reads, or ``writes``, the pages was submitted; it may be one more holder too."""
-        found = self._free_already(pages, by)
-        if _nonzero(self._writing[pages]) or (writes and _nonzero(self._reading[pages])):
-            others = self._writing[pages] > 0
+        found, alone = self._free_already(pages, by), self._users.none(pages)
+        if not alone:
+            others = self._users.of(pages, WRITE) > 0
             if writes:
-                others |= self._reading[pages] > 0
+                others |= self._users.of(pages, READ) > 0
             found += self._broken(pages, others, CLASH, by, self._opened)
-        repeats = _repeats(pages)
-        _more(self._writing if writes else self._reading, pages, repeats=repeats)
-        if holds:
-            _more(self._holds, pages, repeats=repeats)
+        unit = WRITE if writes else READ
+        self._one_more(pages, unit + HOLD if holds else unit, alone=alone)
         self._opened[pages] = by
         return found
 
@@ -152,12 +167,15 @@ class Ownership:
         self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
     ) -> list[Violation]:
         """The copy is over, one way or the other, and was the holder that ``open`` made it."""
-        counts, repeats = self._writing if writes else self._reading, _repeats(pages)
-        below = counts[pages] <= 0
+        unit, times = WRITE if writes else READ, times_named(pages)
+        if times is None and self._users.only(pages, unit + HOLD if holds else unit):
+            self._users.leave(pages)  # as nearly always
+            return []
+        below = self._users.of(pages, unit) <= 0
         found = self._broken(pages, below, BELOW_ZERO, by, self._opened)
-        _fewer(counts, pages, plain=not (found or repeats))
+        self._users.fewer(pages, unit, 1 if times is None else times)
         if holds:
-            found += self._let_go(pages, by, repeats=repeats)
+            found += self._let_go(pages, by, times=times)
         return found
 
     def read(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
@@ -187,25 +205,34 @@ class Ownership:
             return []
         return self._broken(pages, state == FREE, OPENED_FREE, by, self._freed)
 
+    def _one_more(self, pages: Pages, unit: int, *, alone: bool) -> None:
+        if alone and not repeats(pages):
+            self._users.first(pages, unit)  # as nearly always
+        else:
+            self._users.more(pages, unit)
+
     def _let_go(
-        self, pages: Pages, by: Access, *, repeats: bool, refused: bool = False
+        self, pages: Pages, by: Access, *, times: Pages | None, refused: bool = False
     ) -> list[Violation]:
-        """One holder less; pages that are released more often than they are held are told."""
-        wanted: Pages | int = 1
-        if repeats:
-            wanted = np.bincount(pages, minlength=len(self._holds))[pages]
-        below = self._holds[pages] < wanted
-        bad = _some(below)
+        """One holder less; pages that are released more often than they are held are told.
+
+        ``times``: how often each page is named, where one is named twice.
+        """
+        if times is None and not refused and self._users.only(pages, HOLD):
+            self._users.leave(pages)
+            return []
+        wanted: Pages | int = 1 if times is None else times
+        below = self._users.of(pages, HOLD) < wanted
         if not refused:
-            _fewer(self._holds, pages, plain=not (bad or repeats))
-        if not bad:
+            self._users.fewer(pages, HOLD, wanted)
+        if not _some(below):
             return []
         known = below & (self._state[pages] != UNKNOWN)
         return self._broken(pages, known, BELOW_ZERO, by, self._opened)
 
     def idle(self, by: Access) -> list[Violation]:
         """Nothing is under way any more: no page may still be held or open."""
-        held = np.flatnonzero(self._holds + self._reading + self._writing)
+        held = self._users.busy()
         held = held[self._state[held] != UNKNOWN]
         return self._broken(held, np.ones(len(held), np.bool_), LEAKED, by, self._opened)
 
@@ -214,7 +241,7 @@ class Ownership:
         if (self._state == UNKNOWN).any():
             if self._available is None:
                 return []
-            got = len(self._state) - self._available
+            got = len(self) - self._available
         else:
             got = int((self._state == TAKEN).sum())
         if got == wanted:
@@ -238,14 +265,17 @@ class Ownership:
         access: Access | None = self._allocated[page]
         return access
 
+    def located(self, found: list[Violation]) -> list[Violation]:
+        """The same violations, with where the first page was handed out."""
+        return [
+            replace(item, allocated=self.allocated(item.pages[0])) if item.pages else item
+            for item in found
+        ]
+
     def alive(self, pages: Pages, generations: Pages) -> Flags:
         """Which pages are in use, and still in these lives."""
         same: Flags = (self._state[pages] == TAKEN) & (self._generation[pages] == generations)
         return same
-
-    def _open(self, pages: Pages) -> Flags:
-        busy: Flags = (self._holds[pages] + self._reading[pages] + self._writing[pages]) > 0
-        return busy
 
     def _broken(
         self,
@@ -278,35 +308,6 @@ class Ownership:
         ]
 
 
-def _repeats(pages: Pages) -> bool:
-    return len(set(pages.tolist())) < len(pages)
-
-
 def _some(flags: Flags) -> bool:
     """``flags.any()``, at a tenth of its cost for the few pages of a copy."""
     return b"\x01" in flags.tobytes()
-
-
-def _nonzero(counts: npt.NDArray[np.int32]) -> bool:
-    """Whether one is not 0, at a fraction of the cost of ``any()`` for the few pages of a copy."""
-    return bool(counts.tobytes().strip(b"\0"))
-
-
-def _more(counts: npt.NDArray[np.int32], pages: Pages, *, repeats: bool) -> None:
-    """Add 1 for each time a page is named."""
-    if repeats:
-        np.add.at(counts, pages, 1)
-    else:
-        counts[pages] += 1
-
-
-def _fewer(counts: npt.NDArray[np.int32], pages: Pages, *, plain: bool) -> None:
-    """Take 1 away for each time a page is named, never below zero.
-
-    ``plain``: no page is named twice, and none is at zero.
-    """
-    if plain:
-        counts[pages] -= 1
-    else:
-        np.subtract.at(counts, pages, 1)
-        counts[pages] = np.maximum(counts[pages], 0)

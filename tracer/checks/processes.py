@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hicache_dbg.tracer.events import Event, MirrorInfo, Started, Stated, Topic
+from hicache_dbg.tracer.events import Event, Health, MirrorInfo, Started, Stated, Topic
 
 __all__ = ["Process", "processes"]
 
@@ -17,6 +17,10 @@ class Process:
     mirrors: dict[str, MirrorInfo] = field(default_factory=dict)
     stated: list[Stated] = field(default_factory=list)
     last_ns: int = 0
+    #: Events that its recording lacks: what it does not say it may have said.
+    lost: int = 0
+    #: Whether its recording has its last word; else it was killed, or is still there.
+    closed: bool = False
 
     def __str__(self) -> str:
         return f"{self.role} rank {self.rank}".strip()
@@ -39,7 +43,10 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
             part.last_ns = max(part.last_ns, event.time_ns)
             if isinstance(event, Started):
                 part.mirrors |= {mirror.pool: mirror for mirror in event.mirrors}
-            elif isinstance(event, Stated):
+            elif isinstance(event, Health):
+                part.lost = max(part.lost, _lost(event))
+                part.closed = part.closed or event.closing
+            elif isinstance(event, Stated) and event.values:
                 part.role = part.role or event.role
                 part.stated.append(event)
         for part in parts.values():
@@ -47,4 +54,11 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
             known.mirrors |= part.mirrors
             known.stated += part.stated
             known.last_ns = max(known.last_ns, part.last_ns)
+            known.lost = max(known.lost, part.lost)
+            known.closed = known.closed or part.closed
     return list(found.values())
+
+
+def _lost(word: Health) -> int:
+    ways = ("bus/", "recording/")
+    return sum(count for where, count in word.dropped.items() if where.startswith(ways))

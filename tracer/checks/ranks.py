@@ -12,6 +12,8 @@ from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, Stated, Topi
 __all__ = ["CHECK", "check_ranks", "collective_gap"]
 
 CHECK = "ranks"
+#: How long after the first rank the last may come to a collective call.
+LATE_NS = 10**9
 Values = dict[str, int]
 
 
@@ -56,7 +58,12 @@ def _capacities(ranks: Sequence[Process]) -> Iterator[Finding]:
 
 
 def _hits(ranks: Sequence[Process]) -> Iterator[Finding]:
-    """The first request for which ranks found different numbers of pages, and how many there are."""
+    """The first request for which ranks found different numbers of pages, and how many there are.
+
+    Turns of a recording that lost events cannot be told from one another.
+    """
+    if any(rank.lost for rank in ranks):
+        return
     found: dict[str, Values] = {}
     for rank in ranks:
         for said in rank.on(Topic.HIT_PAGES):
@@ -90,14 +97,17 @@ def collective_gap(ranks: Sequence[Process]) -> Iterator[Finding]:
     """The first collective call that not all ranks made, or made in another order.
 
     A rank whose recording ends before the others made the call is not accused: it may have come.
+    Where a recording lost events nobody is: the call may be among them, and all later ones move up.
     """
+    if any(rank.lost for rank in ranks):
+        return
     made = [(rank, list(rank.on(Topic.COLLECTIVE))) for rank in ranks]
     calls = {str(rank): [said.values[0] for said in said_all] for rank, said_all in made}
     most = max((len(names) for names in calls.values()), default=0)
     for at in range(most):
         here = {rank: names[at] for rank, names in calls.items() if at < len(names)}
         when = min(said[at].time_ns for _, said in made if at < len(said))
-        absent = [str(rank) for rank, said in made if at >= len(said) and rank.last_ns >= when]
+        absent = [str(rank) for rank, said in made if at >= len(said) and _lived_on(rank, when)]
         if len(set(here.values())) == 1 and not absent:
             continue
         name = next(iter(here.values()))
@@ -116,6 +126,11 @@ def collective_gap(ranks: Sequence[Process]) -> Iterator[Finding]:
             advice="take every decision that leads to a collective from values that all ranks have",
         )
         return
+
+
+def _lived_on(rank: Process, when: int) -> bool:
+    """Whether it had its time to come to a call: ranks that are killed do not end at one moment."""
+    return rank.last_ns >= when + (0 if rank.closed else LATE_NS)
 
 
 def _pages(end: EndInfo) -> int:

@@ -35,13 +35,15 @@ class Stored:
 
     ``payload`` is of all of them in the store's order, 0 where nobody took it. ``tiles`` maps (pool,
     component) to uint64 [layers]: what their backup left, as far as it was seen. ``sample`` is of a
-    few bytes only, which tell whether a page was delivered at all.
+    few bytes only, which tell whether a page was delivered at all. ``store`` stands for the store
+    it went to.
     """
 
     tokens: int
     payload: int
     sample: int
     tiles: dict[tuple[str, str], Digests]
+    store: object = None
 
 
 class Contents:

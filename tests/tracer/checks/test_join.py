@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.tracer.checks.statements import (
     collective,
     contract,
@@ -16,7 +17,7 @@ from tests.tracer.checks.statements import (
 )
 
 from hicache_dbg.tracer.checks.join import join
-from hicache_dbg.tracer.events import Event, FaultClass, MirrorInfo
+from hicache_dbg.tracer.events import Event, FaultClass, Health, MirrorInfo
 
 
 def test_ranks_that_agree_are_not_accused() -> None:
@@ -59,12 +60,33 @@ def test_tiles_of_different_shards_may_differ() -> None:
 
 
 def test_a_rank_whose_recording_ended_before_is_not_accused_of_a_call() -> None:
-    """It may have come to it; one that lived on has not."""
+    """It may have come to it, for a while; one that lived on or said its last word has not."""
     early = [collective("x", 1)]
     ours: list[Event] = [collective("x"), collective("y")]
     assert join([ours, early]) == []
-    (finding,) = join([ours, [*early, word(1)]])
-    assert "rank 1 never made collective call #2 (y)" in finding.message
+    alive = word(1)
+    assert join([ours, [*early, alive]]) == []
+    for later in (replace(alive, closing=True), replace(alive, time_ns=alive.time_ns + 10**9)):
+        (finding,) = join([ours, [*early, later]])
+        assert "rank 1 never made collective call #2 (y)" in finding.message
+
+
+def test_a_recording_that_lost_events_accuses_nobody_of_silence() -> None:
+    """A call, a hit or an end that is not in it may be among them."""
+    lost = Health(time_ns=10**6, rank=1, dropped={"bus/queue_full": 1})
+    ours: list[Event] = [collective("x"), collective("y"), hits("a", 0), hits("a", 3)]
+    theirs: list[Event] = [collective("y", 1), hits("a", 3, 1)]
+    assert len(join([ours, theirs])) == 2
+    assert join([ours, [*theirs, lost]]) == []
+    taken: list[Event] = [received("r", 2), replace(lost, rank=0)]
+    assert join(pair([], [received("r", 2)])) != []
+    assert join(pair([], taken)) == []
+
+
+def test_a_statement_without_a_value_says_nothing() -> None:
+    """A damaged one costs itself alone."""
+    empty = replace(collective("x"), values=())
+    assert join([[empty], [collective("x", 1)]]) == []
 
 
 def test_calls_in_another_order_are_told() -> None:
@@ -112,6 +134,13 @@ def test_geometry_is_compared_by_field(theirs: MirrorInfo, field: str) -> None:
     assert (finding.cls, finding.pool) == (FaultClass.PD_CONTRACT, "kv")
     assert field in finding.expected
     assert field in finding.got
+
+
+def test_an_end_that_says_nothing_is_not_compared() -> None:
+    """Its handshake or its pools are in no recording, or it mirrors none: that is no disagreement."""
+    ours: list[Event] = [contract("prefill", "v", 1), started(mirror())]
+    theirs: list[Event] = [tiles("r", 0, ["1"], role="decode"), started()]
+    assert join([ours, theirs]) == []
 
 
 def test_a_pool_that_one_end_has_not_is_told() -> None:
