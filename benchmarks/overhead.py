@@ -2,7 +2,8 @@
 
     python benchmarks/overhead.py [--pairs 7] [--sessions 12]
 
-A whole repro with digests over one without (the goal is at most 1.10), a call with the gate off over
+A whole repro with digests over one without (the goal is at most 1.10), by the wall clock and in
+processor time, which is the one to read beside other work; a call with the gate off over
 the bare function (it is the same object), a traced call over the bare one, and how many events a
 second pass the bus into a sink. ``hicache-dbg bench`` prints the same.
 """

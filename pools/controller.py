@@ -21,7 +21,7 @@ from typing import Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from hicache_dbg.pools.allocator import PageAllocator
+from hicache_dbg.pools.allocator import OutOfPages, PageAllocator
 from hicache_dbg.pools.backups import Backups, WritePolicy
 from hicache_dbg.pools.failures import Failures
 from hicache_dbg.pools.geometry import IoBackend
@@ -29,7 +29,9 @@ from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.host import Mirror
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.loads import Loads
+from hicache_dbg.pools.lookups import count_lookup
 from hicache_dbg.pools.radix import InsertResult, Node, RadixTree
+from hicache_dbg.pools.radix_input import TOKEN_BYTES
 from hicache_dbg.pools.radix_types import Policy, Tokens
 from hicache_dbg.pools.state import CacheState
 from hicache_dbg.pools.stats import ControllerStats
@@ -48,7 +50,8 @@ class Match:
     """The cached prefix of a request, locked until ``unlock``.
 
     The first ``device_pages.size`` pages were on the device at the time of the match, the rest on
-    the host only. After ``load_back``, ``ticket.device_pages`` has them all.
+    the host only. After ``load_back``, ``ticket.device_pages`` has them all. ``asked`` are the whole
+    pages that were looked for; ``no_room`` says that the device had none for the host's part.
     """
 
     node: Node
@@ -57,6 +60,8 @@ class Match:
     host_pages: Ids
     ticket: LoadTicket | None = None
     locked: bool = True
+    asked: int = 0
+    no_room: bool = False
 
 
 class HiCacheController:
@@ -115,12 +120,17 @@ class HiCacheController:
         with state.changed:
             self._require_open()
             found = state.tree.match(tokens)
+            asked = len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else len(tokens)
             state.tree.lock(found.node)
             state.stats.device_hit_pages += found.device_pages.size
             state.stats.host_hit_pages += found.host_pages.size
             self._backups.consider(found.node)
             return Match(
-                found.node, found.pages, found.device_pages.copy(), found.host_pages.copy()
+                found.node,
+                found.pages,
+                found.device_pages.copy(),
+                found.host_pages.copy(),
+                asked=asked // state.group.page_tokens,
             )
 
     def load_back(self, match: Match, owner: int = 0) -> LoadTicket:
@@ -133,7 +143,11 @@ class HiCacheController:
             self._require_open()
             self._require_locked(match)
             if match.ticket is None:
-                match.ticket = self._loads.ticket(match.node, owner)
+                try:
+                    match.ticket = self._loads.ticket(match.node, owner)
+                except OutOfPages:
+                    match.no_room = True
+                    raise
             return match.ticket
 
     def wait_layer(self, layer: int, ticket: LoadTicket, timeout: float = GATE_TIMEOUT_S) -> None:
@@ -189,6 +203,14 @@ class HiCacheController:
         with state.changed:
             self._require_locked(match)
             match.locked = False
+            count_lookup(
+                state.stats.lookups,
+                asked=match.asked,
+                device=match.device_pages,
+                host=match.host_pages,
+                ticket=match.ticket,
+                no_room=match.no_room,
+            )
             if match.ticket is not None:
                 self._loads.release(match.ticket)
             state.tree.unlock(match.node)

@@ -7,9 +7,10 @@ then padding.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
+
+from hicache_dbg.pools.choices import IndexUnit, IoBackend, Layout
 
 __all__ = [
     "Component",
@@ -24,30 +25,6 @@ __all__ = [
 
 class GeometryError(ValueError):
     """A geometry that cannot exist; the message holds the values that disagree."""
-
-
-class Layout(StrEnum):
-    """In which order a host pool keeps layers, pages, slots and heads."""
-
-    LAYER_FIRST = "layer_first"
-    PAGE_FIRST = "page_first"
-    PAGE_FIRST_DIRECT = "page_first_direct"
-    PAGE_HEAD = "page_head"
-
-
-class IndexUnit(StrEnum):
-    """What one index of a copy counts."""
-
-    TOKEN = "token"  # noqa: S105 (a unit, not a secret)
-    SLOT = "slot"
-    PAGE = "page"
-
-
-class IoBackend(StrEnum):
-    """How a copy moves bytes: gathered by a kernel, or as a batch of plain copies."""
-
-    KERNEL = "kernel"
-    DIRECT = "direct"
 
 
 @dataclass(frozen=True, slots=True)

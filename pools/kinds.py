@@ -4,15 +4,12 @@ Sources: SGLang's MLA, MHA and DSA pools (``kv_cache_dim``, ``index_key_cache``)
 follows from the dtype and the shape given; none is a default of a class.
 """
 
-from typing import Literal
-
 import torch
 
+from hicache_dbg.pools.choices import IndexDtype
 from hicache_dbg.pools.geometry import Component, GeometryError, IndexUnit, PoolGeometry, RunSpec
 
 __all__ = ["SCALE_BLOCK", "IndexDtype", "index_k", "index_k_component", "mha", "mla"]
-
-IndexDtype = Literal["bf16", "fp8"]
 
 #: How many fp8 elements share one fp32 scale.
 SCALE_BLOCK = 128

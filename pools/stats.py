@@ -1,6 +1,7 @@
 """What a controller has done so far."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 __all__ = ["ControllerStats"]
 
@@ -23,6 +24,8 @@ class ControllerStats:
     demoted_pages: int = 0
     dropped_pages: int = 0
     evicted_host_pages: int = 0
+    #: Pages that readers asked for, by tier and end (:data:`~hicache_dbg.pools.lookups.ENDS`).
+    lookups: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def evicted(self) -> int:

@@ -161,8 +161,13 @@ class TieredCache(Cache):
 
         A token that was given out and never computed on (the last new one) may be among them.
         """
-        computed = np.asarray(tokens, np.int64)[: self.get_seq_length()]
+        # A forward pass that was interrupted has some layers shorter than others.
+        length = min(map(self.get_seq_length, range(len(self.layers))))
+        computed = np.asarray(tokens, np.int64)[:length]
         pages = computed.size // self._store.page_tokens
+        if pages <= self._match.pages:
+            self.drop()  # nothing new, and what was matched is the cache's own
+            return
         self._end(computed[: pages * self._store.page_tokens], pages)
 
     def drop(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hicache_dbg.pools.controller import Match
 from hicache_dbg.repro.explore_stage import Stage
-from hicache_dbg.tracer.attach.hicache_books import Flight
+from hicache_dbg.tracer.attach.hicache_flight import Flight
 from hicache_dbg.tracer.attach.hicache_streams import TableTouch, Touch
 from hicache_dbg.tracer.attach.notes import Note
 from hicache_dbg.tracer.checks.slots import ranges

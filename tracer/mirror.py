@@ -54,25 +54,25 @@ class MirrorViews:
     one_item: bool = False
     #: How often each host page began to be written, int64 [host pages].
     writes: Pages = field(init=False, repr=False)
+    #: The host end's layout.
+    layout: str = field(init=False, repr=False)
+    #: Bytes of a page of one layer at the device end, all components, padding included.
+    item_bytes: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         pages = max((view.pages for view in self.host.values()), default=0)
-        object.__setattr__(self, "writes", np.zeros(pages, np.int64))
-
-    @property
-    def layout(self) -> str:
-        """The host end's layout."""
-        return next(iter(self.host.values())).layout if self.host else "none"
+        layout = next(iter(self.host.values())).layout if self.host else "none"
+        for name, value in (
+            ("writes", np.zeros(pages, np.int64)),
+            ("layout", layout),
+            ("item_bytes", sum(view.page_span for view in self.device.values())),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def layers(self) -> int:
         """Layers of the device end."""
         return max(view.layers for view in self.device.values())
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of a page of one layer at the device end, all components, padding included."""
-        return sum(view.page_span for view in self.device.values())
 
     def still(self, pages: Pages, generations: Pages, writes: Pages) -> bool:
         """Whether these host pages are of these generations and were not written again.

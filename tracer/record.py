@@ -130,7 +130,7 @@ class CopyRecord:
 
     def ready(self) -> bool:
         """Whether nothing is under way on a device: joined before the operation was complete."""
-        return all(part.watch.ready() for part in self.watched)
+        return not self.watched or all(part.watch.ready() for part in self.watched)
 
     def events(self) -> list[Event]:
         """The copy's event and what is wrong with it."""

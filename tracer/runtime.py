@@ -9,7 +9,7 @@ from hicache_dbg.tracer.scrub import Scrubber
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
 from hicache_dbg.tracer.settings import Gate, Settings
-from hicache_dbg.tracer.sink import PoolPages, Sink
+from hicache_dbg.tracer.sink import PoolState, Sink
 from hicache_dbg.tracer.sinks import build_sinks
 
 __all__ = ["Attachment", "Runtime"]
@@ -26,8 +26,8 @@ class Attachment(Protocol):
         """Put the system's own functions back; a second call changes nothing."""
         ...
 
-    def pool_state(self) -> Iterable[PoolPages]:
-        """Pages by pool, tier and state; read when asked."""
+    def pool_state(self) -> Iterable[PoolState]:
+        """Pages by pool, tier and state, and what became of those asked for; read when asked."""
         ...
 
 
@@ -66,7 +66,7 @@ class Runtime:
         errors = errors if errors is not None else InternalErrors()
         holder: list[Attachment] = []
 
-        def pool_state() -> Iterable[PoolPages]:
+        def pool_state() -> Iterable[PoolState]:
             return holder[0].pool_state() if holder else ()
 
         chosen = build_sinks(settings, pool_state).sinks if sinks is None else sinks

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hicache_dbg.tracer.events import Event
 
-__all__ = ["Pace", "PoolPages", "PoolStateReader", "Sink", "SinkError"]
+__all__ = ["LookedUp", "Pace", "PoolPages", "PoolState", "PoolStateReader", "Sink", "SinkError"]
 
 
 class SinkError(Exception):
@@ -62,5 +62,18 @@ class PoolPages:
     pages: int
 
 
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """How many pages that were asked for came to an end at a tier, since the start: read as above.
+
+    The ends of one tier add up to the pages that it was asked for.
+    """
+
+    tier: str
+    end: str
+    pages: int
+
+
+PoolState = PoolPages | LookedUp
 #: Reads the pools' state when a scrape asks for it, so that the hot path pays nothing.
-PoolStateReader = Callable[[], Iterable[PoolPages]]
+PoolStateReader = Callable[[], Iterable[PoolState]]

@@ -35,9 +35,10 @@ class Cell(IntEnum):
     NOTHING = 0
     SKIPPED = 1
     WITNESSED = 2
-    VERIFIED = 3
-    BESIDE = 4
-    MISMATCHED = 5
+    PARTLY = 3
+    VERIFIED = 4
+    BESIDE = 5
+    MISMATCHED = 6
 
     @property
     def words(self) -> str:
@@ -49,6 +50,7 @@ _WORDS = {
     Cell.NOTHING: "never moved",
     Cell.SKIPPED: "moved, not looked at",
     Cell.WITNESSED: "backed up, never came back",
+    Cell.PARTLY: "came back with others, of which some were compared and are equal",
     Cell.VERIFIED: "came back equal",
     Cell.BESIDE: "moved together with one that differs",
     Cell.MISMATCHED: "came back different, once at least",

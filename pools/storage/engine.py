@@ -1,6 +1,6 @@
 """The one place where pages cross between host and store: whole operations, each page with its end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -55,6 +55,9 @@ class StorageEngine:
         backend: where pages go.
         identity: whose they are.
         digests: whether payloads are digested; without, damage to them goes unseen.
+
+    Raises:
+        HeaderError: what is to be said of each page has no room in a header.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class StorageEngine:
         self._numbers = count(1)
         beside = digests and self.image.page_bytes >= BESIDE_BYTES
         self._beside = ThreadPoolExecutor(1, "hicache-hash") if beside else None
+        self.header(PageKey("0" * 32, 0), digest=2**64 - 1).encode()
         backend.register(self.image.regions())
 
     def op(
@@ -113,10 +117,15 @@ class StorageEngine:
         """Get every page of ``op``; where one's result is not good its host page may hold anything."""
         op.status = "failed"
         records = self._records(op)
-        ends = [
-            self.arrived(key, record, got)
-            for key, record, got in zip(op.keys, records, self.backend.get(records), strict=True)
-        ]
+        arriving = self.backend.get(records)
+        try:
+            ends = [
+                self.arrived(key, record, got)
+                for key, record, got in zip(op.keys, records, arriving, strict=True)
+            ]
+        finally:  # an error keeps what it came through alive, and its thread may write to our pages
+            if isinstance(arriving, Generator):
+                arriving.close()
         op.results = [end.result() if isinstance(end, Future) else end for end in ends]
         for key, result in zip(op.keys, op.results, strict=True):
             if result.state in _WORTHLESS:

@@ -1,5 +1,8 @@
 """Storage to host: the pages that continue a cached prefix, brought in before they are matched."""
 
+import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -21,13 +24,19 @@ __all__ = ["FetchRequest", "Fetches"]
 
 @dataclass(slots=True, eq=False)
 class FetchRequest:
-    """Pages wanted after the ``cached`` first ones of ``tokens``, whose node is locked meanwhile."""
+    """Pages wanted after the ``cached`` first ones of ``tokens``, whose node is locked meanwhile.
+
+    ``pages`` are those gained, ``misses`` why others were not.
+    """
 
     node: Node
     tokens: bytes
     cached: int
+    wanted: int
     given_up: bool = False
+    begun: float = 0.0
     pages: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
     done: Event = field(default_factory=Event)
 
 
@@ -51,6 +60,7 @@ class Fetches:
         self._breaker = breaker
         self._stats = stats
         self._worker = worker
+        self._told = False
         self._page = state.group.page_tokens * TOKEN_BYTES
 
     def prefetch(self, tokens: Tokens, timeout: float) -> int:
@@ -61,11 +71,34 @@ class Fetches:
         self._worker.submit(lambda: self._carry_out(request))
         if not request.done.wait(timeout):
             request.given_up = True
-            self._stats.missed("timeout")
+            self._count(0, {"timeout": request.wanted})
+            self._tell_if_asked(request, timeout)
+            return 0
+        self._count(request.pages, request.misses)
+        return request.pages
+
+    def _tell_if_asked(self, request: FetchRequest, timeout: float) -> None:
+        """A store is to blame if it had the time, and the request did not stand behind others."""
+        patience = max(timeout, self._worker.patience_s)
+        if request.begun and time.monotonic() - request.begun > patience / 2:
+            self._told = True
             self._breaker.report(good=False)
             self._engine.gave_up("fetch", 1, f"no answer within {timeout} s")
-            return 0
-        return request.pages
+
+    def _is_stuck(self) -> bool:
+        """Whether a fetch hangs; told once, if the reader who waited for it did not wait so long."""
+        late = self._worker.late
+        if late and not self._told:
+            self._engine.gave_up("fetch", 1, f"no answer within {self._worker.patience_s} s")
+        self._told = late
+        return late
+
+    def _count(self, given: int, misses: Mapping[str, int]) -> None:
+        """What each page of a request came to, once."""
+        with self.state.changed:  # several readers may ask
+            self._stats.given_pages += given
+            for why, pages in misses.items():
+                self._stats.missed(why, pages)
 
     def _request(self, tokens: bytes) -> FetchRequest | None:
         state = self.state
@@ -75,34 +108,36 @@ class Fetches:
             if not wanted:
                 return None
             self._stats.asked_pages += wanted
-            if self._worker.late or not self._breaker.allows():
+            if self._is_stuck() or not self._breaker.allows():
                 self._stats.missed(PageState.UNAVAILABLE, wanted)
                 return None
             state.tree.lock(node)
-            return FetchRequest(node, tokens[: (cached + wanted) * self._page], cached)
+            return FetchRequest(node, tokens[: (cached + wanted) * self._page], cached, wanted)
 
     def _carry_out(self, request: FetchRequest) -> None:
         try:
             if not request.given_up:
+                request.begun = time.monotonic()
                 self._fetch(request)
         except Exception:  # noqa: BLE001 (a store may raise anything: to its reader it is a miss)
-            self._failed()
+            self._failed(request)
         finally:
             with self.state.changed:
                 self.state.tree.unlock(request.node)
             request.done.set()
 
-    def _failed(self) -> None:
-        self._stats.missed(PageState.FAILED)
+    def _failed(self, request: FetchRequest) -> None:
+        ended = request.pages + request.misses.total()
+        request.misses[PageState.FAILED.value] += request.wanted - ended
         if self._breaker.report(good=False):
             self._engine.gave_up("fetch", 1, "errors in a row")
 
     def _fetch(self, request: FetchRequest) -> None:
         keys = self._engine.keys(request.tokens)[request.cached :]
         there = self._engine.present(keys)
-        if there < len(keys):
-            self._stats.missed(PageState.MISSING, len(keys) - there)
+        request.misses[PageState.MISSING.value] += len(keys) - there
         host = self._room(there)
+        request.misses["no_room"] += there - host.size
         if not host.size:
             self._breaker.report(good=True)
             return
@@ -112,7 +147,7 @@ class Fetches:
             self._engine.fetch(op)
         finally:
             request.pages = self.enter(request, op)
-        self._report(op)
+        self._report(request, op)
 
     def _room(self, pages: int) -> Ids:
         """Host pages to fetch into, as many as can be had; held until :meth:`enter`."""
@@ -142,10 +177,9 @@ class Fetches:
         self._stats.fetched_pages += good
         return good
 
-    def _report(self, op: StorageOp) -> None:
-        for end in op.results:
-            if not end.good:
-                self._stats.missed(end.state)
+    def _report(self, request: FetchRequest, op: StorageOp) -> None:
+        for end in op.results[request.pages :]:
+            request.misses["behind" if end.good else end.state.value] += 1
         down = any(end.state is PageState.FAILED for end in op.results)
         if self._breaker.report(good=not down):
             self._engine.gave_up("fetch", len(op.results), "errors in a row")

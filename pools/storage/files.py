@@ -5,6 +5,7 @@ is forced to the disk: after a power cut a file may be short or full of zeros, a
 """
 
 import os
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +21,9 @@ __all__ = ["FileStore"]
 
 SUFFIX = ".page"
 PARTIAL = ".partial"
+#: Tells this process from one of the same number: in a container the next life has it again.
+LIFE = secrets.token_hex(4)
+_numbers = count()  # of all stores of this process: two may be over one folder
 #: From how many bytes a page on two threads read faster than one: a disk wants more than one request.
 TWO_AT_A_TIME_BYTES = 256 << 10
 #: Pieces that one system call takes.
@@ -49,7 +53,6 @@ class FileStore:
         self._lock = Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # the least recently used first
         self._bytes = 0
-        self._numbers = count()
         for digit in "0123456789abcdef":
             (self.folder / digit).mkdir(parents=True, exist_ok=True)
         self._survey()
@@ -60,9 +63,9 @@ class FileStore:
         return self._bytes
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
-        """Write each record beside its place and move it there; one that is known is left alone."""
+        """Write each record beside its place and move it there; one that is there is left alone."""
         for record in records:
-            if self.exists([record.name])[0]:
+            if self._is_there(record.name):
                 yield PageResult(nbytes=record.nbytes)
             else:
                 yield self._write(record)
@@ -82,16 +85,13 @@ class FileStore:
             other.join()  # nothing is written to the pieces once this has returned
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Which pages are known, or have been put there by another process meanwhile."""
-        with self._lock:
-            known = [name in self._sizes for name in names]
-        return [here or self._adopt(name) for here, name in zip(known, names, strict=True)]
+        """Which pages are there now, whoever put them there or removed them; counts as a use."""
+        return [self._is_there(name) for name in names]
 
     def discard(self, name: str) -> None:
         """Remove a page's file."""
-        self._forget(name)
-        with suppress(OSError):
-            self.path(name).unlink()
+        with self._lock:
+            self._remove(name)
 
     def register(self, regions: Iterable[tuple[int, int]]) -> None:
         """Nothing: files are read into any memory."""
@@ -119,15 +119,16 @@ class FileStore:
             )
         self._make_room(size)
         place = self._place(record.name)
-        partial = f"{place}.{os.getpid()}.{next(self._numbers)}{PARTIAL}"
+        partial = f"{place}.{LIFE}.{os.getpid()}.{next(_numbers)}{PARTIAL}"
         try:
             _write_all(partial, [memoryview(record.header), *record.pieces])
-            os.rename(partial, place)  # noqa: PTH104 (paths as text: this runs once a page)
+            with self._lock:
+                os.rename(partial, place)  # noqa: PTH104 (paths as text: this runs once a page)
+                self._note(record.name, size)
         except OSError as error:
             with suppress(OSError):
                 Path(partial).unlink()
             return _failed("write", error)
-        self._note(record.name, size)
         return PageResult(nbytes=size)
 
     def _read_beside(self, records: Sequence[Record], ends: "SimpleQueue[PageResult]") -> None:
@@ -141,7 +142,7 @@ class FileStore:
         try:
             descriptor = os.open(self._place(record.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            self._forget(record.name)
+            self._is_there(record.name)  # no longer known of, unless it was put again
             return PageResult(PageState.MISSING, "no such file")
         except OSError as error:
             return _failed("open", error)
@@ -154,7 +155,7 @@ class FileStore:
             return _failed("read", error)
         finally:
             os.close(descriptor)
-        self._note(record.name, held)
+        self._is_there(record.name)  # it may have been evicted while it was read
         return PageResult(nbytes=min(held, got) if held < record.nbytes else held)
 
     # -- what is there ------------------------------------------------------------------------
@@ -174,32 +175,34 @@ class FileStore:
                     place.unlink()
         self._make_room(0)
 
-    def _adopt(self, name: str) -> bool:
-        try:
-            self._note(name, os.stat(self._place(name)).st_size)  # noqa: PTH116 (as above)
-        except OSError:
-            return False
+    def _is_there(self, name: str) -> bool:
+        """Look, for other processes put and remove files too, and note what was found."""
+        with self._lock:
+            try:
+                self._note(name, os.stat(self._place(name)).st_size)  # noqa: PTH116 (as above)
+            except OSError:
+                self._bytes -= self._sizes.pop(name, 0)
+                return False
         return True
 
-    def _note(self, name: str, size: int) -> None:
-        with self._lock:
-            self._bytes += size - self._sizes.pop(name, 0)
-            self._sizes[name] = size
+    # Book and folder change together, under the lock: what is known of is there.
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._bytes -= self._sizes.pop(name, 0)
+    def _note(self, name: str, size: int) -> None:
+        self._bytes += size - self._sizes.pop(name, 0)
+        self._sizes[name] = size
+
+    def _remove(self, name: str) -> None:
+        self._bytes -= self._sizes.pop(name, 0)
+        with suppress(OSError):
+            self.path(name).unlink()
 
     def _make_room(self, wanted: int) -> None:
         while self._bytes + wanted > self.max_bytes:
             with self._lock:
                 if not self._sizes:
                     return
-                name, size = self._sizes.popitem(last=False)
-                self._bytes -= size
+                self._remove(next(iter(self._sizes)))
                 self.evicted += 1
-            with suppress(OSError):
-                self.path(name).unlink()
 
 
 def _write_all(place: str, pieces: list[memoryview]) -> None:
@@ -236,8 +239,8 @@ def _failed(verb: str, error: OSError) -> PageResult:
 
 def _alive(partial: Path) -> bool:
     """Whether the process that writes this file is still there; its number is in the name."""
-    process = partial.name.split(".")[-3]
-    if not process.isdecimal():
+    *_, life, process, _number, _suffix = partial.name.split(".")
+    if not process.isdecimal() or (int(process) == os.getpid() and life != LIFE):
         return False
     try:
         os.kill(int(process), 0)

@@ -88,9 +88,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         if len(body) != length or got != digest:
             raise HeaderError(f"header digest {got:016x}, expected {digest:016x}")
         try:
-            return msgspec.json.decode(body, type=cls)
-        except msgspec.MsgspecError as error:
+            header = msgspec.json.decode(body, type=cls)
+            int(header.digest or "0", 16)
+        except ValueError as error:  # msgspec's are too
             raise HeaderError(f"unreadable header: {error}") from error
+        return header
 
 
 #: In this order: the first field that differs says whose record it is.

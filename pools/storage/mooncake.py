@@ -65,8 +65,9 @@ class MooncakeStore:
     ) -> None:
         self.fallback = ""
         self._client = _client()
-        self._headers = np.zeros((BATCH, HEADER_BYTES), np.uint8)
-        self._lock = Lock()  # over the headers
+        # Of each direction its own: one that hangs does not hold up the other.
+        self._out, self._in = (np.zeros((BATCH, HEADER_BYTES), np.uint8) for _ in range(2))
+        self._out_lock, self._in_lock = Lock(), Lock()
         self._regions: list[int] = []
         code = self._client.setup(host, metadata, segment_bytes, buffer_bytes, protocol, "", master)
         if code:
@@ -75,7 +76,8 @@ class MooncakeStore:
                 f"Mooncake Store: no client for master {master} and metadata {metadata} (error {code}); "
                 "start mooncake_master, and look at both addresses",
             )
-        self._register(self._headers.ctypes.data, self._headers.nbytes)
+        for headers in (self._out, self._in):
+            self._register(headers.ctypes.data, headers.nbytes)
 
     def register(self, regions: Iterable[tuple[int, int]]) -> None:
         """Register host memory; where that is refused, bytes go through the client's buffer."""
@@ -123,28 +125,22 @@ class MooncakeStore:
     # -- straight from host memory ------------------------------------------------------------
 
     def _put(self, batch: Sequence[Record]) -> list[PageResult]:
-        with self._lock:
-            for room, record in zip(self._headers, batch, strict=False):
+        with self._out_lock:
+            for room, record in zip(self._out, batch, strict=False):
                 room[:] = np.frombuffer(record.header, np.uint8)
-            addresses, sizes = self._parts(batch)
+            addresses, sizes = _parts(batch, self._out)
             names = [record.name for record in batch]
             codes = self._client.batch_put_from_multi_buffers(names, addresses, sizes)
         return [_put_end(record, code) for record, code in zip(batch, codes, strict=True)]
 
     def _get(self, batch: Sequence[Record]) -> list[PageResult]:
-        with self._lock:
-            addresses, sizes = self._parts(batch)
+        with self._in_lock:
+            addresses, sizes = _parts(batch, self._in)
             names = [record.name for record in batch]
             codes = self._client.batch_get_into_multi_buffers(names, addresses, sizes)
-            for room, record in zip(self._headers, batch, strict=False):
+            for room, record in zip(self._in, batch, strict=False):
                 record.header[:] = room.data
         return [self._got(record, code) for record, code in zip(batch, codes, strict=True)]
-
-    def _parts(self, batch: Sequence[Record]) -> tuple[list[list[int]], list[list[int]]]:
-        """Addresses and sizes of each record's header and pieces."""
-        rooms = (self._headers.ctypes.data + HEADER_BYTES * at for at in range(len(batch)))
-        addresses = [[room, *record.addresses] for room, record in zip(rooms, batch, strict=True)]
-        return addresses, [[HEADER_BYTES, *record.sizes] for record in batch]
 
     def _got(self, record: Record, code: int) -> PageResult:
         if code >= 0:
@@ -191,6 +187,13 @@ def _batch(source: Iterator[Record]) -> list[Record]:
     if first is None:
         return []
     return [first, *islice(source, min(BATCH, BATCH_BYTES // first.nbytes + 1) - 1)]
+
+
+def _parts(batch: Sequence[Record], headers: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
+    """Addresses and sizes of each record's header and pieces."""
+    rooms = (headers.ctypes.data + HEADER_BYTES * at for at in range(len(batch)))
+    addresses = [[room, *record.addresses] for room, record in zip(rooms, batch, strict=True)]
+    return addresses, [[HEADER_BYTES, *record.sizes] for record in batch]
 
 
 def _put_end(record: Record, code: int) -> PageResult:

@@ -46,7 +46,8 @@ class Stores:
 
     def offer(self, node: Node, pages: int) -> None:
         """Queue the last ``pages`` pages of the path to ``node``, which are on the host (lock held)."""
-        why = self._refusal(pages)
+        # Where much is written back at once, the last may have taken the first's place on the host.
+        why = self._refusal(pages) if node.host.size else "evicted"
         if why:
             self._stats.not_stored(why, pages)
             return

@@ -12,7 +12,7 @@ class WatchedWorker:
     """Runs tasks in order on a daemon thread; ``late`` says that one takes longer than ``patience_s``."""
 
     def __init__(self, name: str, patience_s: float) -> None:
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._since = 0.0
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -22,7 +22,7 @@ class WatchedWorker:
     def late(self) -> bool:
         """Whether the task under way should have ended long ago."""
         since = self._since
-        return bool(since) and time.monotonic() - since > self._patience_s
+        return bool(since) and time.monotonic() - since > self.patience_s
 
     def submit(self, task: Callable[[], None]) -> None:
         """Queue ``task``."""

@@ -165,8 +165,8 @@ def test_a_positive_answer_does_not_outlive_a_failed_get(bench: Bench) -> None:
     """Entry 76: exists says yes, the get fails: the answer is withdrawn, and nobody asks three times."""
     keys = bench.keys(range(P))
     bench.run("store", keys)
-    bench.store.path(keys[0].name).unlink()
     assert bench.engine.present(keys) == 1
+    bench.store.path(keys[0].name).unlink()
     (result,) = bench.run("fetch", keys).results
     assert (result.state, failure(result)) == (PageState.MISSING, FaultClass.STALE_INDEX)
     assert [bench.engine.present(keys) for _ in range(2)] == [0, 0]

@@ -112,6 +112,44 @@ def test_a_turn_that_fails_gives_its_pages_back(store: PrefixStore) -> None:
     store.controller.check()
 
 
+def test_keeping_less_than_was_cached_takes_nothing_from_the_cache(
+    store: PrefixStore, model: LlamaForCausalLM
+) -> None:
+    """Pages that were matched are the cache's own, also where the kept tokens end before them."""
+    (prompt,) = prompts(2, 1)
+    through(store, model, prompt)
+    with store.open(prompt, NEW) as cache:
+        cache.keep(prompt[:PAGE])
+    store.controller.flush()
+    store.controller.check()
+    assert through(store, model, prompt)[0] == said(model, prompt)
+
+
+def test_keeping_before_anything_was_computed_gives_the_pages_back(
+    store: PrefixStore, model: LlamaForCausalLM
+) -> None:
+    """Also while the cached ones are still being loaded."""
+    prompt, *others = ([*range(first, first + 16)] for first in (1, 30, 60))
+    for tokens in (prompt, *others):
+        through(store, model, tokens)
+    with store.open(prompt, NEW) as cache:
+        assert cache.loaded
+        cache.keep(prompt)
+    store.controller.flush()
+    device = store.controller.allocators["device"]
+    assert device.pages - device.available == store.controller.tree.stats.device_pages
+
+
+def test_what_only_some_layers_have_computed_is_not_kept(store: PrefixStore) -> None:
+    """A forward pass that was interrupted leaves no page."""
+    (prompt,) = prompts(2, 1)
+    states = torch.zeros(1, 2, len(prompt), 8)
+    with store.open(prompt, NEW) as cache:
+        cache.update(states, states, 0)
+        cache.keep(prompt)
+    assert store.controller.tree.stats.device_pages == 0
+
+
 def test_a_sequence_that_outgrows_its_pages_is_refused(
     store: PrefixStore, model: LlamaForCausalLM
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_run_that_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("pd=on,off", "expected one of gate"),
+        ("colour=on,off", "expected one of gate"),
         ("gate=off", "two or more"),
         ("gate=off,off", "two or more"),
         ("gate=off,loud", "one of off, events"),

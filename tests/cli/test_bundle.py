@@ -21,6 +21,7 @@ from hicache_dbg.tracer.events import Event
 
 Capture = pytest.CaptureFixture[str]
 TRACE, SPAN = "ab" * 16, "cd" * 8
+OTHER = "ef" * 16
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def events(folder: Path) -> list[Event]:
     """Some of every kind, with ids and with a path of the user's in a message."""
     return [
         started(),
-        copied(trace_id=TRACE, span_id=SPAN),
+        copied(trace_id=TRACE, span_id=SPAN, shared_with=((OTHER, SPAN),)),
         copied(),
         finding(trace_id=TRACE, message=f"read from {folder}/kv and {folder}-other"),
     ]
@@ -89,7 +90,7 @@ def test_no_ids_and_no_names_get_out(capsys: Capture, tmp_path: Path, home: Path
     told = json.loads(capsys.readouterr().out)
     files = unpack(out, tmp_path / "out")
     text = b"\n".join(files.values()).decode()
-    for name in (TRACE, SPAN, f"{home}/", f'{home}"'):
+    for name in (TRACE, SPAN, OTHER, f"{home}/", f'{home}"'):
         assert name not in text
     assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
     assert f'"{getpass.getuser()}"' not in text

@@ -66,13 +66,13 @@ def test_check_names_the_place_of_a_mistake(capsys: Capture, tmp_path: Path) -> 
     """Exit 1, and a line with the file, the panel and the name that does not exist."""
     main(["dashboards", "export", str(tmp_path)])
     board = tmp_path / "grafana" / "hicache-dbg-self.json"
-    board.write_text(board.read_text().replace("queue_depth{", "queue_lenght{"))
+    board.write_text(board.read_text().replace("dbg_queue_depth{", "dbg_queue_lenght{"))
     rules = tmp_path / "prometheus" / "rules.yml"
     rules.write_text(rules.read_text().replace("sink_errors_total", "sink_error_total"))
     capsys.readouterr()
     assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("hicache-dbg-self.json: panel 'Queue' A: hicache_dbg_queue_lenght")
+    assert first.startswith("hicache-dbg-self.json: panel 'Queues' A: hicache_dbg_queue_lenght")
     assert second == "rules.yml: rules: hicache_dbg_sink_error_total is no metric of ours"
     assert last.endswith("; 2 problems")
 

@@ -7,7 +7,6 @@ import pytest
 
 from hicache_dbg.repro.faults import registry
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.tracer.cli import selftest
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import FaultClass
 
@@ -19,7 +18,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
     """Makes one fault the only one there is."""
 
     def install(fault: Fault) -> None:
-        monkeypatch.setattr(selftest, "ALL_FAULTS", {fault.name: fault})
+        monkeypatch.setattr(registry, "ALL_FAULTS", {fault.name: fault})
 
     return install
 

@@ -205,6 +205,7 @@ def test_the_vocabulary_is_the_exporters(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "le" in known["hicache_dbg_copy_duration_seconds_bucket"]
     assert known["hicache_dbg_gpu_ecc_errors_total"] >= {"gpu", "type"}
     assert known["hicache_dbg_internal_errors_total"] >= {"place"}
+    assert known["hicache_dbg_rank_info"] == {"job", "instance", "rank", "tp", "pp", "dp"}
     assert not is_multiprocess()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.diagnose.test_gather import LOAD, recorded
 from tests.exporters.samples import copied, finding, health, started
+from tests.tracer.checks.statements import collective, word
 
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event
@@ -36,7 +37,7 @@ def test_two_runs_differ_in_what_was_mended(
     rows = {(row["kind"], row["what"]): row for row in told["rows"]}
     assert code == 1
     assert told["runs"] == places
-    gone = rows["finding", "row_width index_k backup"]
+    gone = rows["finding", "row_width index_k.key backup"]
     assert (gone["change"], gone["values"]) == ("gone", ["expected 256, got 132", "-"])
     changed = rows["tiles", "deepseek_v4_c128 load"]
     assert changed["values"] == ["verified 12.5%, mismatched 87.5%", "verified 100.0%"]
@@ -79,6 +80,40 @@ def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told["tiles"]["witnessed"] == 14
     (answer,) = [one for one in told["hypotheses"] if one["name"] == "rank_diverges"]
     assert answer["evidence"] == "ranks 0, 1 agree"
+
+
+def test_a_recording_named_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its name, by a link and by its folder: its tiles count once, and no rank calls twice."""
+    calls: list[Event] = [collective("x"), collective("y")]
+    first = recorded(tmp_path, "rank0", [started(), copied(), *calls])
+    recorded(tmp_path, "rank1", [started(rank=1), collective("x", 1), collective("y", 1), word(1)])
+    (tmp_path / "link").symlink_to(first)
+    places = [str(first), str(tmp_path), str(tmp_path / "link")]
+    assert main(["diagnose", "--together", *places, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tiles"]["witnessed"] == 7
+
+
+def test_ranks_that_nobody_compared_do_not_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of two ranks is not joined unless it is asked for: the question stays open."""
+    for rank in range(2):
+        recorded(tmp_path, f"rank{rank}", [started(rank=rank), copied(rank=rank)])
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["hypotheses"]
+    (answer,) = [one for one in told if one["name"] == "rank_diverges"]
+    assert answer["verdict"] == "undecided"
+
+
+def test_findings_of_two_components_are_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A component that breaks in the second run is new, whatever another one had before."""
+    old, new = finding(component="key"), finding(component="scale")
+    places = [str(recorded(tmp_path, name, run)) for name, run in (("a", [old]), ("b", [new, old]))]
+    assert main(["diagnose", *places, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["change"] for row in rows if row["kind"] == "finding"} == {"new", "same"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--journal", "run"]])

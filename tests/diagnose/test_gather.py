@@ -1,6 +1,8 @@
 """What DuckDB counts over files and journals is what the same events come to one by one."""
 
 import json
+import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.gather import gather
+from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
 from hicache_dbg.tracer.diagnose.places import recordings_at
 from hicache_dbg.tracer.events import Event, Op, SkipReason
 
@@ -52,7 +55,7 @@ rare = st.one_of(
 def counted(evidence: Evidence) -> dict[str, Any]:
     """Everything in it that can be compared; reasons that no tile had say nothing."""
     plain: dict[str, Any] = {
-        name: getattr(evidence, name) for name in Evidence.__slots__ if name != "sql"
+        name: getattr(evidence, name) for name in Evidence.__slots__ if name not in {"sql", "run"}
     }
     return plain | {"skipped": {why: n for why, n in evidence.skipped.items() if n}}
 
@@ -73,10 +76,12 @@ def test_the_counts_of_a_recording_are_those_of_its_events(
     """Any mixture, in one file or cut in two, comes to the same evidence as in memory."""
     folder = tmp_path_factory.mktemp("events")
     half = len(events) // 2
-    recorded(folder, "a", events[:half])
-    recorded(folder, "b", events[half:])
+    places = [folder / "a", folder / "b"]
+    for place, part in zip(places, (events[:half], events[half:]), strict=True):
+        place.mkdir()
+        recorded(place, "run", part)
     complaints: list[str] = []
-    with Database(recordings_at([folder], complaints.append)) as database:
+    with Database(recordings_at(places, complaints.append)) as database:
         found = gather(database)
     assert counted(found) == counted(Evidence.of(events))
     assert not complaints
@@ -99,6 +104,72 @@ def test_what_is_not_whole_is_skipped_and_told(*, packed: bool, tmp_path: Path) 
     assert (found.tiles.verified, sum(found.paths.values()), found.findings) == (12, 2, [])
     (sentence,) = complaints
     assert "3 lines skipped" in sentence
+
+
+def test_a_copy_that_lacks_fields_is_none(tmp_path: Path) -> None:
+    """Valid JSON that calls itself a copy costs itself alone."""
+    path = recorded(tmp_path, "run", [copied()])
+    with path.open("ab") as file:
+        file.write(b'{"event":"copied"}\n{"event":"copied","pool":"kv","op":"load"}\n')
+    with Database(recordings_at([tmp_path], print)) as database:
+        assert sum(gather(database).paths.values()) == 1
+
+
+def test_a_run_that_was_killed_keeps_its_word(tmp_path: Path) -> None:
+    """A later, longer run of the same rank in the same folder does not take back what it lost."""
+    recorded(tmp_path, "a", [health(events=5, copies=3, dropped={"bus/queue_full": 3})])
+    longer = [health(events=n, copies=0, dropped={}) for n in (1, 9)]
+    recorded(tmp_path, "b", longer)
+    with Database(recordings_at([tmp_path], print)) as database:
+        found = gather(database)
+    assert [word.events for word in found.last_words] == [5, 9]
+    assert found.unseen == 6
+
+
+@pytest.mark.parametrize("name", ["run.gz", "run.jsonl.zst"])
+def test_what_the_database_cannot_read_is_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that promises a packed file: what is wrong is said, and nothing is left behind."""
+    path = recorded(tmp_path, "run", [copied()])
+    assert main(["diagnose", str(path.rename(tmp_path / name))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert name in line
+
+
+def test_entries_without_fields_are_no_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever else calls itself a copy in the journal is passed over."""
+    entries = ({"HICACHE_EVENT": "copied"}, {"HICACHE_EVENT": "copied", "HICACHE_POOL": "kv"})
+    (tmp_path / "entries").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    journalctl = tmp_path / "journalctl"
+    journalctl.write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/entries\n")
+    journalctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["diagnose", "--journal", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["paths"] == []
+
+
+def test_a_source_that_fails_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without journalctl there is no database, and no spill folder of it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(JournalError):
+        Database(JournalSource(["/nowhere/journalctl"], print))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_query_that_is_interrupted_ends_as_the_command_does(tmp_path: Path) -> None:
+    """Ctrl-C while DuckDB works is Ctrl-C, not an error of DuckDB's."""
+    recorded(tmp_path, "run", [copied()])
+    with Database(recordings_at([tmp_path], print)) as database:
+        interrupt = threading.Timer(0.2, database._connection.interrupt)
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            database.sql("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b")
+        interrupt.join()
 
 
 def test_a_quote_in_a_file_name_is_a_quote(tmp_path: Path) -> None:

@@ -106,6 +106,46 @@ def test_the_story_of_the_bad_page_marks_the_conflicting_pair(page: Path) -> Non
     assert told[4][1:] == ("then, which must not be: ", "free on MainThread at a.py:3 f")
 
 
+def page_text(folder: Path, *events: Event) -> str:
+    """The page of other events."""
+    written = folder / "other.html"
+    main(["diagnose", str(recorded(folder, "other", list(events))), "--html", str(written)])
+    return written.read_text(encoding="utf-8")
+
+
+def test_accesses_to_another_pool_are_another_story(tmp_path: Path) -> None:
+    """What conflicted in one pool is not put under the bad tile of another."""
+    other = finding(cls=FaultClass.SLOT_REUSE, pool="index_k", message=CONFLICT, pages=(7,))
+    text = page_text(tmp_path, *RUN[:3], other)
+    assert "The first bad tile: deepseek_v4_c128" in text
+    assert "which must not be" not in text.partition('id="story"')[2].partition("</section>")[0]
+
+
+def test_a_tile_that_nobody_looked_at_did_not_come_back_equal(tmp_path: Path) -> None:
+    """Beside one that differs and one that was skipped nobody knows which is which."""
+    bad = LOAD | PAGES | {"mismatched": 4, "verified": 0, "skipped": {"unwitnessed": 4}}
+    text = page_text(tmp_path, copied(**bad, bad_tiles=tuple((layer, 7) for layer in range(4))))
+    assert Cell.BESIDE.words in text
+    assert f": {Cell.VERIFIED.words}<" not in text
+
+
+def test_what_was_compared_in_part_or_going_down_did_not_come_back_equal(tmp_path: Path) -> None:
+    """Half of a load was skipped, and another page's backup was compared: neither says equal."""
+    half = LOAD | PAGES | {"verified": 4, "skipped": {"sampled_out": 4}}
+    down = {"host_pages": (9,), "device_pages": (9,), "generations": (1,), "skipped": {}}
+    text = page_text(tmp_path, copied(**half), copied(**down, witnessed=0, verified=4))
+    cells = re.findall(r"<title>layer 0, host page (\d+): ([^<]*)</title>", text)
+    states = (Cell.PARTLY, Cell.PARTLY, Cell.WITNESSED)
+    assert cells == [(page, state.words) for page, state in zip("479", states, strict=True)]
+
+
+def test_operations_on_some_layers_show_on_the_map(tmp_path: Path) -> None:
+    """A bad tile of a layer that no operation reaches by its count is on the map; no layer is no crash."""
+    one = LOAD | PAGES | {"layers": 1, "mismatched": 1, "verified": 1, "bad_tiles": ((3, 7),)}
+    text = page_text(tmp_path, copied(**one), copied(pool="none", layers=0, **PAGES))
+    assert f"layer 3, host page 7: {BAD_CELL}" in text
+
+
 def test_what_is_said_first_is_the_answer(page: Path) -> None:
     """A word, the cause with its pool and pages, and the numbers of what came back."""
     text = page.read_text()

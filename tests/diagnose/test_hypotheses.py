@@ -5,6 +5,7 @@ import pytest
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict, ask_all, known_hypotheses
+from hicache_dbg.tracer.diagnose.report import build_report, verdict_of
 from hicache_dbg.tracer.events import (
     ComponentInfo,
     Copied,
@@ -234,3 +235,42 @@ def test_pages_that_differ_in_padding_only_are_sized_right() -> None:
     told = answers(started(msgspec.structs.replace(pool, device=device), unbuilt=("Other",)))
     assert told["host_sized_for_another_dtype"].verdict is Verdict.FALSIFIED
     assert told["mended_class_not_in_use"].verdict is Verdict.FALSIFIED
+
+
+def test_what_did_not_come_back_is_not_proven_good() -> None:
+    """A backup's source that was digested twice is no tile that came back, nor is a digest alone."""
+    down = answers(*CLEAN[:3], copied("mla", Op.BACKUP, verified=4))
+    assert down["copies_are_innocent"].evidence == "no loaded tile was compared"
+    taken = answers(*CLEAN, copied("mla", Op.FETCH, witnessed=4))
+    assert taken["copies_are_innocent"].verdict is Verdict.UNDECIDED
+    assert taken["foreign_key"].verdict is Verdict.UNDECIDED
+    assert taken["truncated_storage"].verdict is Verdict.UNDECIDED
+
+
+def test_a_pool_whose_copies_may_be_lost_is_not_accused() -> None:
+    """That none of them is here proves nothing where operations are missing."""
+    moved = [event for event in CLEAN if getattr(event, "pool", "") != "index_k"]
+    told = answers(*moved, Health(time_ns=0, copies=4))
+    assert told["pool_not_managed"].verdict is Verdict.UNDECIDED
+
+
+def test_what_was_copied_before_the_events_begin_is_not_lost() -> None:
+    """The journal of the last hour knows totals of the whole run; in a recording of its own it counts."""
+    words = [Health(time_ns=n, events=n, copies=n) for n in (90, 94)]
+    assert Evidence.of([*words[:1], *CLEAN[1:], words[1]]).unseen == 0
+    assert Evidence.of([*CLEAN, *words]).unseen == 90
+
+
+def test_a_finding_that_no_hypothesis_is_about_is_the_verdict() -> None:
+    """A draft of another stride: the ends of every mirror agree, and it is told all the same."""
+    draft = msgspec.structs.replace(ROW_WIDTH, message="one index space, two strides", advice="do")
+    evidence = Evidence.of([*CLEAN[:2], *CLEAN[3:4], draft])
+    report = build_report(evidence)
+    assert report.verdict == "row_width: one index space, two strides"
+    assert verdict_of(evidence, report.hypotheses)[1] == "do"
+
+
+def test_ends_of_one_size_do_not_explain_a_mismatch() -> None:
+    """A finding of the class alone does not make the ends of its pool differ in size."""
+    told = answers(*CLEAN, ROW_WIDTH, copied("index_k", Op.LOAD, mismatched=3))
+    assert told["race_of_wide_rows"].verdict is Verdict.UNDECIDED

@@ -8,6 +8,7 @@ import perfetto.protos.perfetto.trace.perfetto_trace_pb2 as pb2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.diagnose.test_gather import LOAD, recorded
 from tests.exporters.samples import TIME_NS, copied, finding
 
@@ -109,6 +110,19 @@ def test_a_page_flows_from_what_wrote_it_to_what_read_it(
     ((time, instant),) = trace.of("INSTANT")
     assert (time, instant.name) == (TIME_NS + 4 * 10**6, "row_width")
     assert trace.paths[instant.track_uuid] == ("rank 0", "deepseek_v4_c128", "findings")
+
+
+def test_operations_of_two_runs_are_told_apart(tmp_path: Path) -> None:
+    """A later process counts its operations from 1 again: each flow still has one end at each side."""
+    for name, after in (("a", 0), ("b", 10**9)):
+        shifted = [replace(event, time_ns=event.time_ns + after) for event in RUN]
+        recorded(tmp_path, name, shifted)
+    assert main(["diagnose", str(tmp_path), "--perfetto", str(tmp_path / "trace")]) == 1
+    begun = [event for _, event in Read(tmp_path / "trace").of("SLICE_BEGIN")]
+    for field in ("flow_ids", "terminating_flow_ids"):
+        ids = Counter(flow for event in begun for flow in getattr(event, field))
+        assert len(ids) == 4
+        assert set(ids.values()) == {1}
 
 
 def test_a_timeline_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

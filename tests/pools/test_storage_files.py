@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pools.stored import OURS, Bench, files_of
 
 from hicache_dbg.pools.geometry import Layout
-from hicache_dbg.pools.storage.files import FileStore
-from hicache_dbg.pools.storage.header import HEADER_BYTES
+from hicache_dbg.pools.storage import files
+from hicache_dbg.pools.storage.files import LIFE, FileStore
+from hicache_dbg.pools.storage.header import HEADER_BYTES, Header
 from hicache_dbg.pools.storage.keys import Identity
 from hicache_dbg.pools.storage.results import PageState
 
@@ -126,12 +128,16 @@ def test_what_a_dead_writer_left_is_removed_and_never_read(tmp_path: Path) -> No
     )
     FileStore(tmp_path)
     name = "0" * 32
-    left = tmp_path / "0" / f"{name}.page.{int(dead.stdout)}.0.partial"
-    living = tmp_path / "0" / f"{name}.page.{os.getpid()}.0.partial"
-    for place in (left, living):
+    writers = {
+        f"{LIFE}.{int(dead.stdout)}": False,
+        f"{LIFE}.{os.getpid()}": True,
+        f"0badcafe.{os.getpid()}": False,  # the same number in an earlier life of a container
+    }
+    places = [tmp_path / "0" / f"{name}.page.{writer}.0.partial" for writer in writers]
+    for place in places:
         place.write_bytes(b"half")
     store = FileStore(tmp_path)
-    assert (left.exists(), living.exists()) == (False, True)
+    assert [place.exists() for place in places] == list(writers.values())
     assert store.exists([name]) == [False]
 
 
@@ -170,3 +176,72 @@ def test_pages_read_two_at_a_time_end_in_their_order(
     assert ends == [PageState.OK] * 5 + [PageState.MISSING] + [PageState.OK] * 2
     for page in {*range(8)} - {5}:
         assert bench.page(page) == before[page]
+
+
+def test_a_page_that_another_process_removed_is_put_again(tmp_path: Path) -> None:
+    """What the book says is there is looked for: a page gone meanwhile is no hit, and not left out."""
+    store = FileStore(tmp_path)
+    bench = Bench(store)
+    bench.store(2)
+    for place in files_of(tmp_path):
+        place.unlink()
+    assert store.exists([key.name for key in bench.keys[:2]]) == [False, False]
+    bench.store(2)
+    assert bench.fetch(2) == [PageState.OK] * 2
+
+
+def test_an_earlier_life_with_the_same_number_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container every life has the same process number: what one left does not stop the next."""
+    FileStore(tmp_path)
+    bench = Bench(FileStore(tmp_path / "other"))
+    name = bench.keys[0].name
+    (tmp_path / name[0] / f"{name}.page.{os.getpid()}.0.partial").write_bytes(b"half")
+    assert [end.state for end in Bench(FileStore(tmp_path)).store(1).results] == [PageState.OK]
+
+
+def test_a_page_that_is_evicted_while_it_is_read_is_not_known_of_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes were good, and the next reader is told that it is gone."""
+    store = FileStore(tmp_path)
+    bench = Bench(store)
+    bench.store(1)
+    own = files._read_all
+
+    def read(descriptor: int, pieces: list[memoryview]) -> int:
+        store._make_room(store.max_bytes)
+        return own(descriptor, pieces)
+
+    monkeypatch.setattr(files, "_read_all", read)
+    assert bench.fetch(1) == [PageState.OK]
+    assert store.nbytes == 0
+    assert store._sizes == {}
+
+
+def test_a_header_whose_digest_is_no_number_is_damaged(tmp_path: Path) -> None:
+    """One bad record is one miss: the pages beside it come."""
+    bench = Bench(FileStore(tmp_path))
+    bench.store(2)
+    place = bench.engine.backend.path(bench.keys[0].name)  # type: ignore[attr-defined]
+    raw = place.read_bytes()
+    header = msgspec.structs.replace(Header.decode(raw), digest="none")
+    place.write_bytes(header.encode() + raw[HEADER_BYTES:])
+    assert bench.fetch(2) == [PageState.DAMAGED, PageState.OK]
+
+
+def test_two_stores_of_one_process_may_write_one_page_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their unfinished files have names of their own."""
+    ours, theirs = (Bench(FileStore(tmp_path)) for _ in range(2))
+    own, ends = files._write_all, list[PageState]()
+
+    def write(place: str, pieces: list[memoryview]) -> None:
+        own(place, pieces)
+        if not ends:
+            ends.append(PageState.FAILED)
+            ends[:] = [end.state for end in theirs.store(1).results]
+
+    monkeypatch.setattr(files, "_write_all", write)
+    assert [end.state for end in ours.store(1).results] == [PageState.OK]
+    assert ends == [PageState.OK]

@@ -14,6 +14,7 @@ from tests.pools.stored import (
     OURS,
     PAGES,
     PATIENCE_S,
+    Bench,
     cache_of,
     files_of,
     stats_of,
@@ -233,3 +234,44 @@ def test_find_counts_no_use_and_host_pages_need_their_prefix() -> None:
         with pytest.raises(ValueError, match="insert what comes before"):
             controller.tree.insert_host(tokens, np.array([3], np.int64))
         assert OURS.rank == 0
+
+
+def test_an_identity_with_no_room_in_a_header_is_refused_at_once(tmp_path: Path) -> None:
+    """Not at every store from then on."""
+    with pytest.raises(HeaderError, match="5000 characters"):
+        Bench(FileStore(tmp_path), Identity("model", "n" * 5000))
+
+
+def test_nobody_writes_to_the_pages_once_a_fetch_has_failed(tmp_path: Path) -> None:
+    """The store's own threads have ended when the error arrives."""
+    ended: list[bool] = []
+
+    class Threaded(FileStore):
+        def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
+            try:
+                yield from super().get(records)
+            finally:
+                ended.append(True)
+
+    bench = Bench(Threaded(tmp_path))
+    bench.store(2)
+    bench.engine.arrived = _raise  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="planted") as raised:
+        bench.fetch(2)
+    assert ended
+    assert raised.tb is not None  # which keeps alive whatever the error came through
+
+
+def test_pages_written_back_and_evicted_again_in_one_go_are_not_stored(tmp_path: Path) -> None:
+    """A host too small for all that the device lets go of at once: the reader gets its room, and nothing leaks."""
+    group = group_of(device_pages=2, host_pages=1)
+    tier = tier_of(FileStore(tmp_path))
+    with HiCacheController(group, policy="write_back", storage=tier) as controller:
+        take_turns(controller, sequences([[1], [2], [3, 4]]))
+        accounted(controller)
+        assert controller.storage is not None
+        assert controller.storage.stats.unstored == {"evicted": 1}
+
+
+def _raise(*_: object) -> PageResult:
+    raise RuntimeError("planted")

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 from tests import services
@@ -126,3 +128,37 @@ def test_a_dead_master_is_a_miss_for_everybody() -> None:
             own.kill()
             take_turns(controller, sequences(THREE))
             assert stats_of(controller)["fetched"] == 0
+
+
+class _HoldsWrites:
+    """A client whose writes do not come back until they may."""
+
+    def __init__(self, own: Any) -> None:
+        self._own, self.writing, self.go_on = own, Event(), Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def batch_put_from_multi_buffers(self, *args: Any) -> Any:
+        self.writing.set()
+        assert self.go_on.wait(WAIT_S)
+        return self._own.batch_put_from_multi_buffers(*args)
+
+
+def test_a_write_that_hangs_does_not_hold_up_reads(store: MooncakeStore) -> None:
+    """Each direction has its own room for headers, and waits for nobody."""
+    bench = Bench(store)
+    bench.store(1)
+    own, store._client = store._client, _HoldsWrites(store._client)
+    writer = Thread(target=lambda: Bench(store).store(1), daemon=True)
+    reader = Thread(target=lambda: bench.fetch(1), daemon=True)
+    writer.start()
+    assert store._client.writing.wait(WAIT_S)
+    reader.start()
+    reader.join(5.0)
+    came_back = not reader.is_alive()
+    store._client.go_on.set()
+    writer.join()
+    reader.join()
+    store._client = own
+    assert came_back

@@ -1,9 +1,11 @@
 """What the tracer says of a store: every tile accounted for, every bad page named, nobody accused."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from tests.pools.stored import Bench, cache_of, files_of, take_turns
 
 from hicache_dbg.pools.storage.engine import StorageEngine
 from hicache_dbg.pools.storage.files import FileStore
+from hicache_dbg.pools.storage.header import HEADER_BYTES
+from hicache_dbg.pools.storage.results import PageResult
+from hicache_dbg.pools.storage.store import Record
 from hicache_dbg.tracer.checks.storage import NEVER_PAGES, Contents, Stored, TierState
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Tier
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -151,6 +156,125 @@ def test_a_tier_that_never_answers_is_told_once() -> None:
         tier = TierState()
         tier.looked_up(1, hit, evicted)
         assert not any(tier.looked_up(1, 0, evicted) for _ in range(3 * NEVER_PAGES))
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_another_computation_of_the_same_tokens_is_no_damage(tmp_path: Path, is_ours: bool) -> None:
+    """Where the store has other bytes than this process stored last, their own header vouches for them."""
+    store = FileStore(tmp_path)
+    if not is_ours:
+        Bench(store).store(4)  # left alone by the next one
+    with watching() as watched:
+        bench = Bench(store)
+        if is_ours:
+            bench.store(4)
+            for key in bench.keys[:4]:
+                store.discard(key.name)
+        bench.fill(seed=1)
+        bench.store(4)
+        bench.fetch(4)
+        assert watched.findings == []
+        assert all(event.verified == event.tiles > 0 for event in watched.copies(Op.FETCH))
+
+
+def test_an_empty_store_beside_a_full_one_is_not_dead(tmp_path: Path) -> None:
+    """What one store was given, another need not have."""
+    with watching() as watched:
+        Bench(FileStore(tmp_path / "full")).store(8)
+        watched.runtime.flush()
+        other = Bench(FileStore(tmp_path / "empty"))
+        for _ in range(2 * NEVER_PAGES):
+            other.engine.present(other.keys[:8])
+        assert watched.findings == []
+
+
+def test_a_page_evicted_between_question_and_fetch_is_a_plain_miss(tmp_path: Path) -> None:
+    """Whether this process made room or another one: the index promises nothing that it would not take back."""
+    size = Bench(FileStore(tmp_path / "one")).engine.image.page_bytes + HEADER_BYTES
+    ours, theirs = (FileStore(tmp_path / "two", max_bytes=2 * size) for _ in range(2))
+    bench = Bench(ours)
+    with watching() as watched:
+        for store in (ours, theirs):
+            bench.store(2)
+            assert bench.engine.present(bench.keys[:2]) == 2
+            other = Bench(store)
+            store.put(())
+            other._done("store", other.keys[4:8], np.arange(4))
+            bench.fetch(2)
+        assert watched.findings == []
+
+
+class _OneOfTwo(FileStore):
+    """Of pages with one name, delivers the first and says that it delivered all."""
+
+    def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
+        seen = dict[str, PageResult]()
+        for record in records:
+            if record.name not in seen:
+                (seen[record.name],) = super().get([record])
+            yield seen[record.name]
+
+
+def test_two_pages_of_one_name_in_one_fetch_are_a_matter_of_their_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the one of them that was not delivered: there is one cause, and one finding a page."""
+    bench = Bench(_OneOfTwo(tmp_path))
+    monkeypatch.setattr(bench.engine, "arrived", lambda _key, _record, got: got)
+    mine = bench.keys[0]
+    other = mine._replace(tokens=mine.tokens ^ 1)
+    with watching() as watched:
+        bench.store(1)
+        bench.fetch(2, [other, mine])
+        found = watched.findings
+        assert {finding.cls for finding in found} == {FaultClass.KEY_IDENTITY}
+
+
+class _Slow(FileStore):
+    """Answers when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked, self.go_on = Event(), Event()
+
+    def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
+        self.asked.set()
+        self.go_on.wait(10)
+        yield from super().get(records)
+
+
+def test_a_reader_behind_others_does_not_blame_the_store(tmp_path: Path) -> None:
+    """Who stood in the queue until it went was not refused; who waits for nothing accuses nobody."""
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    with watching() as watched:
+        store = _Slow(tmp_path)
+        with cache_of(store, timeout=10) as controller:
+            first = Thread(target=controller.prefetch, args=(sequences(THREE)[0],))
+            first.start()
+            assert store.asked.wait(10)
+            for tokens in sequences(THREE):
+                assert controller.prefetch(tokens, timeout=0.0) == 0
+            store.go_on.set()
+            first.join()
+        assert watched.findings == []
+
+
+def test_a_fetch_that_hangs_is_told_once_also_where_nobody_waits_long(tmp_path: Path) -> None:
+    """Impatient readers do not hide a store that never answers."""
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    with watching() as watched:
+        store = _Slow(tmp_path)
+        with cache_of(store) as controller:
+            assert controller.storage is not None
+            deadline = time.monotonic() + 10
+            while not controller.storage.stuck and time.monotonic() < deadline:
+                controller.prefetch(sequences(THREE)[0], timeout=0.01)
+            for tokens in sequences(THREE):
+                controller.prefetch(tokens, timeout=0.01)
+            store.go_on.set()
+        assert [finding.cls for finding in watched.findings] == [FaultClass.DEAD_TIER]
 
 
 def test_contents_keep_the_latest_pages() -> None:

@@ -45,7 +45,7 @@ class Desk(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that costs more than all the rest of taking one
 class Note:
     """Something that was done to pages, and who looks at it.
 

@@ -21,7 +21,7 @@ from hicache_dbg.tracer.events import (
     Started,
     Tier,
 )
-from hicache_dbg.tracer.sink import PoolPages
+from hicache_dbg.tracer.sink import LookedUp, PoolPages
 
 __all__ = ["TARGET_LABELS", "OneGpu", "VocabularyError", "vocabulary"]
 
@@ -86,7 +86,8 @@ def vocabulary() -> Mapping[str, frozenset[str]]:
         )
     registry = CollectorRegistry()
     pages = PoolPages(pool="p", tier="host", state="used", pages=1)
-    sink = PrometheusSink(registry, pool_state=lambda: [pages])
+    asked = LookedUp(tier="host", end="hit", pages=1)
+    sink = PrometheusSink(registry, pool_state=lambda: [pages, asked])
     sink.emit([_started(), Health(time_ns=0, errors={"probe": 1})])
     gpus = GpuCollector(OneGpu())
     registry.register(gpus)

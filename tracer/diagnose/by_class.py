@@ -8,6 +8,9 @@ from hicache_dbg.tracer.events import FaultClass, Finding, Op
 
 __all__ = ["all_loads_equal", "briefly", "by_class", "came_back_equal", "no_traffic"]
 
+#: What comes back should have been compared: here a digest alone says nothing.
+BACK = (Op.LOAD, Op.FETCH, Op.RECV)
+
 #: Says why the cause is ruled out, or None where the evidence does not reach.
 Alibi = Callable[[Evidence], str | None]
 
@@ -83,7 +86,8 @@ def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
     for (pool, op), tiles in evidence.by_pool.items():
         if op not in ops:
             continue
-        if tiles.mismatched or tiles.skipped:
+        uncompared = tiles.skipped + (tiles.witnessed if op in BACK else 0)
+        if tiles.mismatched or uncompared:
             if pool not in known:
                 return None
             explained[pool] = known[pool]

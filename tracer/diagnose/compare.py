@@ -100,9 +100,13 @@ def _tiles(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
 
 def _findings(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
     return {
-        f"{finding.cls} {finding.pool} {finding.op or finding.check}": _finding(finding)
+        f"{finding.cls} {_place(finding)} {finding.op or finding.check}": _finding(finding)
         for finding in evidence.kinds_of_finding()
     }
+
+
+def _place(finding: Finding) -> str:
+    return f"{finding.pool}.{finding.component}" if finding.component else finding.pool
 
 
 def _finding(finding: Finding) -> str:

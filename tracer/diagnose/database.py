@@ -8,13 +8,14 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import msgspec
 
-from hicache_dbg.exporters.recording_format import Header, read_header
+from hicache_dbg.exporters.recording_format import Header, RecordingError, read_header
 from hicache_dbg.tracer.events import Copied, Event
 
 __all__ = ["Database", "DatabaseMissingError", "RecordingSource", "Source"]
@@ -56,6 +57,23 @@ COLUMNS = {
     "bad_tiles": "BIGINT[][]",
     "trace_id": "VARCHAR",
 }
+#: Without these a row is no copy, whatever it says it is.
+WHOLE = " AND ".join(
+    f"{name} IS NOT NULL"
+    for name in (
+        "time_ns",
+        "rank",
+        "pool",
+        "op",
+        "token_granular",
+        "layout",
+        "layers",
+        "duration_us",
+        "verified",
+        "witnessed",
+        "mismatched",
+    )
+)
 
 
 class DatabaseMissingError(Exception):
@@ -80,8 +98,8 @@ class Source(Protocol):
         """Make the table ``copies`` in ``database``."""
         ...
 
-    def rare(self, database: "Database") -> Iterator[Event]:
-        """Every event that is no copy, in the order in which it was written."""
+    def rare(self, database: "Database") -> Iterator[Event | Header]:
+        """Every event that is no copy, in the order in which it was written, and where files begin."""
         ...
 
 
@@ -108,7 +126,11 @@ class Database:
             }
         )
         self._source = source
-        source.attach(self)
+        try:
+            source.attach(self)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def folder(self) -> Path:
@@ -117,18 +139,20 @@ class Database:
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of ``query``."""
-        return self._connection.execute(query, list(parameters)).fetchall()
+        with _told(self._source):
+            return self._connection.execute(query, list(parameters)).fetchall()
 
     def batches(
         self, query: str, parameters: Sequence[Any] = (), size: int = 10_000
     ) -> Iterator[list[tuple[Any, ...]]]:
         """The rows of ``query``, ``size`` at a time, however many there are."""
-        cursor = self._connection.cursor().execute(query, list(parameters))
-        while rows := cursor.fetchmany(size):
+        with _told(self._source):
+            cursor = self._connection.cursor().execute(query, list(parameters))
+        while rows := _fetched(cursor, size, self._source):
             yield rows
 
-    def rare(self) -> Iterator[Event]:
-        """Every event that is no copy."""
+    def rare(self) -> Iterator[Event | Header]:
+        """Every event that is no copy, and where files begin."""
         return self._source.rare(self)
 
     def close(self) -> None:
@@ -176,10 +200,10 @@ class RecordingSource:
         database.sql(
             f"CREATE VIEW copies AS SELECT * FROM read_json({_listed(self._files)}, "  # noqa: S608 - quoted
             f"format='newline_delimited', columns={{{listed}}}, ignore_errors=true) "
-            "WHERE event = 'copied'"
+            f"WHERE event = 'copied' AND {WHOLE}"
         )
 
-    def rare(self, database: Database) -> Iterator[Event]:
+    def rare(self, database: Database) -> Iterator[Event | Header]:
         """Lines that do not begin as a copy does, decoded; those that are not whole are told."""
         decoder = msgspec.json.Decoder(Event)
         damaged = Counter[str]()
@@ -193,7 +217,7 @@ class RecordingSource:
                 event = self._event(decoder, text)
                 if event is None:
                     damaged[file] += 1
-                elif isinstance(event, Event) and not isinstance(event, Copied):
+                elif not isinstance(event, Copied):
                     yield event
         for file, count in damaged.items():
             self._say(
@@ -210,6 +234,26 @@ class RecordingSource:
             return decoder.decode(text)
         except msgspec.MsgspecError:
             return _header(text)
+
+
+@contextmanager
+def _told(source: Source) -> Iterator[None]:
+    """What DuckDB says in many lines, in one; Ctrl-C as Ctrl-C."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
+    except (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException) as error:
+        first = str(error).strip().splitlines()[0]
+        raise RecordingError(f"cannot read {source.name}: {first}") from error
+
+
+def _fetched(cursor: Any, size: int, source: Source) -> list[tuple[Any, ...]]:
+    with _told(source):
+        rows: list[tuple[Any, ...]] = cursor.fetchmany(size)
+    return rows
 
 
 def _header(text: str) -> Header | None:

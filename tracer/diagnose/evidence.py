@@ -74,11 +74,18 @@ class Evidence:
     findings: list[Finding] = field(default_factory=list)
     #: The last word of each run: of one rank there may be several.
     last_words: list[Health] = field(default_factory=list)
+    #: Copies of each that were made before the events begin, where they begin in mid-run.
+    earlier: list[int] = field(default_factory=list)
+    #: Last words that earlier recordings have said; a word of a later run replaces none of them.
+    settled: int = 0
+    run: str = ""
     unrecognised: set[str] = field(default_factory=set)
     #: System, version and checksum level of each start.
     starts: set[tuple[str, str, str]] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     sessions_corrupted: int | None = None
+    #: Whether what the processes stated was compared.
+    joined: bool = False
     sql: Sql | None = None
 
     @classmethod
@@ -108,6 +115,11 @@ class Evidence:
             case Health():
                 self._health(event)
 
+    def begin(self, run: str) -> None:
+        """What follows was written by the run of this name."""
+        if run != self.run:
+            self.run, self.settled = run, len(self.last_words)
+
     @property
     def health(self) -> Health | None:
         """What all runs say of themselves, added up; None where none said a word."""
@@ -136,7 +148,8 @@ class Evidence:
             return 0
         bus = sum(lost for where, lost in health.dropped.items() if where.startswith("bus/"))
         failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith("probe/"))
-        return bus + failed + max(0, health.copies - sum(self.paths.values()))
+        made = health.copies - sum(self.earlier)
+        return bus + failed + max(0, made - sum(self.paths.values()))
 
     @property
     def pools(self) -> list[str]:
@@ -199,11 +212,14 @@ class Evidence:
         return sum(tiles.verified + tiles.mismatched for tiles in loads) / moved if moved else 0.0
 
     def _health(self, event: Health) -> None:
-        for at, word in enumerate(self.last_words):
+        for at, word in enumerate(self.last_words[self.settled :], self.settled):
             if word.rank == event.rank and not word.closing and word.events <= event.events:
+                if event.rank not in self.ranks and not self.earlier[at]:
+                    self.earlier[at] = word.copies  # its start is not here: nor is what came before
                 self.last_words[at] = event
                 return
         self.last_words.append(event)
+        self.earlier.append(0)
 
     def _copied(self, event: Copied) -> None:
         self.paths[event.pool, event.op.value, event.token_granular, event.layout] += 1

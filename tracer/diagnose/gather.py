@@ -1,5 +1,6 @@
 """From a database of events to the counts that hypotheses look at."""
 
+from hicache_dbg.exporters.recording_format import Header
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence, Tiles
 from hicache_dbg.tracer.events import SkipReason
@@ -20,7 +21,10 @@ def gather(database: Database) -> Evidence:
     """Count everything in ``database``: copies by one query, the rare events one by one."""
     evidence = Evidence(sql=database.sql)
     for event in database.rare():
-        evidence.add(event)
+        if isinstance(event, Header):
+            evidence.begin(event.run_id)
+        else:
+            evidence.add(event)
     for pool, op, granular, layout, reasons, count, good, kept, bad, skipped in database.sql(
         _COUNTS
     ):

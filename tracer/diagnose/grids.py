@@ -15,21 +15,29 @@ MOST_ROWS = 128
 
 #: A page's state is that of the operations it was in: of one with a mismatch, whose tiles are
 #: listed apart, the others are beside it.
-_PAGES = """
+_PAGES = f"""
     SELECT pool, page,
-           CASE WHEN bool_or(mismatched > 0) THEN 4 WHEN bool_or(verified > 0) THEN 3
-                WHEN bool_or(witnessed > 0) THEN 2 ELSE 1 END
-    FROM (SELECT pool, mismatched, verified, witnessed, unnest(host_pages) AS page FROM copies)
+           CASE WHEN bool_or(mismatched > 0) THEN {Cell.BESIDE}
+                WHEN bool_or(back AND verified > 0 AND skipped = 0) THEN {Cell.VERIFIED}
+                WHEN bool_or(back AND verified > 0) THEN {Cell.PARTLY}
+                WHEN bool_or(verified + witnessed > 0) THEN {Cell.WITNESSED}
+                ELSE {Cell.SKIPPED} END
+    FROM (SELECT pool, mismatched, verified, witnessed, op IN ('load', 'fetch', 'recv') AS back,
+                 coalesce(list_sum(map_values(skipped)), 0) AS skipped, unnest(host_pages) AS page
+          FROM copies)
     GROUP BY pool, page ORDER BY pool, page
-"""
+"""  # noqa: S608 - nothing of it comes from outside
 _LAYERS = "SELECT pool, max(layers) FROM copies GROUP BY pool ORDER BY pool"
-#: Long operations list the first of their bad tiles; where one lists all, its others are equal.
+#: Long operations list the first of their bad tiles; where one lists all and skipped none, its others
+#: are equal.
 _BAD = """
     SELECT pool, tile[1], tile[2] FROM (SELECT pool, unnest(bad_tiles) AS tile FROM copies)
     GROUP BY ALL ORDER BY ALL
 """
 _UNLISTED = """
-    SELECT DISTINCT pool FROM copies WHERE mismatched > len(bad_tiles)
+    SELECT DISTINCT pool FROM copies
+    WHERE mismatched > len(bad_tiles)
+       OR (mismatched > 0 AND coalesce(list_sum(map_values(skipped)), 0) > 0)
 """
 
 
@@ -47,7 +55,9 @@ def grids_of(database: Database) -> Iterator[Grid]:
         bad[pool].append((layer, page))
     for pool, layers in database.sql(_LAYERS):
         if pages[pool]:
-            yield _grid(pool, layers, pages[pool], bad[pool])
+            # An operation on some layers only has fewer of them than the pool.
+            tall = max([1, layers, *(layer + 1 for layer, _ in bad[pool])])
+            yield _grid(pool, tall, pages[pool], bad[pool])
 
 
 def _grid(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from hicache_dbg.tracer.diagnose.database import COLUMNS, Database
+from hicache_dbg.tracer.diagnose.database import COLUMNS, WHOLE, Database
 from hicache_dbg.tracer.events import Copied, Event
 
 __all__ = ["JournalError", "JournalSource"]
@@ -27,9 +27,9 @@ _ABSENT = {
     "bad_tiles": "[]::BIGINT[][]",
 }
 _DERIVED = {
-    "time_ns": "__REALTIME_TIMESTAMP::BIGINT * 1000",
+    "time_ns": "TRY_CAST(__REALTIME_TIMESTAMP AS BIGINT) * 1000",
     "skipped": "CASE WHEN HICACHE_SKIP_REASON IS NULL THEN MAP([]::VARCHAR[], []::BIGINT[]) "
-    "ELSE MAP([HICACHE_SKIP_REASON], [HICACHE_SKIPPED::BIGINT]) END",
+    "ELSE MAP([HICACHE_SKIP_REASON], [TRY_CAST(HICACHE_SKIPPED AS BIGINT)]) END",
     **_ABSENT,
 }
 _FIELDS = sorted(
@@ -87,7 +87,8 @@ class JournalSource:
         )
         chosen = ", ".join(f"{_cast(name, kind)} AS {name}" for name, kind in COLUMNS.items())
         database.sql(
-            f"CREATE VIEW copies AS SELECT {chosen} FROM entries WHERE HICACHE_EVENT = 'copied'"  # noqa: S608
+            f"CREATE VIEW copies AS SELECT {chosen} FROM entries "  # noqa: S608
+            f"WHERE HICACHE_EVENT = 'copied' AND {WHOLE}"
         )
 
     def rare(self, database: Database) -> Iterator[Event]:

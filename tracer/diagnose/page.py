@@ -10,7 +10,7 @@ from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.grids import grids_of
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
-from hicache_dbg.tracer.diagnose.report import Report
+from hicache_dbg.tracer.diagnose.report import Report, verdict_of
 from hicache_dbg.tracer.diagnose.sizes import geometry, same_size
 from hicache_dbg.tracer.diagnose.story import accesses, story_of
 from hicache_dbg.tracer.events import Finding, Op
@@ -35,7 +35,7 @@ def page_of(database: Database, evidence: Evidence, report: Report, source: str)
         headline=_headline(evidence, grids),
         verdict=report.verdict,
         state=state,
-        advice=confirmed[0].advice if confirmed else "",
+        advice=verdict_of(evidence, report.hypotheses)[1],
         caveat=next((one.evidence for one in confirmed if one.name == BLIND), ""),
         facts=_facts(database, evidence),
         back=_back(evidence),

@@ -19,15 +19,17 @@ def recordings_at(places: Sequence[Path], say: Callable[[str], None]) -> Recordi
 
 
 def files_at(places: Sequence[Path]) -> list[Path]:
-    """The recordings at ``places``, in order.
+    """The recordings at ``places``, in order, each once.
 
     Raises:
         RecordingError: a place holds none.
     """
-    files: list[Path] = []
+    files: dict[Path, Path] = {}
     for place in places:
         inside = recordings_in(place) if place.is_dir() else [place]
         if not inside:
             raise RecordingError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
-        files.extend(inside)
-    return files
+        for file in inside:
+            # Named twice, or in a folder that is named as well, it is still one recording.
+            files.setdefault(file.resolve(), file)
+    return list(files.values())

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hicache_dbg.tracer.diagnose.by_class import briefly
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Hypothesis, Verdict, ask_all
 from hicache_dbg.tracer.events import Finding, MirrorInfo
 
-__all__ = ["FindingRow", "PathRow", "Report", "TileCounts", "build_report"]
+__all__ = ["FindingRow", "PathRow", "Report", "TileCounts", "build_report", "verdict_of"]
 
 
 class TileCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) 
     """Everything that ``evidence`` supports; ``asked`` are the hypotheses (default: all of ours)."""
     tiles, health, answers = evidence.tiles, evidence.health, ask_all(evidence, asked)
     return Report(
-        verdict=_verdict(answers),
+        verdict=verdict_of(evidence, answers)[0],
         tiles=TileCounts(
             moved=tiles.moved,
             verified=tiles.verified,
@@ -99,12 +100,19 @@ def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) 
     )
 
 
-def _verdict(answers: list[Answer]) -> str:
-    """The first confirmed hypothesis, as one sentence; what is open where none is."""
-    for answer in answers:
-        if answer.verdict is Verdict.CONFIRMED:
-            return f"{answer.words}: {answer.evidence}"
-    return "nothing is confirmed: see what is undecided and how to decide it"
+def verdict_of(evidence: Evidence, answers: Sequence[Answer]) -> tuple[str, str]:
+    """The verdict as one sentence, and what to do about it.
+
+    It is the first confirmed hypothesis. A finding that none of those that name a cause is about
+    speaks for itself, before what only adds to a cause.
+    """
+    confirmed = [one for one in answers if one.verdict is Verdict.CONFIRMED]
+    causes = evidence.causes()
+    if causes and not any(one.rank == 0 for one in confirmed):
+        return f"{causes[0].cls}: {briefly(causes[0])}", causes[0].advice
+    if confirmed:
+        return f"{confirmed[0].words}: {confirmed[0].evidence}", confirmed[0].advice
+    return "nothing is confirmed: see what is undecided and how to decide it", ""
 
 
 def _finding(finding: Finding) -> FindingRow:

@@ -42,20 +42,23 @@ _PARTS = {
 def story_of(database: Database, evidence: Evidence) -> Story | None:
     """The story of the first tile that differed, else of the first page that a finding names."""
     first = database.sql(_FIRST_BAD)
-    conflict = next((f for f in evidence.causes() if "; this access: " in f.message), None)
-    pair = tuple(accesses(conflict)) if conflict is not None else ()
+    conflicts = [f for f in evidence.causes() if "; this access: " in f.message]
     if first:
         pool, rank, page, layer, until = first[0]
+        # Accesses to another pool are another story.
+        own = next((f for f in conflicts if pool in f.pool.split("+")), None)
+        pair = tuple(accesses(own)) if own is not None else ()
         title = f"The first bad tile: {pool}, host page {page}, layer {layer}"
         steps = _steps(database, "host_pages", pool, rank, page, until)
         return Story(title, list(steps), pair)
+    conflict = next(iter(conflicts), None)
     if conflict is None or not conflict.pages:
         return None
     pool, page = conflict.pool.split("+")[0], conflict.pages[0]
     end = "device" if "device page" in conflict.message.partition("; this access: ")[0] else "host"
     title = f"The first page that a rule was broken for: {conflict.pool}, {end} page {page}"
     steps = _steps(database, f"{end}_pages", pool, conflict.rank, page, conflict.time_ns)
-    return Story(title, list(steps), pair)
+    return Story(title, list(steps), tuple(accesses(conflict)))
 
 
 def accesses(finding: Finding) -> Iterator[Step]:

@@ -20,12 +20,14 @@ _PAGES = """
            unnest(host_pages) AS page, unnest(generations) AS generation
     FROM copies WHERE op IN ('backup', 'fetch', 'load', 'store')
 """
-#: Each pair of operations between which a page flows, once, whatever the number of its pages.
+#: Each pair of operations between which a page flows, once, whatever the number of its pages. The ids
+#: of operations begin anew with each process, so their time tells them apart.
 _FLOWS = """
     CREATE TABLE flows AS
     SELECT row_number() OVER () AS id, * FROM (
         SELECT DISTINCT reader.rank, reader.pool, writer.op AS from_op, writer.op_id AS from_id,
-               reader.op AS to_op, reader.op_id AS to_id
+               writer.time_ns AS from_ns, reader.op AS to_op, reader.op_id AS to_id,
+               reader.time_ns AS to_ns
         FROM (SELECT * FROM page_uses WHERE NOT writes) AS reader
         ASOF JOIN (SELECT * FROM page_uses WHERE writes) AS writer
         ON reader.rank = writer.rank AND reader.pool = writer.pool AND reader.page = writer.page
@@ -39,10 +41,10 @@ _SLICES = """
            verified, witnessed, mismatched, coalesce(list_sum(map_values(skipped)), 0),
            coalesce(leaving.ids, []), coalesce(arriving.ids, [])
     FROM copies
-    LEFT JOIN (SELECT rank, pool, from_op AS op, from_id AS op_id, list(id) AS ids
-               FROM flows GROUP BY ALL) AS leaving USING (rank, pool, op, op_id)
-    LEFT JOIN (SELECT rank, pool, to_op AS op, to_id AS op_id, list(id) AS ids
-               FROM flows GROUP BY ALL) AS arriving USING (rank, pool, op, op_id)
+    LEFT JOIN (SELECT rank, pool, from_op AS op, from_id AS op_id, from_ns AS time_ns, list(id) AS ids
+               FROM flows GROUP BY ALL) AS leaving USING (rank, pool, op, op_id, time_ns)
+    LEFT JOIN (SELECT rank, pool, to_op AS op, to_id AS op_id, to_ns AS time_ns, list(id) AS ids
+               FROM flows GROUP BY ALL) AS arriving USING (rank, pool, op, op_id, time_ns)
     ORDER BY start_ns
 """
 _DETAILS = (

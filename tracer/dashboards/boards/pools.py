@@ -9,7 +9,9 @@ from hicache_dbg.tracer.dashboards.spec import (
     Reading,
     Row,
     Step,
+    metric,
     pool_metric,
+    rate,
 )
 
 __all__ = ["POOLS"]
@@ -17,6 +19,7 @@ __all__ = ["POOLS"]
 PAGES = pool_metric("pool_pages")
 USED = pool_metric("pool_pages", 'state="used"')
 GEOMETRY = pool_metric("pool_geometry_info")
+LOOKUPS = metric("lookup_pages_total")
 FULL = Look(
     unit="percentunit",
     decimals=1,
@@ -101,6 +104,22 @@ POOLS = Board(
                     ),
                     width=24,
                     look=Look(unit="bytes", least=0),
+                ),
+            ),
+        ),
+        Row(
+            "Lookups",
+            (
+                Panel(
+                    Kind.LINES,
+                    "Pages asked for, by tier and what became of them",
+                    "Pages a second, each counted once when its reader lets go: hits of the device and the "
+                    "host; host pages for which the device had no room, whose load failed, or that were left "
+                    "unused; pages that nobody had. Beside them, with storage, what it gave to the host "
+                    "beforehand (hit) or why not. Metric: hicache_dbg_lookup_pages_total.",
+                    (Query(f"sum by (tier, end) ({rate(LOOKUPS)})", "{{tier}} {{end}}"),),
+                    width=24,
+                    look=Look(least=0),
                 ),
             ),
         ),

@@ -2,6 +2,7 @@
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.events import Op
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -10,18 +11,23 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         return Verdict.FALSIFIED, (
             f"{tiles.mismatched} tiles mismatched, {len(evidence.kinds_of_finding())} kinds of finding"
         )
-    if not tiles.verified:
+    back = evidence.of_op(Op.LOAD, Op.FETCH, Op.RECV)
+    if not back.verified:
         return Verdict.UNDECIDED, "no loaded tile was compared"
     if tiles.skipped:
         return Verdict.UNDECIDED, (
             f"{tiles.verified} tiles verified, but {tiles.skipped} of {tiles.moved} were not looked at"
+        )
+    if back.witnessed:
+        return Verdict.UNDECIDED, (
+            f"{back.verified} tiles verified, but {back.witnessed} that came back had nothing to be compared with"
         )
     if evidence.unseen:
         return Verdict.UNDECIDED, (
             f"{tiles.verified} tiles verified, but {evidence.unseen} operations were lost on the way here"
         )
     return Verdict.CONFIRMED, (
-        f"all {tiles.verified} tiles that came back equal what was backed up"
+        f"all {back.verified} tiles that came back equal what was backed up"
         + ("; sessions are corrupt all the same" if evidence.sessions_corrupted else "")
     )
 

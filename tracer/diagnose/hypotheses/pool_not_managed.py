@@ -18,6 +18,10 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if not any(backups for backups, _ in moved.values()):
         return Verdict.UNDECIDED, "no backup was recorded"
     idle = sorted(pool for pool, (backups, _) in moved.items() if not backups)
+    if idle and evidence.unseen:
+        return Verdict.UNDECIDED, (
+            f"no copy of {', '.join(idle)} was recorded, and {evidence.unseen} operations are not here"
+        )
     if idle:
         return Verdict.CONFIRMED, f"mirrored and never copied: {', '.join(idle)}"
     table = ", ".join(

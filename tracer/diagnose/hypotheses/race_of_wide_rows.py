@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from hicache_dbg.tracer.diagnose.by_class import briefly
 from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.hypotheses.host_sized_for_another_dtype import disagreeing
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
 
@@ -20,7 +21,8 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     wrong = {pool: t for pool, t in loads.items() if t.mismatched}
     if not wrong:
         return Verdict.FALSIFIED, "no loaded tile differs from what was backed up"
-    narrow = {f.pool for f in evidence.findings if f.cls is FaultClass.ROW_WIDTH}
+    told = {f.pool for f in evidence.findings if f.cls is FaultClass.ROW_WIDTH}
+    narrow = told & {mirror.pool for mirror in evidence.mirrors if disagreeing(mirror)}
     if set(wrong) <= narrow:
         return Verdict.FALSIFIED, (
             f"every mismatch is in {', '.join(sorted(wrong))}, whose two ends differ in size: that was so "

@@ -6,8 +6,8 @@ from hicache_dbg.tracer.events import FaultClass
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """Agreement needs two."""
-    if len(evidence.ranks) < 2:
+    """Agreement needs two, and somebody who compared them."""
+    if len(evidence.ranks) < 2 or not evidence.joined:
         return None
     return f"ranks {', '.join(map(str, sorted(evidence.ranks)))} agree"
 
