@@ -65,7 +65,7 @@ $(OTEL)/.ready: pyproject.toml constraints-otel-1.40.txt
 
 test-otel: $(OTEL)/.ready ## the exporters with OpenTelemetry 1.40, where LMCache holds it
 	$(OTEL)/bin/pytest tests/exporters/test_otel.py tests/exporters/test_prometheus.py \
-		tests/exporters/test_prometheus_multiprocess.py tests/exporters/test_imports.py tests/exporters/test_all_sinks.py tests/exporters/test_request_spans.py
+		tests/exporters/test_prometheus_multiprocess.py tests/exporters/test_imports.py tests/exporters/test_all_sinks.py
 
 test-oldest: $(OLDEST)/.ready ## the tests of what touches third-party libraries, with the oldest of them
 	$(OLDEST)/bin/pytest tests/exporters tests/tracer tests/diagnose tests/cli \
