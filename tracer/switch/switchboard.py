@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hicache_dbg.tracer.settings import Settings, SettingsError
+from hicache_dbg.tracer.settings import Settings
 from hicache_dbg.tracer.switch.messages import Ask, Reply
 
 if TYPE_CHECKING:
@@ -148,10 +148,9 @@ class Switchboard:
         )
 
     def _end(self) -> None:
-        for runtime in self._runs:
-            with contextlib.suppress(SettingsError):
-                runtime.stop()
-        self._runs.clear()
+        while self._runs:
+            with contextlib.suppress(Exception):  # whatever it is, the next one is let go as well
+                self._runs.pop().stop()
         self._watch = None
         self._ended.set()
 
