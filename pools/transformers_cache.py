@@ -2,11 +2,13 @@
 
     store = PrefixStore.for_model(model.config, device_pages=64, host_pages=1024)
     with store.open(prompt, new_tokens=64) as cache:
-        model.generate(torch.tensor([prompt]), cache=cache, max_new_tokens=64)
+        ids = torch.tensor([prompt])
+        sequence = model.generate(ids, cache=cache, max_new_tokens=64)[0].tolist()
+        cache.keep(sequence)
 
 What a prompt shares with earlier ones is not computed again: its pages are matched in the prefix
-tree, those on the host are loaded back, and each layer waits for its own. When the block ends the
-whole pages of what was computed stay in the cache, backed up as the controller's policy says.
+tree, those on the host are loaded back, and each layer waits for its own. The whole pages of a
+sequence that is kept stay in the cache, backed up as the controller's policy says.
 
 Needs the ``transformers`` package, 5.24 or newer (extra ``llm``).
 """
@@ -131,8 +133,7 @@ class TieredCache(Cache):
     """Keys and values of one sequence (batch 1), in pages; from :meth:`PrefixStore.open`.
 
     ``cached`` tokens were there when it was opened, ``loaded`` of them on the host only. As a
-    context manager it keeps what was computed where the block ends well, and drops it where it
-    does not.
+    context manager it drops what was computed, unless that was kept before the block's end.
     """
 
     def __init__(  # noqa: PLR0917

@@ -8,7 +8,7 @@ from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.scrub import Scrubber
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
-from hicache_dbg.tracer.settings import Gate, Settings
+from hicache_dbg.tracer.settings import Settings
 from hicache_dbg.tracer.sink import PoolState, Sink
 from hicache_dbg.tracer.sinks import build_sinks
 
@@ -58,7 +58,7 @@ class Runtime:
         """Build the sinks, start the bus, and attach.
 
         Args:
-            settings: the gate; ``armed`` attaches without tracing until :meth:`switch` says so.
+            settings: what is traced, and how closely.
             sinks: instead of those that ``settings`` ask for.
             errors: where failures of the tracer itself are counted.
             build: makes session and attachment of the system to attach to; ours if left out.
@@ -71,7 +71,6 @@ class Runtime:
 
         chosen = build_sinks(settings, pool_state).sinks if sinks is None else sinks
         session, attachment = (build or _engine)(settings, chosen, errors)
-        session.probe.enabled = settings.gate is not Gate.ARMED
         holder.append(attachment)
         runtime = cls(session, attachment)
         try:
