@@ -1,10 +1,11 @@
 """Copies between host pools and pools on a CUDA device.
 
 ``kernel`` gathers and scatters straight from and to pinned memory, all layers it is given in one
-launch; of a large backup of rows the copy engines take a share. ``direct`` gives the copy engines
-batches of plain copies. Each direction has a stream of its own, so that backups and loads do not
-wait for each other; neither waits for what the caller has queued elsewhere, unless the operation
-says so (``CopyOp.after``).
+launch; of large moves of long runs a copy engine takes a share. ``direct`` gives the copy engines
+batches of plain copies, of pages that it puts together on the device first where all layers of a
+page lie together on the host. Each direction has streams of its own, so that backups and loads do
+not wait for each other; neither waits for what the caller has queued elsewhere, unless the
+operation says so (``CopyOp.after``).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +13,10 @@ from functools import cache
 
 import torch
 
-from hicache_dbg.pools.cuda_backup import PieceBackup
 from hicache_dbg.pools.cuda_batch import copy_batch
-from hicache_dbg.pools.cuda_kernel import PieceKernel
+from hicache_dbg.pools.cuda_gather import Gather, is_gathered
 from hicache_dbg.pools.cuda_runs import Runs
+from hicache_dbg.pools.cuda_split import SplitPiece
 from hicache_dbg.pools.operation import TransferError
 from hicache_dbg.pools.plan import Move, Piece
 
@@ -29,7 +30,7 @@ LAYERS_AHEAD = 2
 
 @cache
 def stream_for(device: torch.device, *, to_host: bool) -> torch.cuda.Stream:
-    """The stream on which all copies of one direction run."""
+    """The stream on which copies of one direction are queued; engines may have others beside."""
     del to_host  # it only tells two streams of one device apart
     return torch.cuda.Stream(device)
 
@@ -39,32 +40,36 @@ class CudaCopier:
 
     in_flight = LAYERS_AHEAD
 
-    def __init__(self, prepare: Callable[[Move, Piece, torch.cuda.Stream, bool], Launch]) -> None:
+    def __init__(
+        self, prepare: Callable[[Move, Piece, list[torch.cuda.Stream], bool], Launch]
+    ) -> None:
         self._prepare = prepare
 
     def bind(self, move: Move, *, to_host: bool) -> "BoundMove":
-        """What is to move, with its tables on the device."""
+        """What is to move, and where its tables will be on the device."""
         device = move.pieces[0].device.buffer.tensors[0].device
-        stream = stream_for(device, to_host=to_host)
-        with torch.cuda.stream(stream):
-            launches = [
-                self._prepare(move, piece, stream, to_host)
-                for piece in (move.pieces if move.host.size else ())
-            ]
-        return BoundMove(launches, stream)
+        streams = [stream_for(device, to_host=to_host)]
+        launches = [
+            self._prepare(move, piece, streams, to_host)
+            for piece in (move.pieces if move.host.size else ())
+        ]
+        return BoundMove(launches, streams)
 
 
 class BoundMove:
-    """A move under way on a stream."""
+    """A move under way on streams; launches may add some to the first."""
 
-    def __init__(self, launches: Sequence[Launch], stream: torch.cuda.Stream) -> None:
+    def __init__(self, launches: Sequence[Launch], streams: list[torch.cuda.Stream]) -> None:
         self._launches = launches
-        self._stream = stream
+        self._streams = streams
 
     @property
     def stream(self) -> int:
-        """The raw handle of the stream the move is queued on."""
-        return self._stream.cuda_stream
+        """The raw handle of a stream that ends when all that was queued so far has."""
+        first, *others = self._streams
+        for other in others:
+            first.wait_stream(other)
+        return first.cuda_stream
 
     def copy(self, layers: Sequence[int]) -> None:
         """Queue the copy of all ids of ``layers``."""
@@ -73,9 +78,19 @@ class BoundMove:
 
     def mark(self) -> Callable[[], None]:
         """A function that blocks until what was queued so far has arrived."""
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        return event.synchronize
+        events = [_event(stream) for stream in self._streams]
+
+        def wait() -> None:
+            for event in events:
+                event.synchronize()
+
+        return wait
+
+
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event
 
 
 def kernel() -> CudaCopier:
@@ -89,28 +104,30 @@ def direct() -> CudaCopier:
 
 
 def _prepare_kernel(
-    move: Move,
-    piece: Piece,
-    stream: torch.cuda.Stream,
-    to_host: bool,
+    move: Move, piece: Piece, streams: list[torch.cuda.Stream], to_host: bool
 ) -> Launch:
     if not all(tensor.is_pinned() for tensor in piece.host.buffer.tensors):
         raise TransferError(
             f"{piece.component}: io backend kernel reads host memory from the device, but this "
             "host pool is not pinned; open it with pin=True, or use io backend direct"
         )
-    if to_host:
-        return PieceBackup(move, piece, stream).launch
-    kernel = PieceKernel(move, piece, stream.device, to_host=False)
-    return lambda layers: kernel.launch(layers, stream)
+    return SplitPiece(move, piece, streams, to_host=to_host).launch
 
 
-def _prepare_direct(move: Move, piece: Piece, stream: torch.cuda.Stream, to_host: bool) -> Launch:
+def _prepare_direct(
+    move: Move, piece: Piece, streams: list[torch.cuda.Stream], to_host: bool
+) -> Launch:
+    (stream,) = streams
     runs = Runs(move, piece)
+    kept: list[Gather] = []
 
     def launch(layers: Sequence[int]) -> None:
-        host, device, sizes = runs.at(layers)
-        target, source = (host, device) if to_host else (device, host)
+        if to_host and is_gathered(move, piece, layers):
+            kept.append(Gather(move, piece, stream))
+            kept[-1].launch(layers)
+            return
+        host, own, sizes = runs.at(layers)
+        target, source = (host, own) if to_host else (own, host)
         copy_batch(target, source, sizes, stream.cuda_stream)
 
     return launch

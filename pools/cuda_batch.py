@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["CopyEngineError", "copy_batch"]
+__all__ = ["CopyEngineError", "copy_batch", "copy_one"]
 
 Addresses = npt.NDArray[np.int64]
 
@@ -23,6 +23,9 @@ BATCH = 256
 _FROM_EITHER_SIDE = 4  # cudaMemcpyDefault: the runtime sees from the addresses which way
 _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
 _BATCH_SINCE, _NO_FAIL_INDEX_SINCE = 12_080, 13_000
+
+
+_COPY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
 
 class CopyEngineError(RuntimeError):
@@ -44,21 +47,18 @@ class _Attributes(ctypes.Structure):
     )
 
 
+def copy_one(target: int, source: int, size: int, stream: int) -> None:
+    """Queue ``size`` bytes from ``source`` to ``target`` on ``stream``."""
+    code = _runtime()[0].cudaMemcpyAsync(target, source, size, _FROM_EITHER_SIDE, stream)
+    _require(code, 1)
+
+
 def copy_batch(target: Addresses, source: Addresses, sizes: Addresses, stream: int) -> None:
     """Queue ``sizes[i]`` bytes from ``source[i]`` to ``target[i]`` for all i, on ``stream``."""
     runtime, version = _runtime()
     if version < _BATCH_SINCE:
         for to, start, size in zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True):
-            _require(
-                runtime.cudaMemcpyAsync(
-                    ctypes.c_void_p(to),
-                    ctypes.c_void_p(start),
-                    ctypes.c_size_t(size),
-                    _FROM_EITHER_SIDE,
-                    ctypes.c_void_p(stream),
-                ),
-                1,
-            )
+            copy_one(to, start, size, stream)
         return
     attributes = _Attributes(order=_IN_STREAM_ORDER)
     first = ctypes.c_size_t(0)
@@ -95,6 +95,8 @@ def _runtime() -> tuple[Any, int]:
     """The CUDA runtime torch runs on, and its version (13000 is 13.0)."""
     major = str(torch.version.cuda).partition(".")[0]
     runtime = ctypes.CDLL(f"libcudart.so.{major}")
+    # Told beforehand, plain numbers need no conversion at each call.
+    runtime.cudaMemcpyAsync.argtypes = _COPY
     version = ctypes.c_int(0)
     _require(runtime.cudaRuntimeGetVersion(ctypes.byref(version)), 0)
     return runtime, version.value

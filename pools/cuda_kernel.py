@@ -1,6 +1,7 @@
 """How a piece of a move is cut into tiles for the copy kernel, and launched."""
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from math import gcd, prod
@@ -10,17 +11,22 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from hicache_dbg.pools.cuda_batch import copy_one
 from hicache_dbg.pools.cuda_program import Kernel, kernel_of
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.plan import Move, Piece, PieceEnd
 
-__all__ = ["BACKUP_BLOCKS", "PieceKernel"]
+__all__ = ["PieceKernel"]
 
 #: Blocks a launch has at most, and threads a block: with these the bus is full. More gain
 #: nothing and take multiprocessors from the model. What is written to the host is on its way at
 #: once; what is read from there is waited for, and more of it has to be under way.
 BACKUP_BLOCKS, LOAD_BLOCKS = 32, 128
 THREADS = 512
+#: Room for pairs of ids that a table begins with.
+LEAST_IDS = 1 << 13
+#: Of many more ids than these, so many go ahead: the kernel begins while the rest are made ready.
+AHEAD = 1 << 12
 #: Words of a chunk that a lane has under way, at most.
 DEPTH = 8
 
@@ -28,16 +34,15 @@ _SOURCE = Path(__file__).with_name("move_chunks.cu")
 _LINE_BYTES, _WARP = 128, 32
 _MAX_INNER = 2
 _INT32_MAX, _UINT32_MAX = 2**31 - 1, 2**32 - 1
-_ID_BYTES = 4
+_PAIR_BYTES = 8
 
 
 class _Arguments(ctypes.Structure):
     """``struct Move`` of the kernel."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("host_ids", "device_ids")),
-        *((name, ctypes.c_void_p) for name in ("host_layers", "device_layers")),
-        *((name, ctypes.c_uint) for name in ("ids", "first_layer", "slots")),
+        *((name, ctypes.c_void_p) for name in ("ids", "host_layers", "device_layers")),
+        *((name, ctypes.c_uint) for name in ("count", "first_layer", "slots")),
         *((name, ctypes.c_uint) for name in ("count0", "count1", "items", "parts")),
         ("chunk", ctypes.c_int),
         ("shift", ctypes.c_longlong),
@@ -47,36 +52,27 @@ class _Arguments(ctypes.Structure):
 
 
 class PieceKernel:
-    """One piece of a move, ready to be launched for any of its layers and ids."""
+    """One piece of a move, ready to be launched for any of its layers and ids, on one stream.
 
-    def __init__(self, move: Move, piece: Piece, device: torch.device, *, to_host: bool) -> None:
-        tiling = _tiling_of(piece)
-        most = move.slots * max(piece.host.buffer.pages, piece.device.buffer.pages)
-        if most > _INT32_MAX:
-            raise ValueError(f"{piece.component}: {most} slots, at most {_INT32_MAX} can be named")
-        self._tiling = tiling
-        self._total = move.host.size
+    It holds the tables that the kernel reads: keep it until the last launch has ended.
+    """
+
+    def __init__(
+        self, move: Move, piece: Piece, stream: torch.cuda.Stream, *, to_host: bool
+    ) -> None:
+        self._move, self._stream = move, stream
+        self._table, self._there = _table_for(move.host.size, stream), range(0)
         self._blocks = BACKUP_BLOCKS if to_host else LOAD_BLOCKS
-        self._kernel = tiling.kernel(device, to_host=to_host, single=move.single)
-        self._ids = _on_device(move, device)
-        host_layers, device_layers = tiling.layers_on(device)
-        self._arguments = _Arguments(
-            host_layers=host_layers.data_ptr(),
-            device_layers=device_layers.data_ptr(),
-            slots=move.slots,
-            count0=tiling.counts[0],
-            count1=tiling.counts[1],
-            parts=tiling.parts,
-            chunk=piece.chunk,
-            host=tiling.host,
-            device=tiling.device,
-        )
+        self._tiling = _tiling_of(piece)
+        key = stream.device, to_host, move.single, move.slots
+        self._kernel, known = self._tiling.prepared(*key)
+        self._arguments = _Arguments.from_buffer_copy(known)
 
     def launch(
         self,
         layers: Sequence[int],
-        stream: torch.cuda.Stream,
         ids: slice = slice(None),
+        *,
         shift: int = 0,
         blocks: int | None = None,
     ) -> None:
@@ -84,30 +80,73 @@ class PieceKernel:
 
         ``shift`` is added to each host address.
         """
-        tiling, arguments = self._tiling, self._arguments
-        first, end, _ = ids.indices(self._total)
-        per_layer = (end - first) * prod(tiling.counts)
-        if not per_layer:
-            return
-        arguments.ids, arguments.shift = end - first, shift
-        arguments.host_ids = self._ids.data_ptr() + first * _ID_BYTES
-        arguments.device_ids = arguments.host_ids + self._total * _ID_BYTES
+        first, end, _ = ids.indices(self._move.host.size)
         most = blocks or self._blocks
+        if end - first > 2 * AHEAD and first not in self._there:
+            self._launch(layers, range(first, first + AHEAD), shift, most)
+            first += AHEAD
+        if first < end:
+            self._launch(layers, range(first, end), shift, most)
+
+    def _launch(self, layers: Sequence[int], ids: range, shift: int, most: int) -> None:
+        tiling, arguments = self._tiling, self._arguments
+        self._upload(ids)
+        per_layer = len(ids) * prod(tiling.counts)
+        arguments.ids = self._table.place + ids.start * _PAIR_BYTES
+        arguments.count, arguments.shift = len(ids), shift
         longest = max(1, _UINT32_MAX // (per_layer * tiling.parts))
         for layer, count in _ranges(layers, longest):
             arguments.first_layer, arguments.items = layer, count * per_layer
             groups = -(-count * per_layer * tiling.parts * tiling.lanes // THREADS)
-            self._kernel.launch(min(groups, most), THREADS, stream.cuda_stream, arguments)
+            self._kernel.launch(min(groups, most), THREADS, self._stream.cuda_stream, arguments)
+
+    def _upload(self, ids: range) -> None:
+        """Have a range of ids on the device: the next after those there, or others instead."""
+        if ids.start in self._there and ids[-1] in self._there:
+            return
+        self._table.upload(self._move, ids)
+        joined = self._there and ids.start == self._there.stop
+        self._there = range(self._there.start if joined else ids.start, ids.stop)
+
+    def __del__(self) -> None:
+        _tables[self._stream.cuda_stream].append(self._table)
 
 
-def _on_device(move: Move, device: torch.device) -> torch.Tensor:
-    """Host ids, then device ids. From pinned memory the copy is queued, and nobody waits."""
-    count = move.host.size
-    pinned = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
-    table = pinned.numpy()
-    table[:count] = move.host
-    table[count:] = move.device
-    return pinned.to(device, non_blocking=True)
+class _Table:
+    """Pairs of ids in pinned memory, and their copy on the device, in memory of ``stream``."""
+
+    def __init__(self, size: int, stream: torch.cuda.Stream) -> None:
+        self.size = size
+        self._stream = stream.cuda_stream
+        self._pinned = torch.empty((size, 2), dtype=torch.int32, pin_memory=True)
+        self._pairs, self._source = self._pinned.numpy(), self._pinned.data_ptr()
+        with torch.cuda.stream(stream):
+            self._own = torch.empty((size, 2), dtype=torch.int32, device=stream.device)
+        self.place = self._own.data_ptr()
+
+    def upload(self, move: Move, ids: range) -> None:
+        """Queue the copy of a range of a move's ids to the device; nobody waits for it."""
+        part = slice(ids.start, ids.stop)
+        self._pairs[part, 0] = move.host[part]
+        self._pairs[part, 1] = move.device[part]
+        first, size = ids.start * _PAIR_BYTES, len(ids) * _PAIR_BYTES
+        copy_one(self.place + first, self._source + first, size, self._stream)
+
+
+#: Tables that nobody uses, by stream. What makes them anew takes longer than an id to move.
+_tables: defaultdict[int, list[_Table]] = defaultdict(list)
+
+
+def _table_for(size: int, stream: torch.cuda.Stream) -> _Table:
+    """A table with room for ``size`` pairs."""
+    free = _tables[stream.cuda_stream]
+    try:
+        table = free.pop()
+    except IndexError:
+        table = None
+    if table is None or table.size < size:
+        table = _Table(_power_of_two(max(size, LEAST_IDS)), stream)
+    return table
 
 
 class _Tiling:
@@ -121,39 +160,58 @@ class _Tiling:
     def __init__(self, piece: Piece) -> None:
         if len(piece.counts) > _MAX_INNER:
             raise ValueError(f"{piece.component}: {len(piece.counts)} inner axes, at most 2")
-        self.bases = (_bases(piece.host), _bases(piece.device))
+        self._bases = (_bases(piece.host), _bases(piece.device))
         self.counts = (*piece.counts, 1, 1)[:_MAX_INNER]
-        self.host, self.device = _steps(piece.host), _steps(piece.device)
-        starts = [base.tolist() for base in self.bases]
-        self.word = gcd(piece.chunk, 16, *self.host, *self.device, *starts[0], *starts[1])
-        aligned = gcd(_LINE_BYTES, *self.host, *starts[0]) == _LINE_BYTES
-        reach = piece.chunk + (0 if aligned else _LINE_BYTES - self.word)
-        words = -(-reach // self.word)
+        self._host, self._device = _steps(piece.host), _steps(piece.device)
+        starts = [base.tolist() for base in self._bases]
+        self._word = gcd(piece.chunk, 16, *self._host, *self._device, *starts[0], *starts[1])
+        aligned = gcd(_LINE_BYTES, *self._host, *starts[0]) == _LINE_BYTES
+        reach = piece.chunk + (0 if aligned else _LINE_BYTES - self._word)
+        words = -(-reach // self._word)
         self.lanes = min(_WARP, _power_of_two(words))
         self.depth = min(DEPTH, _power_of_two(-(-words // self.lanes)))
         self.parts = -(-words // (self.lanes * self.depth))
-        self._layers: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._kernels: dict[tuple[torch.device, bool, bool], Kernel] = {}
+        self._most_pages = max(piece.host.buffer.pages, piece.device.buffer.pages)
+        self._component, self._chunk = piece.component, piece.chunk
+        self._layers: tuple[torch.Tensor, ...] = ()
+        self._known: dict[tuple[torch.device, bool, bool, int], tuple[Kernel, _Arguments]] = {}
 
-    def layers_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the layers begin at both ends, as tables on ``device``."""
-        found = self._layers.get(device)
+    def prepared(
+        self, device: torch.device, to_host: bool, single: bool, slots: int
+    ) -> tuple[Kernel, _Arguments]:
+        """The kernel for these tiles, and its arguments but for what a launch adds."""
+        key = (device, to_host, single, slots)
+        found = self._known.get(key)
         if found is None:
-            host, own = (torch.from_numpy(base).to(device) for base in self.bases)
-            found = self._layers[device] = (host, own)
+            found = self._known[key] = (
+                self._build(device, to_host, single),
+                self._arguments(device, slots),
+            )
         return found
 
-    def kernel(self, device: torch.device, *, to_host: bool, single: bool) -> Kernel:
-        """The kernel for these tiles."""
-        key = (device, to_host, single)
-        found = self._kernels.get(key)
-        if found is None:
-            found = self._kernels[key] = self._build(*key)
-        return found
+    def _arguments(self, device: torch.device, slots: int) -> _Arguments:
+        if slots * self._most_pages > _INT32_MAX:
+            raise ValueError(
+                f"{self._component}: {slots * self._most_pages} slots, "
+                f"at most {_INT32_MAX} can be named"
+            )
+        tables = tuple(torch.from_numpy(base).to(device) for base in self._bases)
+        self._layers += tables  # they stay where the kernel finds them
+        return _Arguments(
+            host_layers=tables[0].data_ptr(),
+            device_layers=tables[1].data_ptr(),
+            slots=slots,
+            count0=self.counts[0],
+            count1=self.counts[1],
+            parts=self.parts,
+            chunk=self._chunk,
+            host=self._host,
+            device=self._device,
+        )
 
     def _build(self, device: torch.device, to_host: bool, single: bool) -> Kernel:
         macros = {
-            "WORD_BYTES": self.word,
+            "WORD_BYTES": self._word,
             "LANES": self.lanes,
             "DEPTH": self.depth,
             "TO_HOST": int(to_host),

@@ -16,6 +16,11 @@ import torch
 __all__ = ["CudaError", "Kernel", "compiled", "kernel_of"]
 
 
+_One = ctypes.c_void_p * 1
+#: What cuLaunchKernel takes; told beforehand, plain numbers need no conversion at each launch.
+_LAUNCH = (ctypes.c_void_p, *(ctypes.c_uint,) * 7, *(ctypes.c_void_p,) * 3)
+
+
 class CudaError(RuntimeError):
     """CUDA refused something; the message holds its code."""
 
@@ -25,20 +30,15 @@ class Kernel:
 
     def __init__(self, handle: ctypes.c_void_p) -> None:
         self._handle = handle
+        self._launch = _driver().cuLaunchKernel
+        self._launch.argtypes = _LAUNCH
 
     def launch(self, grid: int, block: int, stream: int, argument: ctypes.Structure) -> None:
         """Queue ``grid`` blocks of ``block`` threads on ``stream`` (a raw ``cudaStream_t``)."""
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        code = _driver().cuLaunchKernel(
-            self._handle,
-            *(grid, 1, 1),
-            *(block, 1, 1),
-            0,
-            ctypes.c_void_p(stream),
-            arguments,
-            None,
-        )
-        _require(code, f"to launch {grid} blocks of {block} threads")
+        arguments = _One(ctypes.addressof(argument))
+        code = self._launch(self._handle, grid, 1, 1, block, 1, 1, 0, stream, arguments, None)
+        if code:
+            _require(code, f"to launch {grid} blocks of {block} threads")
 
 
 @cache

@@ -7,9 +7,9 @@
 //   SINGLE       whether an id is a slot, not a page
 
 struct Move {
-    const int *host_ids, *device_ids;
+    const int* ids;                       // a host id and a device id, in turn
     const long long *host_layers, *device_layers;  // where the first chunk of each layer is
-    unsigned ids, first_layer;            // ids of each layer, and which layer is the first
+    unsigned count, first_layer;          // pairs of ids a layer, and which layer is the first
     unsigned slots, count0, count1;       // slots a page; chunks an id, along two inner axes
     unsigned items, parts;                // an item is a layer, an id and an inner place
     int chunk;
@@ -47,9 +47,9 @@ __device__ __forceinline__ Word load(long long address) {
 }
 
 __device__ __forceinline__ long long chunk_of(
-    const long long* layers, const int* ids, const long long* step, unsigned layer,
-    unsigned nth, unsigned slots, unsigned i0, unsigned i1) {
-    const unsigned number = static_cast<unsigned>(ids[nth]);
+    const long long* layers, int id, const long long* step, unsigned layer, unsigned slots,
+    unsigned i0, unsigned i1) {
+    const unsigned number = static_cast<unsigned>(id);
     long long start = layers[layer] + i0 * step[2] + i1 * step[3];
 #if SINGLE
     const unsigned page = number / slots;
@@ -73,12 +73,13 @@ extern "C" __global__ void __launch_bounds__(1024) move_chunks(const Move move) 
         const unsigned outer = item / inner;
         const unsigned place = item - outer * inner;
         const unsigned i0 = place / move.count1, i1 = place - i0 * move.count1;
-        const unsigned which = outer / move.ids, nth = outer - which * move.ids;
+        const unsigned which = outer / move.count, nth = outer - which * move.count;
         const unsigned layer = move.first_layer + which;
+        const int* ids = move.ids + 2 * nth;
         const long long host = move.shift + chunk_of(
-            move.host_layers, move.host_ids, move.host, layer, nth, move.slots, i0, i1);
+            move.host_layers, ids[0], move.host, layer, move.slots, i0, i1);
         const long long device = chunk_of(
-            move.device_layers, move.device_ids, move.device, layer, nth, move.slots, i0, i1);
+            move.device_layers, ids[1], move.device, layer, move.slots, i0, i1);
         const long long from = TO_HOST ? device : host, to = TO_HOST ? host : device;
         // Every row but a chunk's first begins where a line of host memory does.
         const int first = static_cast<int>(part) * TILE - static_cast<int>(host % LINE)

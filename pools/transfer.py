@@ -24,10 +24,12 @@ class TransferEngine:
     def backup(self, op: CopyOp) -> None:
         """Move every layer of every pool to the host; the bytes are there on return."""
         parts = _begin(op)
-        for part in parts:
-            part.bound.copy(tuple(part.own_layer.values()))
-        self._queued(parts, 0)
-        _mark(parts)()
+        try:
+            for part in parts:
+                part.bound.copy(tuple(part.own_layer.values()))
+            self._queued(parts, 0)
+        finally:  # also where an error leaves: who hears of it may use the pages again
+            _mark(parts)()
         op.status = "done"
 
     def load(self, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
@@ -40,15 +42,19 @@ class TransferEngine:
         under_way: deque[tuple[int, Callable[[], None]]] = deque()
         in_flight = min((part.in_flight for part in parts), default=0)
         layers = sorted({layer for part in parts for layer in part.own_layer})
-        for layer in layers:
-            for part in parts:
-                if layer in part.own_layer:
-                    part.bound.copy((part.own_layer[layer],))
-            if layer == layers[-1]:
-                self._queued(parts, in_flight + 1)
-            under_way.append((layer, _mark(parts)))
-            _finish(under_way, in_flight, on_layer_done)
-        _finish(under_way, 0, on_layer_done)
+        try:
+            for layer in layers:
+                for part in parts:
+                    if layer in part.own_layer:
+                        part.bound.copy((part.own_layer[layer],))
+                if layer == layers[-1]:
+                    self._queued(parts, in_flight + 1)
+                under_way.append((layer, _mark(parts)))
+                _finish(under_way, in_flight, on_layer_done)
+            _finish(under_way, 0, on_layer_done)
+        except BaseException:
+            _mark(parts)()  # who hears of the error may use the pages again
+            raise
         op.status = "done"
 
     def on_queued(self, stream: int, under_way: int) -> None:

@@ -5,12 +5,20 @@ host pool's size says, as production systems do. Telling that apart from a good 
 tracer's work.
 """
 
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
 from hicache_dbg.pools.geometry import IoBackend, Layout, PoolGeometry
+from hicache_dbg.pools.host import Mirror
 from hicache_dbg.pools.indices import Ids, Indices
 from hicache_dbg.pools.operation import PoolCopy, TransferError
 from hicache_dbg.pools.plan import Move, Piece, PieceEnd, pieces_of
 
 __all__ = ["LAYOUTS_OF", "move_of"]
+
+_UNSIGNED = np.dtype(np.uint64)
 
 #: Which layouts an io backend can serve, as in the production systems.
 LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
@@ -21,33 +29,82 @@ LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
 
 def move_of(copy: PoolCopy) -> Move:
     """What ``copy`` moves, once everything that makes it impossible is ruled out."""
-    mirror = copy.mirror
-    host, device = mirror.host.geometry, mirror.device.geometry
+    known = _fits.setdefault(copy.mirror, {})
+    key = copy.token_granular, copy.io_backend, copy.layers
+    fit = known.get(key)
+    if fit is None or fit.found_on != _state(copy.mirror) or not _ids_fit(copy, fit):
+        fit = known[key] = _checked(copy)
+    slots = copy.mirror.host.geometry.slots_per_page
+    return Move(fit.pieces, copy.token_granular, slots, copy.host.ids, copy.device.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What was found right about a mirror, and of what: pools may be given other memory.
+
+    Ids below ``host_ids`` and ``device_ids`` fit.
+    """
+
+    found_on: tuple[object, ...]
+    pieces: tuple[Piece, ...]
+    host_ids: int
+    device_ids: int
+
+
+_fits: WeakKeyDictionary[Mirror, dict[tuple[bool, IoBackend, tuple[int, ...]], _Fit]] = (
+    WeakKeyDictionary()
+)
+
+
+def _state(mirror: Mirror) -> tuple[object, ...]:
+    """All of a mirror that a fit depends on."""
+    host, device = mirror.host, mirror.device
+    return (
+        *(host.geometry, host.layout, host.pages, *host.buffers.values()),
+        *(device.geometry, device.pages, *device.buffers.values()),
+    )
+
+
+def _ids_fit(copy: PoolCopy, fit: _Fit) -> bool:
+    """Whether ids are as many, of the right kind, and all below what fits."""
+    host, device = copy.host, copy.device
+    return (
+        host.single is device.single is copy.token_granular
+        and host.ids.size == device.ids.size > 0
+        and _below(host.ids, fit.host_ids)
+        and _below(device.ids, fit.device_ids)
+    )
+
+
+def _below(ids: Ids, limit: int) -> bool:
+    """Whether ids are from 0 to below ``limit``: as unsigned numbers, negative ones are largest.
+
+    Where the largest is takes half as long to find as what it is, with nothing in the caches.
+    """
+    return 0 <= int(ids[ids.view(_UNSIGNED).argmax()]) < limit
+
+
+def _checked(copy: PoolCopy) -> _Fit:
+    """What is to know about a mirror for copies like this one, if it is possible."""
+    mirror, slots = copy.mirror, copy.mirror.host.geometry.slots_per_page
     _check_backend(mirror.name, mirror.host.layout, copy.io_backend)
-    _check_unit(copy, host, device)
-    for tier, geometry, pages, indices in (
-        ("host", host, mirror.host.pages, copy.host),
-        ("device", device, mirror.device.pages, copy.device),
+    _check_unit(copy, mirror.host.geometry, mirror.device.geometry)
+    for tier, pool, indices in (
+        ("host", mirror.host, copy.host),
+        ("device", mirror.device, copy.device),
     ):
-        limit = pages * geometry.slots_per_page if indices.single else pages
-        _check_ids(mirror.name, tier, indices, limit)
-        _check_layers(mirror.name, tier, geometry, copy.layers)
+        _check_ids(mirror.name, tier, indices, pool.pages * (slots if indices.single else 1))
+        _check_layers(mirror.name, tier, pool.geometry, copy.layers)
     try:
         pieces = pieces_of(mirror, single=copy.token_granular)
     except LookupError as error:
         raise TransferError(str(error)) from error
-    move = Move(pieces, copy.token_granular, host.slots_per_page, copy.host.ids, copy.device.ids)
-    if move.host.size:
-        last_host, last_device = _last_page(move, move.host), _last_page(move, move.device)
-        for piece in pieces:
-            _check_reach(f"host end of {mirror.name}", move, piece, piece.host, last_host)
-            _check_reach(f"device end of {mirror.name}", move, piece, piece.device, last_device)
-    return move
-
-
-def _last_page(move: Move, ids: Ids) -> int:
-    last = int(ids.max())
-    return last // move.slots if move.single else last
+    host, device = mirror.host.pages, mirror.device.pages
+    for piece in pieces:
+        host = min(host, _pages_inside(copy, piece, piece.host, copy.host))
+        device = min(device, _pages_inside(copy, piece, piece.device, copy.device))
+    per_page = slots if copy.token_granular else 1
+    return _Fit(_state(mirror), pieces, host * per_page, device * per_page)
 
 
 def _check_backend(name: str, layout: Layout, backend: IoBackend) -> None:
@@ -103,14 +160,22 @@ def _check_layers(name: str, tier: str, geometry: PoolGeometry, layers: tuple[in
         )
 
 
-def _check_reach(where: str, move: Move, piece: Piece, end: PieceEnd, page: int) -> None:
-    """Refuse a host page so much wider than the device's that it leaves the tensor at its end."""
-    need = end.offset + page * end.page + (move.slots - 1) * end.slot + piece.reach(end)
-    number, layer_start = end.buffer.layer_place(end.buffer.layers - 1)
-    have = end.buffer.flat(number).numel() - layer_start
-    if need > have:
+def _pages_inside(copy: PoolCopy, piece: Piece, end: PieceEnd, indices: Indices) -> int:
+    """How many pages of a piece lie within the tensor, which is none too few for ``indices``.
+
+    A host page may be so much wider than the device's that it leaves the tensor at its end.
+    """
+    slots = copy.mirror.host.geometry.slots_per_page
+    number, start = end.buffer.layer_place(end.buffer.layers - 1)
+    have = end.buffer.flat(number).numel() - start
+    first = end.offset + (slots - 1) * end.slot + piece.reach(end)
+    inside = 1 + (have - first) // end.page
+    last = int(indices.page_ids(slots).max(initial=-1))
+    if last >= inside:
+        where = "host" if end is piece.host else "device"
         raise TransferError(
-            f"{where}: page {page} of {piece.component} would be touched up to byte {need} of a "
-            f"layer that has {have}; the host pool's item of {piece.bytes_per_id} B is wider "
-            "than the tensor's"
+            f"{where} end of {copy.mirror.name}: page {last} of {piece.component} would be touched "
+            f"up to byte {first + last * end.page} of a layer that has {have}; the host pool's "
+            f"item of {piece.bytes_per_id} B is wider than the tensor's"
         )
+    return inside

@@ -1,12 +1,20 @@
 """A mirror as the tracer sees it, and one copy on it: what attachments hand to the probe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hicache_dbg.tracer.checks.pinning import Pinning
-from hicache_dbg.tracer.events import DIRECTION, ComponentInfo, EndInfo, MirrorInfo, Op, Tier
+from hicache_dbg.tracer.events import (
+    DIRECTION,
+    ComponentInfo,
+    Copied,
+    EndInfo,
+    MirrorInfo,
+    Op,
+    Tier,
+)
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import View
 
@@ -58,6 +66,12 @@ class MirrorViews:
     layout: str = field(init=False, repr=False)
     #: Bytes of a page of one layer at the device end, all components, padding included.
     item_bytes: int = field(init=False, repr=False)
+    #: The slot range of a whole page.
+    whole_page: tuple[int, int] = field(init=False, repr=False)
+    #: Bytes of a page and of a slot of one layer at the host end.
+    host_bytes: tuple[int, int] = field(init=False, repr=False)
+    #: A copy of each shape that was described so far: the next one differs in a few fields.
+    described: dict[object, Copied] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         pages = max((view.pages for view in self.host.values()), default=0)
@@ -66,6 +80,9 @@ class MirrorViews:
             ("writes", np.zeros(pages, np.int64)),
             ("layout", layout),
             ("item_bytes", sum(view.page_span for view in self.device.values())),
+            ("whole_page", (0, next((view.slots_per_page for view in self.device.values()), 0))),
+            ("host_bytes", _bytes(self.host.values())),
+            ("described", {}),
         ):
             object.__setattr__(self, name, value)
 
@@ -95,6 +112,12 @@ class MirrorViews:
         )
 
 
+def _bytes(views: Iterable[View]) -> tuple[int, int]:
+    """Of a page and of a slot of one layer, all components together."""
+    each = [(view.page_span, view.slot_bytes) for view in views]
+    return sum(page for page, _ in each), sum(slot for _, slot in each)
+
+
 def _end(tier: Tier, cls: str, views: dict[str, View], pinned: bool | None) -> EndInfo:
     first = next(iter(views.values()), None)
     return EndInfo(
@@ -118,7 +141,8 @@ def _end(tier: Tier, cls: str, views: dict[str, View], pinned: bool | None) -> E
     )
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: it is made on a hot path, and that would take three times as long.
+@dataclass(slots=True, eq=False)
 class Copy:
     """One operation on one pool, as the attachment saw it.
 
@@ -172,14 +196,19 @@ class Copy:
     @property
     def moved_bytes(self) -> int:
         """Bytes the copy moves: the host end's page bytes, which production copies use."""
-        a_page = sum(view.page_span for view in self.mirror.host.values())
+        a_page, a_slot = self.mirror.host_bytes
         if self.spans is None:
             return a_page * len(self.layers) * len(self.host_pages)
         slots = int((self.spans[:, 1] - self.spans[:, 0]).sum())
-        return sum(view.slot_bytes for view in self.mirror.host.values()) * len(self.layers) * slots
+        return a_slot * len(self.layers) * slots
+
+
+_NOBODY = (("", ""),)
 
 
 def in_hex(spans: Sequence[SpanIds]) -> tuple[tuple[str, str], ...]:
     """Ids as they are written; of no spans, one pair of nothing."""
+    if not spans:
+        return _NOBODY
     written = tuple((f"{trace:032x}", f"{span:016x}") for trace, span in tuple(spans))
-    return written or (("", ""),)
+    return written or _NOBODY

@@ -7,37 +7,45 @@ bus's thread (:mod:`hicache_dbg.tracer.judge`). Whole pages on a GPU are watched
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
 
+from hicache_dbg.tracer.beside import Beside, ascends, misfit, written
 from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.by_call import ByCall, digest_tiles
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
-from hicache_dbg.tracer.events import Event, Op, SkipReason, Tier
+from hicache_dbg.tracer.events import Event, Op, SkipReason
 from hicache_dbg.tracer.following import Watcher, parts_of
-from hicache_dbg.tracer.ledger import Digests
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.record import (
+    DEVICE_END,
     POINTS,
     Copies,
     CopyRecord,
     Digester,
+    Followed,
     Noted,
-    Pending,
     Point,
 )
 from hicache_dbg.tracer.sampling import chosen
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Checksum, Settings
-from hicache_dbg.tracer.view import View
 
 __all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
 
 LayerDone = Callable[[int], None]
 
 
-class Probe:
+class _UnderWay(threading.local):
+    """This thread's operation: what a device follows of it, or else its records."""
+
+    followed: Sequence[Followed] = ()
+    records: Sequence[CopyRecord] = ()
+
+
+class Probe(ByCall):
     """Wraps one call that moves bytes.
 
     Args:
@@ -59,25 +67,26 @@ class Probe:
         judge: Callable[[CopyRecord], list[Event]],
         enforce: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(digester, errors, POINTS[settings.checksum])
         self.enabled = True
         self.overhead_s = 0.0
         self._bus = bus
-        self._digester = digester
         self._settings = settings
-        self._errors = errors
         self._judge = judge
         self._enforce = enforce
-        self._points = POINTS[settings.checksum]
         self._samples = settings.checksum is Checksum.SAMPLE
         self._traces: dict[tuple[str, Op], bool] = {}
         self._watcher: Watcher | None = None
         if isinstance(digester, Watcher) and settings.checksum is not Checksum.THREE:
             self._watcher = digester
+        self._beside: Beside | None = None
+        if self._watcher is not None and self._points and not self._samples:
+            self._beside = Beside(self._watcher, bus, errors, self._by_call, self._judged)
         #: Whether the attachment says what the engine has queued (:meth:`queued`).
         self.watching = False
         #: Whether copies may be described on the bus's thread: what they refer to does not change.
         self.describes_later = False
-        self._local = threading.local()
+        self._under_way = _UnderWay()
 
     def queued(self, stream: int, under_way: int) -> None:
         """The engine has given ``stream`` all copies of this thread's operation.
@@ -85,7 +94,12 @@ class Probe:
         To be called before the engine marks there what it waits for last: digests are joined
         there. Of a load no more than the last ``under_way`` layers have not arrived.
         """
-        for record in getattr(self._local, "records", ()):
+        mine = self._under_way
+        if self._beside is not None and mine.followed:
+            began = time.perf_counter()
+            self._beside.queued(mine.followed, stream, under_way)
+            self.overhead_s += time.perf_counter() - began
+        for record in mine.records:
             for part in record.watched:
                 try:
                     part.watch.queued(stream, under_way)
@@ -105,6 +119,11 @@ class Probe:
         if self.describes_later and not self._points:
             self._note(copies, call)
             return
+        began = time.perf_counter()
+        described, followed = self._begin(copies)
+        if followed is not None:
+            self._leave(followed, call, began)
+            return
 
         def plain(_: list[CopyRecord]) -> float:
             call()
@@ -113,7 +132,7 @@ class Probe:
         def arrived(records: list[CopyRecord]) -> None:
             self._take(records, Point.DESTINATION)
 
-        self._run(copies, plain, arrived)
+        self._run(described, plain, arrived, began)
 
     def observe_layers(
         self, copies: Copies, call: Callable[[LayerDone], None], on_layer_done: LayerDone
@@ -129,6 +148,11 @@ class Probe:
         if self.describes_later and not self._points:
             self._note(copies, lambda: call(on_layer_done))
             return
+        began = time.perf_counter()
+        described, followed = self._begin(copies)
+        if followed is not None:  # the device knows by itself when the bytes are there
+            self._leave(followed, lambda: call(on_layer_done), began)
+            return
 
         waiting: set[int] = set()
 
@@ -137,7 +161,7 @@ class Probe:
             waiting.update(layer for record in records for layer in record.copy.model_layers)
             if all(record.is_followed for record in records):
                 waiting.clear()
-                call(on_layer_done)  # the device knows by itself when the bytes are there
+                call(on_layer_done)
                 return ours
 
             def layer_done(layer: int) -> None:
@@ -160,7 +184,7 @@ class Probe:
             for layer in waiting:
                 self._take(records, Point.DESTINATION, layer)
 
-        self._run(copies, tapped, unannounced)
+        self._run(described, tapped, unannounced, began)
 
     def _note(self, copies: Copies, call: Callable[[], None]) -> None:
         """Run ``call`` and leave everything else to the bus's thread: nothing is digested."""
@@ -188,20 +212,55 @@ class Probe:
                 events += self._judge(record)
         return events
 
+    def _begin(self, copies: Copies) -> tuple[Sequence[Copy], list[Followed] | None]:
+        """What is to be traced and, where a device can follow all of it by itself, that."""
+        self._enforce()
+        try:
+            described = [copy for copy in copies() if self._traced(copy)]
+            if self._beside is None or not self.watching:
+                return described, None
+            return described, self._beside.begin(described)
+        except Exception as error:
+            self._errors.record("probe/before", error)
+            if self._errors.reraise:
+                raise
+            return (), None
+
+    def _leave(self, followed: list[Followed], call: Callable[[], None], began: float) -> None:
+        """Run ``call`` and leave everything else to the device and the bus's thread."""
+        beside = self._beside
+        assert beside is not None  # noqa: S101 - who began them
+        self._under_way.followed = followed
+        status, started = "ok", time.perf_counter()
+        try:
+            call()
+        except BaseException as error:
+            status = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            ended = time.perf_counter()
+            self._under_way.followed = ()
+            beside.over(followed, (ended - started) * 1e6, status)
+            self.overhead_s += time.perf_counter() - ended + started - began
+
+    def _by_call(self, record: CopyRecord) -> None:
+        """Digest what no device follows, now that the bytes are there and still the operation's."""
+        self._take([record], DEVICE_END[record.copy.op])
+        self._join([record])
+
     def _run(
         self,
-        copies: Copies,
+        copies: Sequence[Copy],
         call: Callable[[list[CopyRecord]], float],
         after: Callable[[list[CopyRecord]], None],
+        began: float,
     ) -> None:
-        begun = time.perf_counter()
-        self._enforce()
         records: list[CopyRecord] = []
         with self._errors.at("probe/before"):
-            records = [self._open(copy) for copy in copies() if self._traced(copy)]
+            records = [self._open(copy) for copy in copies]
             self._watch(records)
             self._take(records, Point.SOURCE_BEFORE)
-        self._local.records = records
+        self._under_way.records = records
         started = time.perf_counter()
         status, ours = "ok", 0.0  # seconds of our own inside the call
         try:
@@ -211,14 +270,14 @@ class Probe:
             raise
         finally:
             ended = time.perf_counter()
-            self._local.records = ()
+            self._under_way.records = ()
             with self._errors.at("probe/after"):
                 if status == "ok":
                     after(records)
                     self._take(records, Point.SOURCE_AFTER)
                 self._join(records)
                 self._append(records, (ended - started - ours) * 1e6, status)
-            spent = time.perf_counter() - ended + ours + started - begun
+            spent = time.perf_counter() - ended + ours + started - began
             self.overhead_s += spent  # nothing is called in between: another thread adds as well
 
     def _traced(self, copy: Copy) -> bool:
@@ -234,15 +293,11 @@ class Probe:
         digested = np.full(len(copy.host_pages), copy.op in self._points)
         if self._samples and copy.op in self._points:
             digested = chosen(copy.host_pages, copy.generations, self._settings.sample)
-        if not copy.fits:  # whoever refuses it or not: such pages have no tiles to look at
+        skip = misfit(copy)
+        if skip is not None:  # whoever refuses it or not
             none = np.zeros(len(copy.host_pages), np.int64)
-            unknown = (copy.host_pages < 0).any()  # nobody could tell which pages they are
-            skip = SkipReason.UNREADABLE if unknown else SkipReason.UNWITNESSED
             return CopyRecord(copy, self._judged, digested, none, skip=skip)
-        writes = copy.mirror.writes
-        if copy.tiers[1] is Tier.HOST:
-            writes[copy.host_pages] += 1
-        return CopyRecord(copy, self._judged, digested, writes[copy.host_pages])
+        return CopyRecord(copy, self._judged, digested, written(copy))
 
     def _judged(self, record: CopyRecord) -> list[Event]:
         """On the bus's thread: read what the device found, then judge."""
@@ -261,7 +316,7 @@ class Probe:
             copy = record.copy
             if copy.op not in self._points or copy.spans is not None or record.skip is not None:
                 continue
-            if list(copy.model_layers) != sorted(copy.model_layers):  # the order of the copies
+            if not ascends(copy.model_layers):
                 continue
             try:
                 followed, which = True, record.digested if self._samples else None
@@ -276,56 +331,6 @@ class Probe:
                 record.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record("digest/watch", error)
 
-    def _take(self, records: list[CopyRecord], point: Point, layer: int | None = None) -> None:
-        """Digest at ``point`` what the level asks for: all layers, or the model's ``layer``."""
-        for record in records:
-            copy = record.copy
-            if record.is_followed or record.skip is not None:
-                continue
-            if point not in self._points.get(copy.op, ()):
-                continue
-            rows = slice(None)
-            if layer is not None:
-                if layer not in copy.model_layers:
-                    continue
-                row = copy.model_layers.index(layer)
-                rows = slice(row, row + 1)
-            watched = {part.component for part in record.watched}
-            try:
-                for component in copy.mirror.device:
-                    if component not in watched:
-                        self._digest(record, point, component, rows)
-            except DigestRefusedError as refused:
-                record.skip = SkipReason(refused.reason)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
-                record.skip = SkipReason.INTERNAL_ERROR
-                self._errors.record(f"digest/{point}", error)
-
-    def _digest(self, record: CopyRecord, point: Point, component: str, rows: slice) -> None:
-        view = _view(record.copy, component, point)
-        if view is None:  # a component that this end does not have
-            return
-        into = record.room(point, component)
-        parts = digest_tiles(self._digester, record.copy, component, point, record.digested, rows)
-        for columns, digests in parts:
-            if view.device == "cpu":
-                into[rows, columns] = digests
-            else:
-                record.pending.append(Pending(into, (rows, columns), digests))
-
-    def _join(self, records: Sequence[CopyRecord] = ()) -> None:
-        """With the engine's next step the pages may be written: every digest must be taken."""
-        try:
-            self._digester.join()
-            for record in records:
-                record.settle()
-                for part in record.watched:
-                    part.watch.finish()
-        except Exception as error:  # noqa: BLE001 - as above: what is not there vouches for nothing
-            for record in records:
-                record.skip = SkipReason.INTERNAL_ERROR
-            self._errors.record("digest/join", error)
-
     def _append(self, records: list[CopyRecord], duration_us: float, status: str) -> None:
         now = time.time_ns()
         for record in records:
@@ -335,41 +340,3 @@ class Probe:
             if not self._bus.push(record):
                 for part in record.watched:
                     part.watch.drop()
-
-
-def _view(copy: Copy, component: str, point: Point) -> View | None:
-    mirror = copy.mirror
-    return (mirror.host if _tier(copy, point) is Tier.HOST else mirror.device).get(component)
-
-
-def _tier(copy: Copy, point: Point) -> Tier:
-    source, destination = copy.tiers
-    return destination if point is Point.DESTINATION else source
-
-
-def digest_tiles(  # noqa: PLR0917
-    digester: Digester,
-    copy: Copy,
-    component: str,
-    point: Point,
-    digested: np.ndarray,
-    rows: slice = slice(None),
-) -> Iterator[tuple[slice | np.ndarray, Digests]]:
-    """Digests of the chosen tiles of one component at one point, in parts.
-
-    Yields which of the chosen pages, and their digests, uint64 [layers, pages]. Each end is read
-    through its own view. ``rows`` chooses among the copy's layers. Pages of a token-granular copy
-    are digested in groups of equal slot range.
-    """
-    at_host = _tier(copy, point) is Tier.HOST
-    view = (copy.mirror.host if at_host else copy.mirror.device)[component]
-    pages = (copy.host_pages if at_host else copy.device_pages)[digested]
-    layers = copy.layers[rows]
-    if copy.spans is None:
-        yield slice(None), digester.digest(view, layers, pages)
-        return
-    ends = copy.spans[digested][:, 0:2] if at_host else copy.spans[digested][:, 2:4]
-    for first, last in np.unique(ends, axis=0):
-        group = (ends == (first, last)).all(axis=1)
-        if last > first:
-            yield group, digester.digest(view, layers, pages[group], int(first), int(last))

@@ -14,7 +14,17 @@ from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.settings import Checksum
 from hicache_dbg.tracer.view import View
 
-__all__ = ["POINTS", "Copies", "CopyRecord", "Digester", "Noted", "Pending", "Point"]
+__all__ = [
+    "DEVICE_END",
+    "POINTS",
+    "Copies",
+    "CopyRecord",
+    "Digester",
+    "Followed",
+    "Noted",
+    "Pending",
+    "Point",
+]
 
 Copies = Callable[[], Sequence[Copy]]
 
@@ -56,6 +66,8 @@ class Point(StrEnum):
     SOURCE_BEFORE = "source_before"
     SOURCE_AFTER = "source_after"
     DESTINATION = "destination"
+
+    __hash__ = str.__hash__  # an enum's own is Python, and asked for at every lookup
 
 
 #: Which digests the probe takes around an operation, by how much is asked for. ``ends`` adds the
@@ -112,8 +124,8 @@ class CopyRecord:
 
     def take_over(self) -> None:
         """What the watches have seen; on the bus's thread, once :meth:`ready`."""
-        point = DEVICE_END[self.copy.op]
         while self.watched:
+            point = DEVICE_END[self.copy.op]
             part = self.watched.pop()
             if self.status != "ok" or self.skip is not None:
                 part.watch.drop()
@@ -137,7 +149,32 @@ class CopyRecord:
         return self.judge(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen, as below: that doubles the cost of making one
+class Followed:
+    """One copy that a device follows by itself, as the host's thread leaves it to the bus's."""
+
+    copy: Copy
+    writes: Pages
+    judge: "Callable[[Followed], list[Event]]"
+    #: None until the engine has queued its copies; empty where its device could not follow them.
+    watched: list[Part] | None = None
+    #: Of a copy that was digested by call.
+    record: CopyRecord | None = None
+    skip: SkipReason | None = None
+    time_ns: int = 0
+    duration_us: float = 0.0
+    status: str = "ok"
+
+    def ready(self) -> bool:
+        """Whether the device has come to the end of it."""
+        return all(part.watch.ready() for part in self.watched or ())
+
+    def events(self) -> list[Event]:
+        """The copy's event and what is wrong with it."""
+        return self.judge(self)
+
+
+@dataclass(slots=True, eq=False)
 class Noted:
     """Copies of which nothing is digested, still to be described."""
 

@@ -18,6 +18,7 @@ from tests.pools.copying import (
     snapshot,
 )
 
+from hicache_dbg.pools import cuda_gather, cuda_split
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import IoBackend, Layout
@@ -50,8 +51,20 @@ def mirror(combination: Combination) -> Iterator[Mirror]:
         yield Mirror(device, host)
 
 
-def test_whole_pages_round_trip(mirror: Mirror, combination: Combination) -> None:
-    """A backup and a load of other pages move every byte of those pages and no byte beside."""
+@pytest.mark.parametrize("share", [0, 50])
+def test_whole_pages_round_trip(
+    mirror: Mirror, combination: Combination, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup and a load of other pages move every byte of those pages and no byte beside.
+
+    It makes no difference how much of it copy engines take.
+    """
+    if share:
+        monkeypatch.setattr(cuda_gather, "LEAST_BYTES", 1)
+        monkeypatch.setattr(cuda_gather, "LONG_PAGE_BYTES", 1)
+        monkeypatch.setattr(cuda_split, "LEAST_BYTES", 1)
+        monkeypatch.setattr(cuda_split, "BACKUP_SHARES", ((1, share),))
+        monkeypatch.setattr(cuda_split, "LOAD_SHARES", ((1, share),))
     host_ids, device_ids = [8, 2, 3, 4, 0], [6, 0, 1, 5, 3]
     host, device = snapshot(mirror.host), snapshot(mirror.device)
     for name in host:

@@ -6,9 +6,10 @@ import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,10 +26,11 @@ from tests.pools.copying import (
     snapshot,
 )
 
-from hicache_dbg.pools import cuda_backup, cuda_kernel, cuda_runs
+from hicache_dbg.pools import cuda_gather, cuda_kernel, cuda_runs, cuda_split
 from hicache_dbg.pools.cuda_kernel import PieceKernel
+from hicache_dbg.pools.cuda_split import SplitPiece
 from hicache_dbg.pools.host import Mirror
-from hicache_dbg.pools.indices import Indices
+from hicache_dbg.pools.indices import Ids, Indices
 from hicache_dbg.pools.operation import PoolCopy
 from hicache_dbg.pools.plan import Move
 from hicache_dbg.pools.validate import move_of
@@ -72,6 +74,24 @@ class _OnThisProcessor:
 
 class _NoStream:
     cuda_stream = 0
+    device = torch.device("cpu")
+
+
+NO_STREAM = cast("torch.cuda.Stream", _NoStream())
+
+
+class _Ids:
+    """Ids where the kernel reads them; on this processor they need not go anywhere."""
+
+    def __init__(self, size: int, _: object) -> None:
+        self.size = size
+        self._pairs = np.full((size, 2), 1 << 30, dtype=np.int32)
+        self.place = self._pairs.ctypes.data
+
+    def upload(self, move: Move, ids: range) -> None:
+        """Only the ids of this range are there; others would be noticed."""
+        part = slice(ids.start, ids.stop)
+        self._pairs[part] = np.stack([move.host[part], move.device[part]], axis=1)
 
 
 @pytest.fixture(scope="module")
@@ -101,24 +121,20 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., _OnThisProc
 @pytest.fixture
 def here(build: Callable[..., _OnThisProcessor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches run on this processor, whose memory is what both ends are in."""
-
-    def ids(move: Move, device: torch.device) -> torch.Tensor:
-        assert device.type == "cpu"
-        return torch.from_numpy(np.concatenate([move.host, move.device]).astype(np.int32))
-
     monkeypatch.setattr(cuda_kernel, "kernel_of", build)
     monkeypatch.setattr(cuda_kernel, "_architecture", lambda _: "here")
-    monkeypatch.setattr(cuda_kernel, "_on_device", ids)
+    monkeypatch.setattr(cuda_kernel, "_Table", _Ids)
     monkeypatch.setattr(cuda_kernel, "THREADS", 64)
+    monkeypatch.setattr(cuda_kernel, "AHEAD", 2)
 
 
 def carry_out(move: Move, *, to_host: bool, cut: int) -> None:
     """All layers of a move, its ids in two launches."""
     for piece in move.pieces:
-        kernel = PieceKernel(move, piece, torch.device("cpu"), to_host=to_host)
+        kernel = PieceKernel(move, piece, NO_STREAM, to_host=to_host)
         layers = range(piece.device.buffer.layers)
         for ids in (slice(cut), slice(cut, None)):
-            kernel.launch(layers, _NoStream(), ids)  # type: ignore[arg-type]
+            kernel.launch(layers, ids)
 
 
 def move_between(mirror: Mirror, host: Indices, device: Indices, combination: Combination) -> Move:
@@ -154,6 +170,13 @@ def expected(
             for at, origin in places:
                 target[name][:, *at] = source[name][:, *origin]
     return ends
+
+
+def at_a_line(size: int) -> npt.NDArray[np.uint8]:
+    """Memory that begins where a line of 128 bytes does, as a device's does."""
+    memory = np.zeros(size + 128, dtype=np.uint8)
+    start = -memory.ctypes.data % 128
+    return memory[start : start + size]
 
 
 KERNEL = [item for item in COMBINATIONS if item[2] == "kernel"]
@@ -212,7 +235,7 @@ def test_slots_move_alone(
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "combination",
-    [item for item in KERNEL if item[0].startswith(("mla", "mha")) and item[1] != "layer_first"],
+    [item for item in COMBINATIONS if item[1] != "layer_first"],
     ids=name_of,
 )
 @settings(max_examples=6, deadline=None)
@@ -242,24 +265,69 @@ def test_pages_gathered_in_slots_arrive_whole(
     for piece in move.pieces:
         size = pages * piece.host.page
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cuda_backup, "SLOT_BYTES", size)
-            patch.setattr(cuda_backup, "SHORT_CHUNK_BYTES", 1 << 30)
-            patch.setattr(cuda_backup, "LONG_PAGE_BYTES", 1)
-            patch.setattr(cuda_backup, "_LINE_BYTES", 1)
+            patch.setattr(cuda_gather, "SLOT_BYTES", size)
+            patch.setattr(cuda_gather, "LONG_PAGE_BYTES", 1)
+            patch.setattr(cuda_gather, "LEAST_BYTES", 1)
             patch.setattr(cuda_runs, "CHUNK_BYTES", chunk)
-            assert cuda_backup.is_gathered(piece, (0, 1, 2))
-            assert not cuda_backup.is_gathered(piece, (0, 1))
-            slots = np.zeros(cuda_backup.SLOTS * size + 128, dtype=np.uint8)
+            assert cuda_gather.is_gathered(move, piece, (0, 1, 2))
+            assert not cuda_gather.is_gathered(move, piece, (0, 1))
+            slots = at_a_line(cuda_gather.SLOTS * size + 128)
             slots[-128:] = 0xA5
-            places = cuda_backup.in_slots(move, piece)
-            kernel = PieceKernel(places, piece, torch.device("cpu"), to_host=True)
+            places = cuda_gather.in_slots(move, piece)
+            kernel = PieceKernel(places, piece, NO_STREAM, to_host=True)
             base = piece.host.buffer.tensors[0].data_ptr()
-            for step in cuda_backup.steps(move, piece, slots.ctypes.data):
-                kernel.launch(range(3), _NoStream(), step.ids, step.shift)  # type: ignore[arg-type]
+            for step in cuda_gather.steps(move, piece, slots.ctypes.data):
+                kernel.launch(range(3), step.ids, shift=step.shift)
                 for target, source, length in zip(*step.runs, strict=True):
                     assert (target - base) // chunk == (target - base + length - 1) // chunk
                     ctypes.memmove(int(target), int(source), int(length))
             assert (slots[-128:] == 0xA5).all()
+    assert_equal(mirror, *ends)
+    assert canaries_live(memories)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("combination", KERNEL, ids=name_of)
+@settings(max_examples=4, deadline=None)
+@given(
+    ids=st.tuples(st.permutations(range(5)), st.permutations(range(6))),
+    count=st.integers(1, 5),
+    way=st.sampled_from(["backup", "load"]),
+    share=st.integers(0, 100),
+)
+def test_what_an_engine_takes_the_kernel_leaves(
+    combination: Combination,
+    ids: tuple[list[int], list[int]],
+    count: int,
+    way: Literal["backup", "load"],
+    share: int,
+) -> None:
+    """Both together move each byte of the pages once, whatever the engine's share is."""
+    mirror, memories = mirror_of(*combination[:2], layers=3, host_pages=5, device_pages=6, seed=4)
+    host, device = (list(one[:count]) for one in ids)
+    ends = expected(mirror, way, host, device, single=False)
+    geometry = mirror.device.geometry
+    at_host, at_device = (Indices.pages(one, geometry) for one in (host, device))
+    move = move_between(mirror, at_host, at_device, combination)
+    sent = 0
+
+    def copy(target: Ids, source: Ids, sizes: Ids, _: int) -> None:
+        nonlocal sent
+        for to, start, size in zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True):
+            ctypes.memmove(to, start, size)
+            sent += size
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_split, "copy_batch", copy)
+        patch.setattr(cuda_split, "engine_stream", lambda *_: NO_STREAM)
+        patch.setattr(cuda_split, "LEAST_BYTES", 1)
+        patch.setattr(cuda_split, "BACKUP_SHARES", ((1, share),))
+        patch.setattr(cuda_split, "LOAD_SHARES", ((1, share),))
+        for piece in move.pieces:
+            split = SplitPiece(move, piece, [NO_STREAM], to_host=way == "backup")
+            split.launch((0, 1))
+            split.launch((2,))
+    assert sent == count * share // 100 * 3 * geometry.page_bytes()
     assert_equal(mirror, *ends)
     assert canaries_live(memories)
 
@@ -273,4 +341,4 @@ def test_more_slots_than_ids_can_name_are_refused(monkeypatch: pytest.MonkeyPatc
     move = move_between(mirror, pages, pages, KERNEL[0])
     monkeypatch.setattr(cuda_kernel, "_INT32_MAX", 6 * geometry.slots_per_page - 1)
     with pytest.raises(ValueError, match="kv: 18 slots, at most 17 can be named"):
-        PieceKernel(move, move.pieces[0], torch.device("cpu"), to_host=True)
+        PieceKernel(move, move.pieces[0], NO_STREAM, to_host=True)

@@ -180,3 +180,25 @@ def test_pinning_without_cuda_is_on_record() -> None:
             assert pool.pinned.return_code != 0
             assert pool.pinned.bytes == 0
     assert not pool.pinned.pinned
+
+
+def test_what_fitted_once_is_looked_at_again() -> None:
+    """After a copy that fits, the same refusals: of ids, of their number, and of other memory."""
+    mirror = mirror_of(index_k(1, 4))
+    good = PoolCopy(
+        mirror,
+        pages(mirror, 3, 0),
+        pages(mirror, 2, 1),
+        token_granular=False,
+        io_backend=IoBackend.KERNEL,
+        layers=(0,),
+    )
+    TransferEngine().backup(CopyOp(1, "backup", (good,), np.zeros(2, dtype=np.uint32)))
+    assert "host page 4 is out of range" in refusal(mirror, pages(mirror, 4), pages(mirror, 0))
+    assert "host page -1 is out of" in refusal(mirror, pages(mirror, 3, -1), pages(mirror, 0, 1))
+    assert "device page 3 is out of range" in refusal(mirror, pages(mirror, 0), pages(mirror, 3))
+    assert "1 host and 2 device ids" in refusal(mirror, pages(mirror, 0), pages(mirror, 0, 1))
+    slots = Indices.slots([0])
+    assert "the host indices are single slots" in refusal(mirror, slots, pages(mirror, 0))
+    mirror.host.pages = 2  # as a pool that was opened anew, smaller
+    assert "host page 3 is out of range" in refusal(mirror, pages(mirror, 3), pages(mirror, 0))

@@ -53,11 +53,13 @@ def cache() -> Iterator[tuple[HiCacheController, Runtime, MemorySink]]:
 
 def written(pool: DevicePool, pages: list[int]) -> Kernel:
     """A kernel that writes all layers of ``pages``, and says so."""
+    # On the device beforehand: to upload them between writes would let the host wait for those.
+    where = torch.tensor(pages, device="cuda")
 
     def fill() -> None:
         for buffer in pool.buffers.values():
             for tensor in buffer.tensors:
-                tensor.view(torch.uint8)[pages] = 7
+                tensor.view(torch.uint8).index_fill_(0, where, 7)
 
     return Kernel("fill", fill, (Touch(pool, tuple(range(LAYERS)), pages, writes=True),))
 

@@ -4,7 +4,7 @@ The device is played by the CPU: the same watches, roll-ups in a table, digests 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tracer.rig import LAYERS, PAGES, Rig, outcomes
 
+from hicache_dbg.tracer import following
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.digest.cpu import CpuDigester
-from hicache_dbg.tracer.digest.rollup import rolled
+from hicache_dbg.tracer.digest.rollup import keys_of, rolled
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.digest.watch import Seen, Wanted, Watch
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
@@ -30,6 +31,7 @@ class Watched(CpuDigester):
         self.rollups: dict[str, np.ndarray] = {}
         self.under_way = 0
         self.refuses: Exception | None = None
+        self.lags = False
         self.called: list[str] = []
 
     def digest(self, view, layers, pages, first=0, last=None):  # type: ignore[no-untyped-def]
@@ -44,17 +46,16 @@ class Watched(CpuDigester):
         """A watch of what lies on a device."""
         if self.refuses is not None:
             raise self.refuses
-        if wanted.view.device == "cpu":
+        if wanted.view.device == "cpu" or self.lags:
             return None
         table = self.rollups.setdefault(wanted.component, np.zeros(wanted.size, np.uint64))
-        room = Room(wanted, table)
         self.under_way += 1
-        second = wanted.view.layers if wanted.loads else None
-        watch = Watch(room, SIDE, second, read=lambda: room.seen, give_back=self._take_back)
+        watch = Watch(Room(wanted, table, self.take_back), SIDE, loads=wanted.loads)
         watch.begin()
         return watch
 
-    def _take_back(self) -> None:
+    def take_back(self) -> None:
+        """A room is free again."""
         self.under_way -= 1
 
 
@@ -64,22 +65,35 @@ class Room:
 
     wanted: Wanted
     table: np.ndarray
-    log: list[str] = field(default_factory=list)
+    free: Callable[[], None]
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Two: whatever was digested beside is joined."""
+        layers = self.wanted.layers
+        return layers[:-1], layers[-1:]
 
     def arrive(self, stream: int) -> None:
         """The bytes are there already: copies run on the caller's thread."""
 
+    def follow(self, stream: int, later: int) -> None:
+        """The order is the caller's."""
+
     def launch(self, stream: int) -> None:
         """Digest now, and store or compare."""
         assert stream == SIDE
-        wanted = self.wanted
+        wanted, keys = self.wanted, keys_of(self.wanted.generations, self.wanted.writes)
         view = replace(wanted.view, device="cpu")
         digests = CpuDigester().digest(view, wanted.layers, wanted.pages)
-        found = rolled(digests, wanted.layers, wanted.keys)
+        found = rolled(digests, wanted.layers, keys)
         same = self.table[wanted.entries] == found if wanted.loads else np.zeros(len(found), bool)
         if not wanted.loads:
             self.table[wanted.entries] = found
-        self.seen = Seen(same, np.where(same, np.uint64(0), digests))
+        self.found = Seen(same, np.where(same, np.uint64(0), digests))
+
+    def seen(self) -> Seen:
+        """What was found."""
+        return self.found
 
     def close(self, stream: int) -> None:
         """The order is the caller's."""
@@ -136,6 +150,22 @@ def test_a_watched_round_trip_asks_for_no_digest_by_call() -> None:
     assert outcomes(load) == (6, 0, 0, {})
     assert findings == []
     assert watcher_of(rig).called == []
+    assert watcher_of(rig).under_way == 0
+
+
+def test_an_operation_of_many_pages_is_followed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More pages than one watch takes: every part is given back, and what is found is the same."""
+    monkeypatch.setattr(following, "MOST_PAGES", 2)
+    rig = watched_rig()
+    host, device = [5, 6, 1, 0, 3], [1, 2, 0, 5, 4]
+    rig.backup(host, device)
+    rig.session.bus.flush()
+    rig.host[1, 0, 7] ^= 1
+    load_by_layer(rig, host, device)
+    (backup, load), (finding,) = rig.finish()
+    assert outcomes(backup) == (0, 5 * LAYERS, 0, {})
+    assert outcomes(load) == (5 * LAYERS - 1, 0, 1, {})
+    assert (finding.layer, finding.pages) == (1, (0,))
     assert watcher_of(rig).under_way == 0
 
 
@@ -197,7 +227,7 @@ def test_a_watch_that_cannot_be_read_vouches_for_nothing(
     rig = watched_rig()
     rig.backup([5], [1])
     rig.session.bus.flush()
-    monkeypatch.setattr(Room, "seen", property(_broken), raising=False)
+    monkeypatch.setattr(Room, "seen", _broken)
     monkeypatch.setattr(Room, "launch", lambda *_: None)
     rig.load([5], [3])
     (_, load), findings = rig.finish()
@@ -229,6 +259,33 @@ def test_a_failed_operation_and_a_full_ring_give_their_rooms_back(
     (failed,), _ = rig.finish()
     assert outcomes(failed) == (0, 0, 0, {"failed": LAYERS})
     assert watcher_of(rig).under_way == 0
+
+
+def test_while_the_bus_lags_digests_are_taken_by_call() -> None:
+    """Where no room is free the worker waits for its digests; of a load, before the last gate opens."""
+    rig = watched_rig()
+    watcher = watcher_of(rig)
+    watcher.lags = True
+    rig.backup([5, 6], [1, 2])
+    assert watcher.called == ["cuda:0"]
+    seen: list[int] = []
+
+    def call(layer_done: Callable[[int], None]) -> None:
+        rig.device[:, [3, 4]] = rig.host[:, [5, 6]]
+        rig.session.probe.queued(STREAM, 3)
+        for layer in range(LAYERS):
+            layer_done(10 + layer)
+
+    rig.session.probe.observe_layers(
+        lambda: [rig.copy(Op.LOAD, [5, 6], [3, 4])],
+        call,
+        lambda _: seen.append(len(watcher.called)),
+    )
+    (backup, load), findings = rig.finish()
+    assert outcomes(backup) == (0, 6, 0, {})
+    assert outcomes(load) == (6, 0, 0, {})
+    assert findings == []
+    assert seen == [1, 2, 1 + LAYERS]  # the last layer is digested before its gate
 
 
 page_lists = st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=4, unique=True)

@@ -12,7 +12,6 @@ import torch
 
 from hicache_dbg.tracer.bench.memory import one_piece, random_bytes
 from hicache_dbg.tracer.bench.table import Row, event, median, seconds
-from hicache_dbg.tracer.digest.rollup import keys_of
 from hicache_dbg.tracer.digest.select import DeviceDigester
 from hicache_dbg.tracer.digest.watch import Wanted, Watch
 
@@ -59,7 +58,8 @@ def wanted_of(
         layers=tuple(range(view.layers)),
         pages=pages,
         entries=pages,
-        keys=keys_of(lives, lives),
+        generations=lives,
+        writes=lives,
         size=view.pages,
     )
 
@@ -69,7 +69,8 @@ class Copies:
 
     Operation ``n`` uses the page set ``n % SETS``. When it is complete another stream overwrites
     the set's device pages, and the next operation on it waits for that. Completion is recorded on
-    the copy's stream, which waits for the digests first.
+    the copy's stream, which waits for the digests first, or ``apart`` on a stream that comes after
+    both, so that the next operation's copies do not wait.
     """
 
     LAYERS, PAGE, COUNT, SETS = 61, 16384, 256, 4
@@ -96,22 +97,20 @@ class Copies:
         self.copy, self.writer = torch.cuda.Stream(), torch.cuda.Stream()
         self.done = [event() for _ in range(self.SETS)]
         self.written = [event() for _ in range(self.SETS)]
+        self._apart: dict[int, torch.cuda.Stream] = {}
 
-    def backup(self, number: int, *, traced: bool, at_once: bool) -> None:
-        """Device to host; the source is digested from its gather on or, if not at once, behind it."""
+    def backup(self, number: int, *, traced: bool, apart: bool = False) -> None:
+        """Device to host; the source is whole when the copy's stream comes to its gather."""
         at = number % self.SETS
         self.copy.wait_event(self.written[at])
-        watch = self._watch(at, loads=False) if traced and at_once else None
+        watch = self._watch(at, loads=False) if traced else None
         with torch.cuda.stream(self.copy):
             staged = self.staged[number % 2]
             torch.index_select(self.pool, 1, self.ids[at], out=staged)
-        if traced and not at_once:
-            watch = self._watch(at, loads=False)
-        with torch.cuda.stream(self.copy):
             self.host[at].copy_(staged, non_blocking=True)
-        self._complete(at, watch, 0)
+        self._complete(at, watch, 0, apart)
 
-    def load(self, number: int, *, traced: bool) -> None:
+    def load(self, number: int, *, traced: bool, apart: bool = False) -> None:
         """Host to device: all layers but three, then these; each part compared once it is there."""
         at, last = number % self.SETS, 3
         self.copy.wait_event(self.written[at])
@@ -123,7 +122,7 @@ class Copies:
                 self.pool[part].index_copy_(1, self.ids[at], staged)
             if watch is not None and part.stop == -last:
                 watch.arrived(self.copy.cuda_stream)
-        self._complete(at, watch, last)
+        self._complete(at, watch, last, apart)
 
     def _watch(self, at: int, *, loads: bool) -> Watch:
         watch = self.watches.watch(self.wanted[loads][at], self.copy.cuda_stream)
@@ -131,16 +130,33 @@ class Copies:
             raise RuntimeError("the reader lags more than 64 operations behind")
         return watch
 
-    def _complete(self, at: int, watch: Watch | None, under_way: int) -> None:
+    def _complete(self, at: int, watch: Watch | None, under_way: int, apart: bool) -> None:
         """Record the operation as complete, and recycle its pages once it is."""
+        end = self.copy
         if watch is not None:
-            watch.queued(self.copy.cuda_stream, under_way)
+            if apart:
+                end = self._stream(watch.queued_apart(end.cuda_stream, under_way))
+            else:
+                watch.queued(end.cuda_stream, under_way)
             self.reader.take(watch)
-        self.done[at].record(self.copy)
+        self.done[at].record(end)
         self.writer.wait_event(self.done[at])
         with torch.cuda.stream(self.writer):
             self.pool.index_copy_(1, self.ids[at], self.fresh)
         self.written[at].record(self.writer)
+
+    def _stream(self, handle: int) -> torch.cuda.Stream:
+        if handle not in self._apart:
+            self._apart[handle] = torch.cuda.ExternalStream(handle)
+        return self._apart[handle]
+
+
+#: How many operations follow on each other, the goal, and where their ends are marked.
+_RUNS = (
+    ("stream of 24", 24, "<= 1.003", False),
+    ("stream of 24, ends marked apart", 24, "<= 1.003", True),
+    ("one op", 1, "<= 1.015", False),
+)
 
 
 def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
@@ -150,25 +166,19 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
         return
     copies = Copies(watches)
     size = copies.LAYERS * copies.COUNT * copies.PAGE
-    backup = partial(copies.backup, at_once=True)
-    cases: tuple[tuple[str, Callable[..., None]], ...] = (
-        ("backup, beside its gather", backup),
-        ("backup, beside its bus copy", partial(copies.backup, at_once=False)),
-        ("load", copies.load),
-    )
-    for name, operation in cases:
-        for count, limit in ((24, "<= 1.003"), (1, "<= 1.015")):
-            run = partial(run_operations, operation, count)
+    cases: dict[str, Callable[..., None]] = {"backup": copies.backup, "load": copies.load}
+    for name, operation in cases.items():
+        for what, count, limit, apart in _RUNS:
+            run = partial(run_operations, partial(operation, apart=apart), count)
             # Traced last: what the pages hold is then what a load compares with.
             for traced in (False, True):
                 run(traced=traced)
             if name == "load":  # backups of what the pages hold now
-                run_operations(backup, copies.SETS, traced=True)
+                run_operations(copies.backup, copies.SETS, traced=True)
             ratios = [run(traced=True) / run(traced=False) for _ in range(pairs)]
             speed = size * count / run(traced=True) / 1e9
             detail = f"{speed:.1f} GB/s, min {min(ratios):.4f} max {max(ratios):.4f}"
-            case = f"{name}, {f'stream of {count}' if count > 1 else 'one op'}"
-            yield Row("with over without", case, median(ratios), detail, limit)
+            yield Row("with over without", f"{name}, {what}", median(ratios), detail, limit)
     yield Row("with over without", "what was found", None, _found(copies))
 
 

@@ -3,26 +3,31 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from hicache_dbg.tracer.checks.tiles_joined import tiles_of
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import Event, Op, Stated, Topic
 
 __all__ = ["settle"]
 
-#: Request, pool, component, logical page, layer.
-Tile = tuple[str, str, str, int, int]
+#: Request, pool, component, logical page.
+Place = tuple[str, str, str, int]
+#: What an end stated of each page: a dictionary of every tile of a long run would not fit.
+Pages = dict[Place, list[Stated]]
 
 
 def settle(evidence: Evidence, recordings: Sequence[Iterable[Event]]) -> None:
     """Count received tiles as verified or mismatched where both ends stated their digests.
 
     Either end by itself can only witness them. ``recordings`` are those that ``evidence`` is of.
+    Statements that have not one value a layer are counted as errors, at ``join/tiles``.
     """
-    ends = _digests(recordings)
+    ends = _pages(recordings, evidence.errors)
     equal, different = Counter[str](), Counter[str]()
-    for tile, digest in ends["decode"].items():
-        sent = ends["prefill"].get(tile)
-        if sent is not None:
-            (equal if sent == digest else different)[tile[1]] += 1
+    for place, received in ends["decode"].items():
+        sent = _digests(ends["prefill"].get(place, ()))
+        for layer, digest in _digests(received).items():
+            if layer in sent:
+                (equal if sent[layer] == digest else different)[place[1]] += 1
     for pool in equal | different:
         tiles = evidence.by_pool.get((pool, Op.RECV.value))
         for one in (tiles, evidence.tiles) if tiles is not None else ():
@@ -31,18 +36,26 @@ def settle(evidence: Evidence, recordings: Sequence[Iterable[Event]]) -> None:
             one.witnessed -= equal[pool] + different[pool]
 
 
-def _digests(recordings: Sequence[Iterable[Event]]) -> dict[str, dict[Tile, str]]:
-    found: dict[str, dict[Tile, str]] = {"prefill": {}, "decode": {}}
+def _pages(recordings: Sequence[Iterable[Event]], errors: Counter[str]) -> dict[str, Pages]:
+    found: dict[str, Pages] = {"prefill": {}, "decode": {}}
     lost: set[str] = set()
     for events in recordings:
         for event in events:
             if not isinstance(event, Stated) or event.role not in found:
                 continue
             if event.topic is Topic.TILES:
-                for layer, digest in zip(event.layers, event.values, strict=True):
-                    place = event.request, event.pool, event.component, event.page, layer
-                    found[event.role][place] = digest
+                place = event.request, event.pool, event.component, event.page
+                found[event.role].setdefault(place, []).append(event)
+                if len(event.layers) != len(event.values):
+                    errors["join/tiles"] += 1
             elif event.topic is Topic.RECEIVED and event.values[1:] != ("complete",):
                 lost.add(event.request)  # its tiles count as failed, whatever is in them
-    found["decode"] = {tile: d for tile, d in found["decode"].items() if tile[0] not in lost}
+    found["decode"] = {
+        place: said for place, said in found["decode"].items() if place[0] not in lost
+    }
     return found
+
+
+def _digests(stated: Iterable[Stated]) -> dict[int, str]:
+    """The digest of each layer; of one that was stated twice the last counts."""
+    return {layer: digest for said in stated for layer, digest in tiles_of(said)}

@@ -1,7 +1,12 @@
-"""The few CUDA driver calls made directly: each costs a microsecond of the host, not ten."""
+"""The few CUDA driver calls made directly: each costs a microsecond of the host, not ten.
+
+Most keep the interpreter's lock: they only enqueue something, and who gives the lock up while another
+thread computes gets it back 5 ms later.
+"""
 
 import ctypes
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,23 +28,30 @@ _CALLS: dict[str, list[Any]] = {
     "cuEventQuery": [_POINTER],
     "cuEventRecord": [_POINTER, _POINTER],
     "cuEventSynchronize": [_POINTER],
+    "cuGetErrorString": [ctypes.c_int, _POINTER],
     "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],
     "cuMemcpyAsync": [_POINTER, _POINTER, ctypes.c_size_t, _POINTER],
+    "cuStreamSynchronize": [_POINTER],
     "cuStreamWaitEvent": [_POINTER, _POINTER, ctypes.c_uint],
 }
+#: Those that may take long: other threads go on meanwhile.
+_WAIT = {"cuEventSynchronize", "cuStreamSynchronize"}
 
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """The CUDA driver library, with the argument types of what is called here.
+    """The calls of the CUDA driver library that are made here, by name.
 
     Raises:
         OSError: If the machine has no CUDA driver.
     """
-    library = ctypes.CDLL("libcuda.so.1")
+    keeping, waiting = ctypes.PyDLL("libcuda.so.1"), ctypes.CDLL("libcuda.so.1")
+    calls = SimpleNamespace()
     for name, types in _CALLS.items():
-        getattr(library, name).argtypes = types
-    return library
+        call = getattr(waiting if name in _WAIT else keeping, name)
+        call.argtypes = types
+        setattr(calls, name, call)
+    return calls
 
 
 def check(call: str, code: int) -> None:
@@ -58,8 +70,13 @@ def driven(call: Any, *arguments: Any) -> None:
         DriverError: If the driver refuses.
     """
     code = call(*arguments)
+    if code:
+        again(code, call, *arguments)
+
+
+def again(code: int, call: Any, *arguments: Any) -> None:
+    """What :func:`driven` does about a call that returned ``code``, for who makes it directly."""
     if code == _NO_CONTEXT:
         torch.cuda.set_device(torch.cuda.current_device())
         code = call(*arguments)
-    if code:
-        check(call.__name__, code)
+    check(call.__name__, code)

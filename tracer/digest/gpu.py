@@ -26,11 +26,14 @@ GRAPH: Final = "graph"
 UNKNOWN: Final = 0
 
 
-#: Pages to a program that rolls up, and layers it looks at together.
-_SETTLED, _TOGETHER = 32, 64
-
 #: The kernels' arguments ring, counter, capacity and tag that stand for "store the digests".
 _NO_RING = (0, 0, 1, 0)
+#: The argument job of a launch that settles nothing.
+_NO_JOB = 0
+#: The argument that is how many pages there are.
+_COUNT = kernels.VARYING.index("count")
+#: Digests that a thread looks at together where a page is settled, and layers at most.
+_A_THREAD, _TOGETHER = 4, 64
 
 
 class GpuDigester:
@@ -52,7 +55,6 @@ class GpuDigester:
         self._table = torch.tensor(signed, dtype=torch.int64, device=self.device)
         self._views: dict[int, _PreparedView] = {}
         self._compiled: dict[Kernel, Any] = {}
-        self._settle: Launcher | None = None
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
         """Compile and upload what digests of ``view`` need. Takes seconds the first time.
@@ -65,7 +67,7 @@ class GpuDigester:
             ValueError: If the view is on another device, or its pages are 2 GiB or longer.
         """
         prepared = self._prepared(view)
-        prepared.whole(few=False)
+        prepared.launch(0, None)
         if partial and view.slots_per_page > 1:
             for last in {1, view.slots_per_page - 1}:
                 prepared.launch(0, last)
@@ -80,63 +82,31 @@ class GpuDigester:
         """Let go of a view whose tensors are to be freed."""
         self._views.pop(id(view), None)
 
-    def digest_launch(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        few: bool,
+    def watched_launch(
+        self, view: View, layers: Sequence[int], ids: int, out: torch.Tensor, job: int, *, few: bool
     ) -> PreparedLaunch:
-        """A launch that digests whole pages, as :meth:`digest`; it is called with how many of them.
+        """A launch of a watched operation; it is called with a stream and how many pages there are.
 
         Args:
             view: Where the tiles are.
             layers: Indices into ``view.bases``.
-            pages: Page ids, as for :meth:`digest`.
-            out: int64 [layers, pages].
+            ids: Address of the page ids, int64 [pages], on the device or pinned.
+            out: Where the digests go, int64 [layers, pages] on this device, contiguous in pages.
+            job: For an operation's last launch the address of its words on this device, see
+                :data:`hicache_dbg.tracer.digest.job.JOB`; 0 for those before.
             few: Whether there are few tiles and somebody waits for them.
         """
         prepared = self._prepared(view)
-        launch, tiles = prepared.whole(few=few)
-        rows, arguments = _arguments(prepared, layers, pages, out, 1, self._index)
-        return launch.prepared(tiles, rows, *arguments, *_NO_RING)
+        launcher, tiles = prepared.watched(few=few, last=job != _NO_JOB)
+        bases, rows = prepared.bases(layers)
+        where = (out.data_ptr(), out.stride(0), *_NO_RING, job)
+        return launcher.prepared(tiles, rows, _COUNT, bases, ids, 1, 1, 0, *where)
 
-    def settle_launch(  # noqa: PLR0917
-        self,
-        digests: torch.Tensor,
-        layers: torch.Tensor,
-        head: torch.Tensor,
-        entries: torch.Tensor,
-        keys: torch.Tensor,
-        rollups: torch.Tensor,
-        *,
-        ring: ViolationRing,
-        compare: bool,
-    ) -> PreparedLaunch:
-        """A launch that rolls ``digests`` [layers, pages] up, and stores or compares.
-
-        It is called with how many pages there are. The formula is :func:`hicache_dbg.tracer.digest.rollup.rolled`.
-
-        Args:
-            digests: int64 [layers, pages], as :meth:`digest` leaves them.
-            layers: Their numbers, int64 [layers].
-            head: int64 [2]: the operation's tag, and a count to which pages found equal are added.
-            entries: Which entry of ``rollups`` each page has, int64 [pages]; -1 for none.
-            keys: The bits of each page's key, int64 [pages].
-            rollups: The table, int64; 0 where nothing is known.
-            ring: Where every layer of a page goes that is known and differs.
-            compare: Whether to compare with the table or to store there.
-        """
-        if self._settle is None:
-            self._settle = Launcher(_compiled_settle(), len(kernels.SETTLE), ())
-        rows, pages = digests.shape
-        return self._settle.prepared(
-            *(_SETTLED, 1, digests.data_ptr(), digests.stride(0)),
-            *(layers.data_ptr(), rows, head.data_ptr(), entries.data_ptr(), keys.data_ptr()),
-            *(pages, rollups.data_ptr(), int(compare), ring.records, ring.counter, ring.capacity),
-        )
+    def whole_launch(self, view: View) -> "WholePages":
+        """A launch that digests whole pages of all of a view's layers."""
+        prepared = self._prepared(view)
+        launcher, tiles = prepared.launches.get((0, None)) or prepared.launch(0, None)
+        return WholePages(launcher, tiles, *prepared.bases(range(view.layers)))
 
     def digest(
         self,
@@ -221,7 +191,7 @@ class GpuDigester:
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 (0.2 us, not 8)
         if len(pages) and rows:
-            launch(-(-len(pages) // tiles), rows, stream, *arguments, *ring)
+            launch(-(-len(pages) // tiles), rows, stream, *arguments, *ring, _NO_JOB)
         return None
 
     def _prepared(self, view: View) -> "_PreparedView":
@@ -237,30 +207,72 @@ class GpuDigester:
         return prepared
 
 
+class WholePages:
+    """Digests whole pages of all layers of one view, as :meth:`GpuDigester.digest`; nothing is checked.
+
+    ``rows`` is the number of layers.
+    """
+
+    __slots__ = ("_bases", "_launch", "_tiles", "rows")
+
+    def __init__(self, launcher: Launcher, tiles: int, bases: int, rows: int) -> None:
+        self._launch, self._tiles, self._bases, self.rows = launcher, tiles, bases, rows
+
+    def __call__(  # noqa: PLR0917
+        self,
+        layers: range,
+        stream: int,
+        ids: int,
+        step: int,
+        unit: int,
+        count: int,
+        out: int,
+    ) -> None:
+        """Enqueue digests of ``count`` pages of these layers on ``stream``.
+
+        Args:
+            layers: Which layers follow on each other.
+            stream: A raw handle.
+            ids: Address on the device of the first page's id, int64.
+            step: From one page's id to the next, in elements.
+            unit: How many ids a page has: page ``id // unit`` is digested.
+            count: How many pages; not 0.
+            out: Address of int64 [every layer, count].
+        """
+        first = layers.start
+        where = (self._bases + 8 * first, ids, step, unit, count, out + 8 * first * count, count)
+        self._launch(-(-count // self._tiles), len(layers), stream, *where, *_NO_RING, _NO_JOB)
+
+
 class _PreparedView:
     """What is on the device, and compiled, for one view."""
 
     def __init__(self, view: View, table: torch.Tensor, compiled: dict[Kernel, Any]) -> None:
         self.launches: dict[tuple[int, int | None], tuple[Launcher, int]] = {}
-        self._few: tuple[Launcher, int] | None = None
+        self._watched: dict[tuple[bool, bool], tuple[Launcher, int]] = {}
         self._view, self._table, self._compiled = view, table, compiled
         self._uploaded: dict[tuple[int, ...], torch.Tensor] = {}
         self._every_base = self._upload(tuple(range(view.layers)))
-
-    def whole(self, *, few: bool) -> tuple[Launcher, int]:
-        """The launcher for whole pages, or the one that is quick with a few of them."""
-        known = self._few if few else self.launches.get((0, None))
-        if known is None and few:
-            known = self._few = self._made(reading_of(self._view, few=True))
-        return known or self.launch(0, None)
 
     def launch(self, first: int, last: int | None) -> tuple[Launcher, int]:
         """The launcher for a slot range, and how many tiles one of its programs takes."""
         made = self.launches[first, last] = self._made(reading_of(self._view, first, last))
         return made
 
-    def _made(self, reading: Reading) -> tuple[Launcher, int]:
-        view, kernel = self._view, reading.kernel
+    def watched(self, *, few: bool, last: bool) -> tuple[Launcher, int]:
+        """The same for whole pages of a watched operation.
+
+        One is quick with ``few`` tiles; its ``last`` launch settles the pages.
+        """
+        known = self._watched.get((few, last))
+        if known is None:
+            reading = reading_of(self._view, few=few)
+            together = _together(reading.kernel) if last else 0
+            known = self._watched[few, last] = self._made(reading, together)
+        return known
+
+    def _made(self, reading: Reading, together: int = 0) -> tuple[Launcher, int]:
+        view, kernel = self._view, reading.kernel.settling(together)
         if kernel not in self._compiled:
             self._compiled[kernel] = _compile(kernel)
         slots = (reading.offset, reading.first, reading.slots, reading.size)
@@ -315,10 +327,9 @@ def _arguments(  # noqa: PLR0917
     return rows, (bases, pages.data_ptr(), pages.stride(0), unit, count, *where)
 
 
-def _compiled_settle() -> Any:
-    function: Any = kernels.settle_pages
-    values = [1 << 40] * len(kernels.SETTLE)
-    return function.warmup(*values, P=_SETTLED, LAYERS=_TOGETHER, grid=(1,), num_warps=4)
+def _together(kernel: Kernel) -> int:
+    """How many layers of a program's pages its threads look at together: a power of two."""
+    return max(1, min(_TOGETHER, _A_THREAD * 32 * kernel.warps // kernel.tiles))
 
 
 def _count(pages: torch.Tensor, digests: torch.Tensor, rows: int, device: int) -> int:

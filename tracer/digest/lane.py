@@ -3,17 +3,19 @@
 A lane belongs to a plan: the layers of one view, in groups, for up to so many pages. All it holds is
 made once and lies where it lies, so that an operation takes a few calls of the driver and no more:
 
-1. page ids, table entries and keys go from pinned memory to the device,
-2. the first group's tiles are digested on a stream of ours, beside the engine's copies,
-3. a load's second group follows its copies on the engine's own stream,
-4. behind the last group the digests are rolled up, and stored or compared.
+1. the lists of its pages are written to pinned memory; of a few pages the kernels read them there,
+   of more they are copied to the device first,
+2. the tiles of all but the last few layers are digested on a stream of ours, beside the engine's copies,
+3. a load's last group follows its copies on the engine's own stream,
+4. whichever program takes a page's last digest rolls the page up, and stores or compares.
 
 Captured graphs in their place were tried: less work for the host, and a longer wait for the last
 digests (docs/digest.md).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,18 +24,23 @@ import torch
 
 from hicache_dbg.tracer.digest.driver import driven, driver
 from hicache_dbg.tracer.digest.mark import Mark
+from hicache_dbg.tracer.digest.watch import Digests, Seen, Wanted
 from hicache_dbg.tracer.view import View
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.digest.launch import PreparedLaunch
-    from hicache_dbg.tracer.digest.ring import ViolationRing
 
-__all__ = ["HEAD", "Lane", "LaunchMaker", "Plan", "capacity_for", "groups_of"]
+__all__ = ["Lane", "LaunchMaker", "Plan", "capacity_for", "groups_of"]
 
-#: int64 words before the page ids: the operation's tag, and how many pages were found equal.
-HEAD = 2
 #: Layers in a load's last group, at least: as many as our engine keeps under way, and one.
 _LAST_LAYERS = 3
+#: Up to so many bytes an operation is digested in one go, a load behind its copies: that takes some
+#: 10 us, and another launch and the order of two streams take as long.
+IN_LINE_BYTES = 32 << 20
+
+#: Up to so many pages kernels read the lists in host memory: each program waits for the bus, but
+#: the host saves a call.
+NEAR_PAGES = 32
 
 Words = npt.NDArray[np.int64]
 
@@ -43,31 +50,10 @@ class LaunchMaker(Protocol):
 
     device: torch.device
 
-    def digest_launch(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        few: bool,
+    def watched_launch(
+        self, view: View, layers: Sequence[int], ids: int, out: torch.Tensor, job: int, *, few: bool
     ) -> "PreparedLaunch":
-        """A launch that digests whole pages into ``out``."""
-        ...
-
-    def settle_launch(  # noqa: PLR0917
-        self,
-        digests: torch.Tensor,
-        layers: torch.Tensor,
-        head: torch.Tensor,
-        entries: torch.Tensor,
-        keys: torch.Tensor,
-        rollups: torch.Tensor,
-        *,
-        ring: "ViolationRing",
-        compare: bool,
-    ) -> "PreparedLaunch":
-        """A launch that rolls digests up, and stores or compares."""
+        """A launch that digests whole pages into ``out``; the last one settles them."""
         ...
 
     def forget(self, view: View) -> None:
@@ -81,7 +67,8 @@ class Plan:
 
     ``groups`` are the view's layers, each digested once its bytes are there; ``rollups`` the
     table, int64 [host pages]; ``compare`` whether to compare with it or to store there. Memory is
-    taken on ``stream``, ours alone: it was nobody's whose work on another stream may still use it.
+    taken on ``stream``, the bus's: it was nobody's whose work on another stream may still use it.
+    ``read`` brings words home from the device; ``free`` are the lanes that nobody uses.
     """
 
     view: View
@@ -90,8 +77,9 @@ class Plan:
     compare: bool
     rollups: torch.Tensor
     digester: "LaunchMaker"
-    ring: "ViolationRing"
     stream: torch.cuda.Stream
+    read: Callable[[torch.Tensor, int], Words]
+    free: "deque[Lane]" = field(default_factory=deque)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -103,94 +91,132 @@ class Lane:
     """One operation's room; to be used again when its event has passed and it was read."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.groups = plan.groups
+        self._plan = plan
         capacity, device = plan.capacity, plan.digester.device
-        rows = len(plan.layers)
-        self.pages = 0
-        self._block = torch.full((HEAD + 3 * capacity,), -1, dtype=torch.int64, pin_memory=True)
-        words = self._block.numpy()
-        self._head, body = words[:HEAD], words[HEAD:].reshape(3, capacity)
-        self._ids, self._entries, self._keys = body
+        #: Pages, entries, generations and writes; then what became of them.
+        self._lists = torch.full((5, capacity), -1, dtype=torch.int64, pin_memory=True)
+        lists = self._lists.numpy()
+        self._pages, self._entries, self._generations, self._writes, self._verdicts = lists
+        self._wanted: Wanted | None = None
+        self._count = 0
         with torch.cuda.stream(plan.stream):
-            self.head = torch.empty_like(self._block, device=device)
-            self.digests = torch.empty(rows, capacity, dtype=torch.int64, device=device)
+            self._there = self._lists
+            if capacity > NEAR_PAGES:
+                self._there = torch.empty((4, capacity), dtype=torch.int64, device=device)
+            shape = len(plan.layers), capacity
+            self._digests = torch.empty(shape, dtype=torch.int64, device=device)
             self._numbers = torch.tensor(plan.layers, dtype=torch.int64, device=device)
+            self._arrivals = torch.zeros(capacity, dtype=torch.int64, device=device)
+            self._job = torch.tensor(self._words(), dtype=torch.int64, device=device)
         plan.stream.synchronize()
+        launches = list(self._launches())
+        beside = 1 if plan.compare else len(launches)
+        self._launches_beside, self._rest = launches[:beside], launches[beside:]
         self._arrived, self._beside, self._awaited = Mark(), Mark(), False
-        #: Behind the last digest, and the roll-ups.
-        self.done = Mark() if plan.groups[1:] else self._beside
-        self._digests = list(self._launches())
-        _, entries, keys = self.head[HEAD:].view(3, capacity).unbind()
-        self._settle = plan.digester.settle_launch(
-            self.digests,
-            self._numbers,
-            self.head[:HEAD],
-            entries,
-            keys,
-            plan.rollups,
-            ring=plan.ring,
-            compare=plan.compare,
-        )
-        self._upload = driver().cuMemcpyAsync
-        self._uploaded = (self.head.data_ptr(), self._block.data_ptr(), self._block.nbytes)
+        #: Behind the last digest.
+        self.done = Mark() if self._rest else self._beside
+        self._copy = driver().cuMemcpyAsync
+        self._copied = (self._there.data_ptr(), self._lists.data_ptr(), self._there.nbytes)
 
-    def fill(
-        self, tag: int, pages: Words, entries: Words, keys: npt.NDArray[np.uint64], stream: int
-    ) -> None:
-        """Say, on ``stream``, which pages the next launch is of; no more than the plan's capacity."""
-        count = len(pages)
-        self._head[:] = (tag, 0)
-        self._ids[:count] = pages
-        self._entries[:count] = entries
-        self._keys[:count] = keys.view(np.int64)
-        if count < self.pages:  # the operation before had more
-            self._ids[count : self.pages] = -1
-            self._entries[count : self.pages] = -1
-        self.pages = count
-        driven(self._upload, *self._uploaded, stream)
+    def take(self, wanted: Wanted) -> None:
+        """The next launches are of these pages, no more than the plan's capacity."""
+        self._wanted, self._count = wanted, len(wanted.pages)
 
     def arrive(self, stream: int) -> None:
         """All bytes of the first group are where they are to be after what ``stream`` was given."""
         self._arrived.record(stream)
         self._awaited = True
 
+    def follow(self, stream: int, later: int) -> None:
+        """``later`` goes on when ``stream`` has done what it was given so far."""
+        self._arrived.record(stream)
+        self._arrived.hold(later)
+
     def launch(self, stream: int) -> None:
-        """Digest the first group on ``stream``, after its bytes have arrived or as they are."""
+        """Digest there what is digested beside: after its bytes have arrived, or as they are."""
+        self._fill(stream)
         if self._awaited:
             self._arrived.hold(stream)
             self._awaited = False
-        self._digests[0](stream, self.pages)
-        if not self._digests[1:]:
-            self._settle(stream, self.pages)
+        for launch in self._launches_beside:
+            launch(stream, self._count)
         self._beside.record(stream)
+
+    def _fill(self, stream: int) -> None:
+        """Launches on ``stream`` will know which pages they are of, and those that follow them."""
+        wanted, count = self._wanted, self._count
+        self._wanted = None
+        assert wanted is not None  # noqa: S101 - it was taken
+        self._pages[:count] = wanted.pages
+        self._entries[:count] = wanted.entries
+        self._generations[:count] = wanted.generations
+        self._writes[:count] = wanted.writes
+        if self._there is not self._lists:
+            driven(self._copy, *self._copied, stream)
 
     def close(self, stream: int) -> None:
         """Digest what is left on ``stream``, which goes on when all digests are taken and settled."""
         self._beside.hold(stream)
-        for digest in self._digests[1:]:
-            digest(stream, self.pages)
-            self._settle(stream, self.pages)
+        for launch in self._rest:
+            launch(stream, self._count)
             self.done.record(stream)
 
+    def seen(self) -> Seen:
+        """What was found, once that is done: of a load, digests of what is not confirmed."""
+        count = self._count
+        if not self._plan.compare:
+            return Seen(np.zeros(count, np.bool_), self._read())
+        confirmed = self._verdicts[:count] != 0
+        if confirmed.all():
+            return Seen(confirmed, np.zeros((len(self._digests), count), np.uint64))
+        digests = self._read()
+        digests[:, confirmed] = 0
+        return Seen(confirmed, digests)
+
+    def free(self) -> None:
+        """Nobody asks any more."""
+        self._plan.free.append(self)
+
+    def _read(self) -> Digests:
+        return self._plan.read(self._digests, self._count).view(np.uint64)
+
+    def _list(self, number: int) -> int:
+        return self._there[number].data_ptr()
+
+    def _words(self) -> tuple[int, ...]:
+        """The operation's job, as :data:`hicache_dbg.tracer.digest.job.JOB` has it."""
+        plan, digests = self._plan, self._digests
+        return (
+            *(len(digests), len(plan.groups[-1]), self._arrivals.data_ptr()),
+            *(digests.data_ptr(), digests.stride(0), self._numbers.data_ptr()),
+            *(self._list(1), self._list(2), self._list(3)),
+            *(plan.rollups.data_ptr(), len(plan.rollups)),
+            self._lists[4].data_ptr() if plan.compare else 0,
+        )
+
     def _launches(self) -> "Iterator[PreparedLaunch]":
-        plan, first = self.plan, 0
-        pages = self.head[HEAD:][: plan.capacity]
+        plan, first = self._plan, 0
         for group in plan.groups:
-            out = self.digests[first : first + len(group)]
-            yield plan.digester.digest_launch(plan.view, group, pages, out, few=first > 0)
+            out = self._digests[first : first + len(group)]
+            job = self._job.data_ptr() if group is plan.groups[-1] else 0
+            yield plan.digester.watched_launch(
+                plan.view, group, self._list(0), out, job, few=first > 0
+            )
             first += len(group)
 
 
 def capacity_for(pages: int) -> int:
     """The room for ``pages``: a power of two, so that few kinds of lanes serve all operations."""
-    return max(8, 1 << (pages - 1).bit_length())
+    return max(4, 1 << (pages - 1).bit_length())
 
 
 def groups_of(layers: Sequence[int], *, split: bool) -> tuple[tuple[int, ...], ...]:
     """Layers in one group or, with ``split``, the last few in another.
 
-    What is digested after the last byte has come is what an operation waits for. The others are
-    digested beside the last few's copies, which take several times as long.
+    What is digested after a load's last byte has come is what the load waits for. The others are
+    digested beside the last few's copies, which take several times as long. Pages are settled in
+    the last group, whose programs take a little longer for it: another reason to keep it small.
     """
     last = max(_LAST_LAYERS, len(layers) // 16)
     if not split or len(layers) <= last:

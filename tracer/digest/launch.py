@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hicache_dbg.tracer.digest.driver import driven, driver
+from hicache_dbg.tracer.digest.driver import again, driven, driver
 
 __all__ = ["LaunchError", "Launcher", "PreparedLaunch"]
 
@@ -21,7 +21,7 @@ _POINTER = ctypes.c_void_p
 _CONFIG = "7I4xQQQ"
 _CONFIG_BYTES = struct.calcsize(_CONFIG)
 _STREAM_AT = struct.calcsize("7I4x")
-_COLUMNS, _STREAM = struct.Struct("<I"), struct.Struct("<Q")
+_COLUMNS, _WORD = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class LaunchError(RuntimeError):
@@ -72,48 +72,59 @@ class Launcher:
             self._pack(self._values, 0, columns, rows, *self._block, stream, 0, 0, *varying)
             driven(self._launch, self._config, self._function, self._pointers, None)
 
-    def prepared(self, per_column: int, rows: int, *varying: int) -> "PreparedLaunch":
+    def prepared(self, per_column: int, rows: int, counted: int, *varying: int) -> "PreparedLaunch":
         """A launch with these leading arguments, to be enqueued again and again.
 
         Args:
             per_column: Of how many things one program takes care.
             rows: The grid's rows.
+            counted: Which argument is how many things there are: it is given with each call.
             varying: The leading arguments.
         """
         with self._lock:
             self._pack(self._values, 0, 1, rows, *self._block, 0, 0, 0, *varying)
             values = self._values.raw
-        return PreparedLaunch(self, self._function, values, len(self._pointers), per_column)
+        at = _CONFIG_BYTES + 8 * counted
+        return PreparedLaunch(self, self._function, values, len(self._pointers), per_column, at)
 
 
 class PreparedLaunch:
-    """A launch all of whose arguments stay as they are, to be made with one call of the driver.
+    """A launch whose arguments stay as they are but for a count, made with one call of the driver.
 
     Made by :meth:`Launcher.prepared`; its memory is its own. For one thread at a time.
     """
 
-    def __init__(
-        self, launcher: "Launcher", function: Any, values: bytes, parameters: int, per_column: int
+    def __init__(  # noqa: PLR0917
+        self,
+        launcher: "Launcher",
+        function: Any,
+        values: bytes,
+        parameters: int,
+        per_column: int,
+        count_at: int,
     ) -> None:
         self._launcher = launcher  # keeps the kernel loaded
-        self._per_column = per_column
+        self._per_column, self._count_at = per_column, count_at
         self._function = function
         self._values = ctypes.create_string_buffer(values, len(values))
         self._config, self._pointers = _addresses(self._values, parameters)
         self._launch = driver().cuLaunchKernelEx
-        self._as_packed = (0, 0)
+        self._stream = self._count = 0
 
     def __call__(self, stream: int, count: int) -> None:
-        """Enqueue it on ``stream`` (a raw handle), with programs for ``count``.
+        """Enqueue it on ``stream`` (a raw handle), for ``count`` things.
 
         Raises:
             DriverError: If the driver refuses.
         """
-        if self._as_packed != (stream, count):
-            self._as_packed = (stream, count)
+        if stream != self._stream or count != self._count:
+            self._stream, self._count = stream, count
             _COLUMNS.pack_into(self._values, 0, -(-count // self._per_column))
-            _STREAM.pack_into(self._values, _STREAM_AT, stream)
-        driven(self._launch, self._config, self._function, self._pointers, None)
+            _WORD.pack_into(self._values, _STREAM_AT, stream)
+            _WORD.pack_into(self._values, self._count_at, count)
+        code = self._launch(self._config, self._function, self._pointers, None)
+        if code:
+            again(code, self._launch, self._config, self._function, self._pointers, None)
 
 
 def _addresses(values: "ctypes.Array[ctypes.c_char]", parameters: int) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 import ctypes
 import weakref
 
-from hicache_dbg.tracer.digest.driver import driven, driver
+from hicache_dbg.tracer.digest.driver import again, driven, driver
 
 __all__ = ["Mark"]
 
@@ -20,22 +20,29 @@ class Mark:
         self._handle = handle.value
         self._record = driver().cuEventRecord
         self._wait = driver().cuStreamWaitEvent
+        self._query = driver().cuEventQuery
         weakref.finalize(self, driver().cuEventDestroy_v2, self._handle).atexit = False
 
     def record(self, stream: int) -> None:
         """Stand for all that ``stream`` was given so far."""
-        driven(self._record, self._handle, stream)
+        code = self._record(self._handle, stream)
+        if code:
+            again(code, self._record, self._handle, stream)
 
     def hold(self, stream: int) -> None:
         """What ``stream`` is given from now on waits for the latest record, if there is one."""
-        driven(self._wait, stream, self._handle, 0)
+        code = self._wait(stream, self._handle, 0)
+        if code:
+            again(code, self._wait, stream, self._handle, 0)
 
     def query(self) -> bool:
         """Whether what the latest record stands for is done; true if there is none."""
-        code: int = driver().cuEventQuery(self._handle)
-        if code not in {0, _NOT_READY}:
-            driven(driver().cuEventQuery, self._handle)
-        return code != _NOT_READY
+        code: int = self._query(self._handle)
+        if code == _NOT_READY:
+            return False
+        if code:
+            again(code, self._query, self._handle)
+        return True
 
     def synchronize(self) -> None:
         """Block until it is."""

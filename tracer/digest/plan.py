@@ -1,8 +1,8 @@
 """How the GPU kernels are to read a slot range of a view: which kernel, in which unit, from where."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any
+from typing import Any, Self
 
 from hicache_dbg.tracer.digest.boxes import boxes_of
 from hicache_dbg.tracer.digest.xxh3 import LONGEST_SHORT, STRIPE_BYTES
@@ -20,6 +20,10 @@ class Kernel:
     """Tiles to a program."""
     warps: int
     constants: tuple[tuple[str, Any], ...]
+
+    def settling(self, together: int) -> Self:
+        """The same for watched operations, with ``together`` layers rolled up at a time; 0 for others."""
+        return replace(self, constants=(*self.constants, ("TOGETHER", together)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,9 +70,13 @@ class TileDigester:
         Raises:
             DigestRefusedError: the caller is capturing a CUDA graph.
         """
-        if wanted.view.device == "cpu":
+        name = wanted.view.device
+        if name == "cpu":
             return None
-        return self._device(wanted.view.device).watch(wanted)
+        device = self._devices.get(name) or self._device(name)
+        if device.captures():
+            raise DigestRefusedError("graph")
+        return device.watches.watch(wanted) if device.watches is not None else None
 
     def join(self) -> None:
         """Wait until every digest that this thread asked for can be read."""
@@ -91,19 +95,15 @@ class _Device:
     """One CUDA device: its digester, and for each thread a stream and what is under way on it."""
 
     def __init__(self, name: str) -> None:
-        from hicache_dbg.tracer.digest.select import digester_for
-
-        self._name = name
-        self._digester: DeviceDigester = digester_for(name)
-        self._watches = self._digester.watches()
-        self._local = threading.local()
-
-    def watch(self, wanted: "Wanted") -> "Watch | None":
         import torch
 
-        if torch.cuda.is_current_stream_capturing():
-            raise DigestRefusedError("graph")
-        return self._watches.watch(wanted) if self._watches is not None else None
+        from hicache_dbg.tracer.digest.select import digester_for
+
+        self.captures = torch.cuda.is_current_stream_capturing
+        self._name = name
+        self._digester: DeviceDigester = digester_for(name)
+        self.watches = self._digester.watches()
+        self._local = threading.local()
 
     def digest(
         self,

@@ -2,9 +2,9 @@
 
 The order that keeps a page from being written again before it was digested:
 
-- a backup is digested on a stream of ours, from before its copies on: its source is final then.
-  A load's first group of layers is digested there once it has arrived, beside the copies of the
-  second; the second on the engine's stream itself, behind its copies.
+- a backup is digested on a stream of ours, beside its copies: its source is final before them.
+- a load's first group of layers is digested there once it has arrived, beside the copies of the
+  second; the second on the engine's stream itself, behind its copies. So is all of a small load.
 - the engine's stream then waits for ours, before the engine marks there that the operation is over.
   Whoever may write the pages next waits for that mark, or for the engine's word.
 
@@ -12,9 +12,8 @@ An engine that does not say what it has queued is waited for instead: :meth:`Wat
 blocks until the digests are taken.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,20 +46,37 @@ class Room(Protocol):
     """What a watch asks of its place on the device; see :class:`hicache_dbg.tracer.digest.lane.Lane`."""
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that are digested together, in the order in which they are copied."""
+        ...
+
+    @property
     def done(self) -> Done:
-        """The event behind the latest :meth:`close`."""
+        """The event behind the last digest."""
         ...
 
     def arrive(self, stream: int) -> None:
-        """The bytes of the first group are there after what ``stream`` was given so far."""
+        """The bytes to be launched are there after what ``stream`` was given so far."""
+        ...
+
+    def follow(self, stream: int, later: int) -> None:
+        """``later`` goes on when ``stream`` has done what it was given so far."""
         ...
 
     def launch(self, stream: int) -> None:
-        """Digest the first group on ``stream``, after its arrival if there was word of it."""
+        """Digest on ``stream`` a backup, or a load's first group, once it has arrived if it must."""
         ...
 
     def close(self, stream: int) -> None:
         """Digest what is left on ``stream``, which goes on when every digest is taken."""
+        ...
+
+    def seen(self) -> "Seen":
+        """What was found, once that is done."""
+        ...
+
+    def free(self) -> None:
+        """The room may be used again."""
         ...
 
 
@@ -76,12 +92,11 @@ class Seen:
     digests: Digests
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class Wanted(NamedTuple):
     """An operation on one component of one mirror, or a part of its pages.
 
     ``pages`` are those of the device end, ``entries`` the host pages whose roll-ups are stored or
-    compared, ``keys`` as :func:`hicache_dbg.tracer.digest.rollup.keys_of` makes them; ``size`` is how
+    compared, of these ``generations`` and as often begun to be ``writes`` as that; ``size`` is how
     many host pages there are. ``layers`` index the view, in the order in which they are copied.
     """
 
@@ -92,8 +107,18 @@ class Wanted:
     layers: tuple[int, ...]
     pages: Words
     entries: Words
-    keys: Digests
+    generations: Words
+    writes: Words
     size: int
+
+    def part(self, these: slice) -> Self:
+        """The same of some of its pages."""
+        return self._replace(
+            pages=self.pages[these],
+            entries=self.entries[these],
+            generations=self.generations[these],
+            writes=self.writes[these],
+        )
 
 
 class Watch:
@@ -102,36 +127,23 @@ class Watch:
     Args:
         room: where its digests are taken.
         side: the raw handle of the stream they run on.
-        second: for a load, how many layers the second group has; None for a backup.
-        read: reads what was found; called once, on the bus's thread, when :meth:`ready`.
-        give_back: takes the room back.
+        loads: whether the operation brings bytes to the device.
     """
 
-    def __init__(
-        self,
-        room: Room,
-        side: int,
-        second: int | None,
-        *,
-        read: Callable[[], Seen],
-        give_back: Callable[[], None],
-    ) -> None:
+    __slots__ = ("_beside", "_closed", "_launched", "_loads", "_room", "_side", "_told")
+
+    def __init__(self, room: Room, side: int, *, loads: bool) -> None:
         self._room = room
         self._side = side
-        self._second = second
-        self._read = read
-        self._give_back = give_back
+        self._loads = loads
+        #: Whether anything runs on the stream of ours.
+        self._beside = not loads or len(room.groups) > 1
         self._launched = self._closed = self._told = False
 
     def begin(self, after: int | None = None) -> None:
-        """No byte has moved: a backup's source may be digested, from now on.
-
-        It is whole already or, with ``after``, when that stream has done what it was given so far.
-        """
-        if after is not None:
+        """A backup's source is whole, or will be when ``after`` has done what it was given so far."""
+        if after is not None and not self._loads:
             self._room.arrive(after)
-        if self._second is None:
-            self._launch()
 
     def arrived(self, stream: int) -> None:
         """``stream`` has been given all copies of a load's first group."""
@@ -144,20 +156,40 @@ class Watch:
         Of a load no more than the last ``under_way`` layers may still be on their way; of others
         it is known that they are there, or :meth:`arrived` was called.
         """
-        if not self._launched:
-            if not self._told and under_way > (self._second or 0):
-                self._room.arrive(stream)
-            self._launch()
-        if not self._closed:
-            self._close(stream)
+        if self._closed:
+            return
+        if self._beside:
+            self._launch_beside(stream, under_way)
+            self._room.close(stream)
+        else:
+            self._room.launch(stream)
+            self._launched = True
+        self._closed = True
+
+    def queued_apart(self, stream: int, under_way: int) -> int:
+        """As :meth:`queued`, for an engine that marks the end on the stream that is returned.
+
+        That one comes after the copies and the digests; ``stream`` waits for nothing, and its next
+        operation's copies begin beside these digests.
+        """
+        if self._closed or not self._beside:
+            self.queued(stream, under_way)
+            return stream
+        self._launch_beside(stream, under_way)
+        self._room.follow(stream, self._side)
+        self._room.close(self._side)
+        self._closed = True
+        return self._side
 
     def finish(self) -> None:
         """Every copy is done: be sure, before the engine says so, that every digest is taken."""
-        if not self._launched:
-            self._launch()
-        if not self._closed:
-            self._close(self._side)
-            self._room.done.synchronize()
+        if self._closed:
+            return
+        self._room.launch(self._side)
+        self._launched = True
+        self._room.close(self._side)
+        self._closed = True
+        self._room.done.synchronize()
 
     def ready(self) -> bool:
         """Whether :meth:`seen` need not wait."""
@@ -166,18 +198,16 @@ class Watch:
     def seen(self) -> Seen:
         """What was found; the room is free afterwards."""
         try:
-            return self._read()
+            return self._room.seen()
         finally:
             self.drop()
 
     def drop(self) -> None:
         """Nobody will ask for what was found, and it is :meth:`ready`."""
-        self._give_back()
+        self._room.free()
 
-    def _launch(self) -> None:
+    def _launch_beside(self, stream: int, under_way: int) -> None:
+        if self._loads and not self._told and under_way > len(self._room.groups[-1]):
+            self._room.arrive(stream)
         self._room.launch(self._side)
         self._launched = True
-
-    def _close(self, stream: int) -> None:
-        self._room.close(stream)
-        self._closed = True

@@ -3,15 +3,14 @@
 import gc
 import itertools
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tests.tracer.digest.waiting import no_waiting
 
+from hicache_dbg.tracer.digest import lane, watches
 from hicache_dbg.tracer.digest.cpu import CpuDigester
-from hicache_dbg.tracer.digest.rollup import keys_of
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError, TileDigester
 from hicache_dbg.tracer.digest.watch import Wanted, Watch
 from hicache_dbg.tracer.view import Run, View
@@ -69,7 +68,8 @@ class Bench:
             layers=tuple(range(LAYERS)),
             pages=np.array(pages, np.int64),
             entries=np.array(entries, np.int64),
-            keys=keys_of(lives, lives),
+            generations=lives,
+            writes=lives,
             size=HOST,
         )
 
@@ -92,9 +92,12 @@ class Bench:
         return CpuDigester().digest(self.on_host, range(LAYERS), np.array(pages))
 
 
-@pytest.fixture
-def bench() -> Bench:
-    """One of everything."""
+@pytest.fixture(params=["small", "large"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """One of everything, where operations are taken for small ones or for large ones."""
+    if request.param == "large":
+        monkeypatch.setattr(watches, "IN_LINE_BYTES", 0)
+        monkeypatch.setattr(lane, "NEAR_PAGES", 0)
     return Bench()
 
 
@@ -119,7 +122,7 @@ def test_room_is_used_again_by_fewer_and_more_pages(bench: Bench) -> None:
         assert bench.run(pages, entries, loads=True, life=count).seen().confirmed.all()
 
 
-def test_one_flipped_bit_is_one_page_from_the_ring(bench: Bench) -> None:
+def test_one_flipped_bit_is_one_page(bench: Bench) -> None:
     """Its page is not confirmed, and its digests in every layer are what lies there now."""
     pages, entries = list(range(16)), list(range(16))
     bench.run(pages, entries, loads=False).seen()
@@ -143,19 +146,16 @@ def test_what_the_device_does_not_know_is_read_back(bench: Bench) -> None:
         seen = unknown.seen()
         assert not seen.confirmed.any()
         assert (seen.digests == bench.expected(pages)).all()
-    some = replace(bench.wanted(pages, entries, loads=True), layers=(2, 5))
+    some = bench.wanted(pages, entries, loads=True)._replace(layers=(2, 5))
     watch = bench.digester.watch(some)
     assert watch is not None
     watch.finish()
     assert (watch.seen().digests == bench.expected(pages)[[2, 5]]).all()
 
 
-def test_more_violations_than_the_ring_holds_are_still_exact(bench: Bench) -> None:
-    """What the ring lost is read back from the operation's own room."""
+def test_where_every_page_differs_all_digests_are_there(bench: Bench) -> None:
+    """However much is wrong, nothing is lost: it is read back from the operation's own room."""
     pages = list(range(PAGES))
-    device = bench.digester._device(str(bench.device.device))
-    assert device._watches is not None
-    device._watches._ring.capacity = 5  # 24 pages of 7 layers differ
     bench.run(pages, pages, loads=False).seen()
     bench.device += 1
     bench.host += 1
@@ -192,15 +192,15 @@ def test_a_source_is_digested_after_the_stream_that_writes_it(bench: Bench) -> N
     pages = list(range(PAGES))
     good, stream = bench.device.clone(), bench.stream.cuda_stream
     bench.run(pages, pages, loads=False).seen()
-    watches = bench.digester._device(str(bench.device.device))._watches
-    assert watches is not None
+    maker = bench.digester._device(str(bench.device.device)).watches
+    assert maker is not None
     for _ in range(10):
         bench.device.zero_()
         torch.cuda.synchronize()
         with torch.cuda.stream(bench.stream):
             torch.cuda._sleep(300_000)
             bench.device.copy_(good)
-        watch = watches.watch(bench.wanted(pages, pages, loads=False), stream)
+        watch = maker.watch(bench.wanted(pages, pages, loads=False), stream)
         assert watch is not None
         watch.queued(stream, 0)
         bench.stream.synchronize()
@@ -256,9 +256,9 @@ def test_a_bus_that_lags_is_not_waited_for(bench: Bench) -> None:
         )
     )
     assert len(watches) == 64
-    torch.cuda.synchronize()
     for watch in watches:
         assert watch is not None
+        watch.finish()
         watch.seen()
     assert bench.digester.watch(bench.wanted([1], [1], loads=False)) is not None
 
@@ -267,11 +267,11 @@ def test_eight_bytes_a_page_that_end_with_the_mirror(bench: Bench) -> None:
     """The roll-ups take 8 bytes a host page and component; they and the view go with the mirror."""
     bench.run([1], [1], loads=False).seen()
     device = bench.digester._device(str(bench.device.device))
-    assert device._watches is not None
-    assert device._watches.device_bytes() == 8 * HOST
+    assert device.watches is not None
+    assert device.watches.device_bytes() == 8 * HOST
     mirror, view = weakref.ref(bench.mirror), weakref.ref(bench.device)
     bench.mirror, bench.on_device, bench.device = Mirror(), bench.on_host, bench.host
     gc.collect()
     assert mirror() is None
     assert view() is None
-    assert device._watches.device_bytes() == 0
+    assert device.watches.device_bytes() == 0
