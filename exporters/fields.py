@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from hicache_dbg.exporters.encoding import encoded
 from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Started, Stated
 
 __all__ = ["IDENTIFIER", "MESSAGE_IDS", "PRIORITIES", "fields"]
@@ -65,6 +64,7 @@ def _copied(event: Copied) -> dict[str, str]:
         "HICACHE_SKIPPED": f"{sum(event.skipped.values())}",
         "HICACHE_SKIP_REASON": _reasons(event.skipped),
         "HICACHE_STATUS": event.status,
+        "HICACHE_REQUEST": ",".join(event.requests),
         "TRACE_ID": event.trace_id,
         "SPAN_ID": event.span_id,
     }
@@ -86,6 +86,7 @@ def _finding(event: Finding) -> dict[str, str]:
         "HICACHE_CHECK": event.check,
         "HICACHE_COUNT": f"{event.count}",
         "HICACHE_RECORD": _record(event),
+        "HICACHE_REQUEST": ",".join(event.requests),
         "TRACE_ID": event.trace_id,
         "SPAN_ID": event.span_id,
     }
@@ -135,7 +136,7 @@ def _reasons(skipped: dict[str, int]) -> str:
 
 def _record(event: Event) -> str:
     """The whole event as JSON, for the rare kinds: a reader of the journal gets it back exactly."""
-    return msgspec.json.encode(event).decode()
+    return encoded(event).decode()
 
 
 _FIELDS: dict[type[Event], Callable[[Any], dict[str, str]]] = {

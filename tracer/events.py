@@ -42,6 +42,8 @@ class Op(StrEnum):
     SEND = "send"
     RECV = "recv"
 
+    __hash__ = str.__hash__  # an enum's own is Python, and asked for at every copy
+
 
 class Tier(StrEnum):
     """Where bytes rest."""
@@ -190,7 +192,8 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     ``verified + witnessed + mismatched + sum(skipped.values())`` is the number of tiles moved.
     Of long operations the page lists hold the first few; ``bad_tiles`` are (layer, host page) of
     the first that differ. ``trace_id`` and ``span_id`` name the span of the request that asked for
-    the operation, ``shared_with`` the spans of the others that it serves as well.
+    the operation, ``shared_with`` the spans of the others that it serves as well; ``requests`` are
+    all of them as the host calls them, where it names requests.
     """
 
     pool: str
@@ -222,6 +225,7 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     trace_id: str = ""
     span_id: str = ""
     shared_with: tuple[tuple[str, str], ...] = ()
+    requests: tuple[str, ...] = ()
     status: str = "ok"
     bad_tiles: tuple[tuple[int, int], ...] = ()
 
@@ -257,6 +261,7 @@ class Finding(_Base, frozen=True, kw_only=True, tag="finding"):
     count: int = 1
     trace_id: str = ""
     span_id: str = ""
+    requests: tuple[str, ...] = ()
 
 
 class Stated(_Base, frozen=True, kw_only=True, tag="stated"):

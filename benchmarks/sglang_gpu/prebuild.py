@@ -3,16 +3,21 @@
 """Compiles one of SGLang's run-time kernels into its cache: python prebuild.py KIND [BYTES].
 
 SGLang compiles them one after another when they are first wanted, 13 to 16 s each. Run beside each
-other they take a minute; ``--list`` prints the arguments of all that the round trips want.
+other they take a minute; ``--list`` prints the arguments of all that the round trips want,
+``--list-served`` of those that ``serve.py``'s requests want.
 """
 
 import sys
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-ROWS = (256, 1024, 1152, 2048)
-STAGED = (256, 1152, 1728, 2048, 4096, 8448, 37440, 65536, 149760)
+ROWS = (256, 1024, 1152, 2048, 4096)
+STAGED = (256, 1024, 1152, 1728, 2048, 4096, 8448, 37440, 65536, 149760)
+#: A model of heads of 128 and rows of 2,048 B: positions, rotary embedding, activation, writing of KV.
+SERVED = ("rows 2048", "staged 2048", "positions 0", "rotary 128", "activation 0", "store 2048")
 
 
 def main(kind: str, size: int = 0) -> None:
@@ -34,6 +39,29 @@ def main(kind: str, size: int = 0) -> None:
         from sglang.kernels.ops.kvcache.hisparse import _jit_dsv4_transfer_module
 
         _jit_dsv4_transfer_module(1024)
+    else:
+        _served(kind, size)
+
+
+def _served(kind: str, size: int) -> None:
+    if kind == "positions":
+        from sglang.kernels.ops.attention.clamp_position import _jit_clamp_position_module
+
+        _jit_clamp_position_module(torch.int64)
+    elif kind == "rotary":
+        from sglang.kernels.ops.attention.rope import _jit_fused_rope_module
+
+        _jit_fused_rope_module(
+            is_neox=True, rope_dim=size, dtype=torch.bfloat16, q_dtype=torch.bfloat16
+        )
+    elif kind == "activation":
+        from sglang.kernels.ops.activation.activation import activation_module
+
+        activation_module(torch.bfloat16)
+    elif kind == "store":
+        from sglang.kernels.ops.kvcache.kvcache import can_use_store_cache
+
+        can_use_store_cache(size, size)
 
 
 if __name__ == "__main__":
@@ -41,5 +69,7 @@ if __name__ == "__main__":
         for line in (*(f"rows {n}" for n in ROWS), *(f"staged {n}" for n in STAGED)):
             print(line)
         print("tma 0\nmamba 0\ndsv4 0")
+    elif sys.argv[1] == "--list-served":
+        print("\n".join(SERVED))
     else:
         main(sys.argv[1], int(sys.argv[2]))

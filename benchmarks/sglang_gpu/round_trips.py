@@ -23,6 +23,7 @@ from builders import (
     v4,
     v4_state,
 )
+from builders_late import hisparse, mxfp8, unified
 from driving import Mover, indices
 from setups import NUMBER, Build, Setup, bytes_of
 from tracing import Row, Traced, copies, findings
@@ -53,28 +54,35 @@ CASES: tuple[tuple[str, Build, tuple[tuple[str, str], ...], dict[str, Any]], ...
     ("k_only", k_only, FOUR, {}),
     ("nvfp4", nvfp4, tuple((layout, "kernel") for layout, _ in FOUR[1:]), {"since": 23}),
     ("qsa", qsa, FOUR, {"since": 22}),
+    ("hisparse", hisparse, FOUR[:1], {"components": 2, "since": 23}),
+    ("unified", unified, FOUR[2:3], {"since": 23, "pages": PAGES}),
+    ("mxfp8", mxfp8, FOUR[2:3], {"components": 4, "since": 22}),
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """One pool with one layout and io backend."""
+    """One pool with one layout and io backend; ``pages`` are those of the host, 0 for all it has."""
 
     name: str
     build: Build
     layout: str
     backend: str
     components: int
+    pages: int
 
 
 def round_trips(only: str = "") -> Iterator[Row]:
     """One row a pool, layout and backend."""
     traced = Traced()
     for name, build, ways, given in CASES:
-        if given.get("since", 0) > NUMBER[2] or (only and only not in name):
+        if given.get("since", 0) > NUMBER[2] or (
+            only and not any(part in name for part in only.split(","))
+        ):
             continue
         for layout, backend in ways:
-            yield _row(traced, Case(name, build, layout, backend, given.get("components", 1)))
+            parts, pages = given.get("components", 1), given.get("pages", 0)
+            yield _row(traced, Case(name, build, layout, backend, parts, pages))
     traced.attachment.detach()
 
 
@@ -87,7 +95,7 @@ def _row(traced: Traced, case: Case) -> Row:
     except Exception as error:  # noqa: BLE001 - a row, whatever it is
         return Row("round trip", name, f"not built: {_said(error)}", goal, kept=False)
     try:
-        result, kept = _there_and_back(traced, setup, case.backend, case.components)
+        result, kept = _there_and_back(traced, setup, case)
     except Exception as error:  # noqa: BLE001 - a row, whatever it is
         result, kept = _said(error), False
     finally:
@@ -102,18 +110,16 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
 
 
-def _there_and_back(
-    traced: Traced, setup: Setup, backend: str, components: int
-) -> tuple[str, bool]:
+def _there_and_back(traced: Traced, setup: Setup, case: Case) -> tuple[str, bool]:
     traced.take()
     before, errors = [bytes_of(t, setup.rows).clone() for t in setup.devices], traced.errors()
     count = before[0].shape[0]
     generator = torch.Generator().manual_seed(count)
     source, target = (torch.randperm(count, generator=generator)[:MOVED] for _ in range(2))
-    pages = setup.pool.size // setup.page if setup.page > 1 else setup.pool.size
+    pages = case.pages or setup.pool.size // setup.page
     host_pages = torch.randperm(pages, generator=generator)[:MOVED]
     host = indices(host_pages, setup.page)
-    mover = Mover(setup, backend)
+    mover = Mover(setup, case.backend)
     mover.backup(host, indices(source, setup.page).cuda())
     torch.cuda.synchronize()
     mover.load(host, indices(target, setup.page).cuda())
@@ -129,7 +135,7 @@ def _there_and_back(
         for t, old in zip(setup.devices, before, strict=True)
     )
     found, moved = findings(events), copies(events)
-    tiles = MOVED * setup.layers * components
+    tiles = MOVED * setup.layers * case.components
     seen = [(event.op.value, event.witnessed, event.verified) for event in moved]
     clean = seen == [("backup", tiles, 0), ("load", 0, tiles)]
     failed = {k: v for k, v in traced.errors().items() if errors.get(k) != v}

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found"
 """SGLang as released with its real CUDA kernels, and us attached: round trips, faults, cost.
 
-    PYTHONPATH=... python benchmarks/sglang_gpu/run.py [--parts round_trips,faults,cost] [--json]
+    PYTHONPATH=... python benchmarks/sglang_gpu/run.py [--parts faults,round_trips,cost] [--json]
 
 README.md says what must be on the path. The exit code is 1 if a row is not as it should be.
 """
@@ -27,8 +27,10 @@ from tracing import Row  # noqa: E402
 def main() -> int:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="round_trips,faults,cost")
-    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--parts", default="faults,round_trips,cost")
+    parser.add_argument(
+        "--only", default="", help="cases whose name has this, or one of these, by commas"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     rows: list[Row] = []

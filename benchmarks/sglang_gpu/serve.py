@@ -2,30 +2,60 @@
 # pyright: reportMissingImports=false
 """SGLang's own scheduler with a model of random weights, its host cache on, and us attached by the gate.
 
-    HICACHE_DBG=1 HICACHE_DBG_SINKS=recording HICACHE_DBG_DIR=rec PYTHONPATH=... python serve.py MODEL_DIR
+    HICACHE_DBG=1 HICACHE_DBG_SINKS=recording HICACHE_DBG_DIR=rec PYTHONPATH=... \
+        python serve.py MODEL_DIR [--replies FILE] [--same-as FILE] [--flip]
 
-More sessions than the GPU pool holds are served twice; the second time their prefixes come from the
-host. MODEL_DIR is made if it is not there.
+More conversations than the GPU pool holds take three turns each; from the second turn on their
+prefixes come from the host. MODEL_DIR is made if it is not there. ``--replies`` writes what was
+answered, ``--same-as`` compares it with what another run wrote, and ``--flip`` changes one bit of
+pinned memory before the first load.
 """
 
+import argparse
 import json
 import os
 import sys
 import time
 from collections import Counter
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import prelude  # noqa: F401 - again in each process that SGLang starts
+import torch
 import wrapt
+
+FLIP = "FLIP_A_BIT"
 
 
 @wrapt.when_imported("sglang.srt.layers.dual_gemm")
 def _without_cutlass(module: Any) -> None:
     """0.5.23 looks for a fused layer that wants a package which is not there; None is its own answer then."""
     module.DualGemm._select_mode = lambda *_: None  # noqa: SLF001
+
+
+@wrapt.when_imported("sglang.srt.managers.cache_controller")
+def _flipping(module: Any) -> None:
+    """In the scheduler: one bit of layer 2 of the first page that is about to be loaded."""
+    if not os.environ.get(FLIP):
+        return
+    owner, left = module.HiCacheController, ["one"]
+    original = owner.start_loading
+
+    @wraps(original)
+    def start_loading(controller: Any) -> Any:
+        if controller.load_queue and left:
+            left.clear()
+            host = controller.mem_pool_host
+            pool = getattr(getattr(host, "anchor_entry", None), "host_pool", host)
+            slot = int(controller.load_queue[0].host_indices[0])
+            pool.k_buffer[2, slot].view(-1).view(torch.uint8)[5] ^= 1
+            print(f"flipped a bit of layer 2, host page {slot // pool.page_size}", flush=True)
+        return original(controller)
+
+    owner.start_loading = start_loading
 
 
 LLAMA = {
@@ -47,16 +77,72 @@ LLAMA = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SESSIONS, PREFIX, ON_GPU = 24, 1024, 8192
+SESSIONS, TURNS, COMMON, PREFIX, MORE, ON_GPU = 24, 3, 256, 1024, 128, 8192
+SAMPLING = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
 
 
-def prompts() -> list[list[int]]:
-    """A prefix of its own for each session."""
-    return [[3 + (7 * s + 13 * i + s * i) % 2000 for i in range(PREFIX)] for s in range(SESSIONS)]
+def _words(session: int, count: int, first: int = 0) -> list[int]:
+    return [
+        3 + (7 * session + 13 * i + session * i) % 2000 for i in range(first + 1, first + count + 1)
+    ]
 
 
-def main(folder: Path) -> int:
-    """Serve every session twice."""
+def opening(session: int) -> list[int]:
+    """A system prompt that all have in common, and a prefix of its own for each session."""
+    return _words(0, COMMON) + _words(session + 1, PREFIX)
+
+
+def main() -> int:
+    """Serve every conversation, then read what was recorded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--replies", type=Path)
+    parser.add_argument("--same-as", type=Path)
+    parser.add_argument("--flip", action="store_true")
+    options = parser.parse_args()
+    if options.flip:
+        os.environ[FLIP] = "1"
+    replies = serve(options.folder)
+    if options.replies:
+        options.replies.write_text(json.dumps(replies))
+    if options.same_as:
+        others = json.loads(options.same_as.read_text())
+        same = sum(
+            a == b
+            for ours, bare in zip(replies, others, strict=True)
+            for a, b in zip(ours, bare, strict=True)
+        )
+        print(f"{same} of {SESSIONS * TURNS} replies are those of the other run", flush=True)
+    if "HICACHE_DBG_DIR" not in os.environ:
+        return 0
+    verified, wrong = recorded()
+    print(f"{verified} tiles verified, {wrong} mismatched", flush=True)
+    return 0 if verified and (wrong > 0) == options.flip else 1
+
+
+def serve(folder: Path) -> list[list[list[int]]]:
+    """Replies by session and turn."""
+    engine = started(folder)
+    talks = [opening(session) for session in range(SESSIONS)]
+    replies: list[list[list[int]]] = [[] for _ in talks]
+    for turn in range(TURNS):
+        began, cached = time.perf_counter(), 0
+        for session, talk in enumerate(talks):
+            got = engine.generate(input_ids=talk, sampling_params=SAMPLING)
+            replies[session].append(got["output_ids"])
+            cached += got["meta_info"].get("cached_tokens", 0)
+            talk.extend(got["output_ids"] + _words(session + 50, MORE, PREFIX + turn * MORE))
+        spent = time.perf_counter() - began
+        print(
+            f"turn {turn}: {SESSIONS} requests, {cached} tokens cached, {spent:.1f} s", flush=True
+        )
+    time.sleep(1)  # the bus's thread hands over what the last request brought
+    engine.shutdown()
+    return replies
+
+
+def started(folder: Path) -> Any:
+    """SGLang's engine over a model of random weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LLAMA))
     import sglang
@@ -64,7 +150,6 @@ def main(folder: Path) -> int:
     from sglang.version import __version__ as version
 
     engine_module.assert_pkg_version = lambda *_: None  # the kernels are another version on purpose
-
     began = time.perf_counter()
     engine: Any = sglang.Engine(
         model_path=str(folder),
@@ -88,47 +173,28 @@ def main(folder: Path) -> int:
         log_level="info",
     )
     print(f"SGLang {version} is up after {time.perf_counter() - began:.1f} s", flush=True)
-    answers, cached = [], []
-    for turn in range(2):
-        began = time.perf_counter()
-        got = [
-            engine.generate(
-                input_ids=prompt,
-                sampling_params={"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
-            )
-            for prompt in prompts()
-        ]
-        answers.append([one["output_ids"] for one in got])
-        cached.append(sum(one["meta_info"].get("cached_tokens", 0) for one in got))
-        spent = time.perf_counter() - began
-        print(
-            f"turn {turn}: {len(got)} requests, {cached[-1]} tokens cached, {spent:.1f} s",
-            flush=True,
-        )
-    same = sum(one == other for one, other in zip(*answers, strict=True))
-    print(f"{same} of {SESSIONS} answers are the same both times", flush=True)
-    time.sleep(1)  # the bus's thread hands over what the last request brought
-    engine.shutdown()
-    verified, wrong = recorded()
-    print(f"{verified} tiles verified, {wrong} mismatched", flush=True)
-    return 0 if verified and not wrong else 1
+    return engine
 
 
 def recorded() -> tuple[int, int]:
     """Tiles verified and mismatched in the recordings, with a line for each kind of event."""
     kinds: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     verified = wrong = 0
-    for path in Path(os.environ["HICACHE_DBG_DIR"]).glob("*.jsonl"):
+    for path in Path(os.environ["HICACHE_DBG_DIR"]).rglob("*.jsonl*"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
-            kinds[f"{event.get('event', 'header')} {event.get('op', '')}".strip()] += 1
-            verified += event.get("verified", 0) if event.get("event") == "copied" else 0
-            wrong += event.get("mismatched", 0) if event.get("event") == "copied" else 0
-            if event.get("event") == "finding":
-                print("finding:", event["cls"], event["pool"], event["message"][:300], flush=True)
-    print("events:", dict(kinds), flush=True)
+            kind = event.get("event", "header")
+            kinds[f"{kind} {event.get('op', '')}".strip()] += 1
+            if kind == "copied":
+                verified += event.get("verified", 0)
+                wrong += event.get("mismatched", 0)
+                skipped.update(event.get("skipped") or {})
+            elif kind == "finding":
+                print("finding:", event["cls"], event["pool"], event["message"][:400], flush=True)
+    print("events:", dict(kinds), "skipped:", dict(skipped), flush=True)
     return verified, wrong
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main())

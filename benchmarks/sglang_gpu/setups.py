@@ -2,7 +2,7 @@
 # pyright: reportMissingImports=false
 """Host pools of SGLang as released over tensors on a GPU: what is built, and how it is to be moved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -63,14 +63,20 @@ class Setup:
         for pool in (self.pool, self.keep):
             if hasattr(pool, "destroy"):
                 pool.destroy()
-        for name in ("index_k_with_scale_buffer", "k_buffer"):  # 0.5.17 leaves these registered
-            buffer = vars(self.pool).get(name)
-            if isinstance(buffer, torch.Tensor):
-                runtime: Any = torch.cuda.cudart()
-                runtime.cudaHostUnregister(buffer.data_ptr())
+        runtime: Any = torch.cuda.cudart()
+        for start in {tensor.untyped_storage().data_ptr() for tensor in _tensors(vars(self.pool))}:
+            runtime.cudaHostUnregister(start)  # 0.5.17 leaves those of some classes registered
 
 
 Build = Callable[[str, int, int], Setup]
+
+
+def _tensors(fields: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The pinned tensors among a pool's fields, and in lists of them."""
+    for value in fields.values():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and one.is_pinned():
+                yield one
 
 
 def bytes_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:

@@ -215,6 +215,61 @@ def transfer_kv_mamba_lf_pf(src_ptrs: Tensor, **given: Any) -> None:
     transfer_kv_all_layer_mla_lf_pf(src_layers=src_ptrs, **given)
 
 
+def _staged_rows(
+    ptr_src: Tensor, src_indices: Tensor, dst_indices: Tensor, dst: Tensor, page_size: int
+) -> None:
+    """All layers of whole pages into rows that hold all layers; a page is its first index at the source."""
+    rows = dst.view(dst.shape[0], dst.shape[1], -1).view(torch.uint8)
+    layers, width = rows.shape[1:]
+    starts = src_indices[::page_size].repeat_interleave(page_size)
+    source = starts // page_size * page_size + torch.arange(len(starts)) % page_size
+    for layer, base in enumerate(ptr_src.tolist()[:layers]):
+        for at, to in _pairs(source, dst_indices):
+            _move(rows.data_ptr() + (to * layers + layer) * width, base + at * width, width)
+
+
+def jit_transfer_hicache_all_layer_staged_lf_pf(
+    *,
+    k_ptr_src: Tensor,
+    v_ptr_src: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    dst_k: Tensor,
+    dst_v: Tensor,
+    page_size: int,
+    **_: Any,
+) -> None:
+    """K and V through a staging buffer on the device."""
+    for source, target in ((k_ptr_src, dst_k), (v_ptr_src, dst_v)):
+        _staged_rows(source, src_indices, dst_indices, target, page_size)
+
+
+def jit_transfer_hicache_all_layer_mla_staged_lf_pf(
+    *,
+    ptr_src: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    dst: Tensor,
+    page_size: int,
+    **_: Any,
+) -> None:
+    """One tensor a layer through a staging buffer on the device."""
+    _staged_rows(ptr_src, src_indices, dst_indices, dst, page_size)
+
+
+def jit_transfer_hicache_one_layer_mla(
+    *,
+    cache_dst: Tensor,
+    indices_dst: Tensor,
+    cache_src: Tensor,
+    indices_src: Tensor,
+    **_: Any,
+) -> None:
+    """One layer, rows of any stride at either end."""
+    for at, to in _pairs(indices_src, indices_dst):
+        cache_dst[to].copy_(cache_src[at])
+
+
 STAND_INS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
@@ -227,6 +282,9 @@ STAND_INS: dict[str, Callable[..., None]] = {
         transfer_kv_all_layer_direct_lf_pf,
         transfer_cache_dsv4_mla,
         transfer_kv_mamba_lf_pf,
+        jit_transfer_hicache_all_layer_staged_lf_pf,
+        jit_transfer_hicache_all_layer_mla_staged_lf_pf,
+        jit_transfer_hicache_one_layer_mla,
     )
 } | {
     "transfer_kv_per_layer": _for_k_and_v(transfer_kv_per_layer_mla, "src", "dst"),

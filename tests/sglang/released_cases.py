@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from released_base import NUMBER, Case, Setup
+from released_mxfp8 import mxfp8
 from released_pages import index_k, mamba, nvfp4, nvfp4_main, qsa, v4, v4_state
 from released_rows import asymmetric, k_only, mha, mla, mla_sharded
 
@@ -22,6 +23,7 @@ _TABLE: tuple[
 ] = (
     ("mha", mha, (*_FOUR, ("page_head", "kernel")), {"components": 2}),
     ("asymmetric", asymmetric, _FOUR[2:], {"components": 2, "since": 14}),
+    ("mxfp8", mxfp8, _FOUR[2:3], {"components": 4, "since": 22}),
     ("mla", mla, _FOUR, {}),
     ("mla_sharded", mla_sharded, _FOUR[:1], {"since": 17}),
     ("index_k", index_k, _FOUR, {}),

@@ -23,7 +23,7 @@ def test_a_release_as_it_is_on_pypi(version: str) -> None:
         cwd=prepare.ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     sys.stdout.write(done.stdout[-20000:])
     assert done.returncode == 0, done.stdout[-4000:]

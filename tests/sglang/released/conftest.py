@@ -16,7 +16,7 @@ with warnings.catch_warnings():  # what SGLang and its libraries say of themselv
 
     NAMES = (
         "memory_pool_host",
-        *(f"pool_host.{n}" for n in ["mha", "mla", "dsa", "mamba", "qsa", "unified"]),
+        *(f"pool_host.{n}" for n in ["mha", "mha_mxfp8", "mla", "dsa", "mamba", "qsa", "unified"]),
     )
     for name in (f"sglang.srt.mem_cache.{n}" for n in NAMES):
         if find_spec(name.rpartition(".")[0]) and find_spec(name):

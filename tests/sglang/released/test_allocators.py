@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from released_allocators import logical, paged, states, token
 from released_driving import backup, controller, indices, load, operation
 from released_lane import beside
 from released_objects import group
@@ -20,36 +21,6 @@ from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding
 from hicache_dbg.tracer.settings import Checksum
-
-
-def logical() -> Any:
-    """The anchor that holds no bytes."""
-    return LogicalHostPool(16 * 256, 256)
-
-
-def token() -> Any:
-    """One token a page."""
-    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-
-    device = mha_of_sglang("layer_first").pool_device
-    return TokenToKVPoolAllocator(24, torch.bfloat16, "cpu", device, need_sort=False)
-
-
-def paged() -> Any:
-    """Four tokens a page."""
-    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-
-    device = mha_of_sglang("layer_first").pool_device
-    return PagedTokenToKVPoolAllocator(24, 4, torch.bfloat16, "cpu", device, need_sort=False)
-
-
-def states() -> Any:
-    """Slots of states, one a request."""
-    from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
-
-    mla("layer_first")  # tracing begins with the first host pool
-    return MambaSlotAllocator(8, "cpu")
-
 
 ALLOCATORS: dict[str, tuple[Callable[[], Any], int]] = {
     "mha": (lambda: mha("layer_first").pool, 4),
@@ -97,6 +68,22 @@ def test_pages_that_come_and_go_are_clean(traced: Start, name: str) -> None:
     allocator.clear()
     allocator.free(allocator.alloc(allocator.available_size()))
     assert run.sink.of(Finding) == []
+
+
+def test_a_segment_of_a_row_frees_every_page_it_touches(traced: Start) -> None:
+    """A request's row comes back in one segment that ends within a page: its pages are free then."""
+    run = traced()
+    allocator = paged()
+    if not hasattr(allocator, "free_segment"):
+        pytest.skip("this version frees rows through free alone")
+    taken = torch.empty(0, dtype=torch.int64)
+    for _ in range(3):
+        taken = allocator.alloc(allocator.available_size())
+        allocator.free_segment(taken[:-1], start_pos=0)
+    assert run.sink.of(Finding) == []
+    allocator.free_segment(taken[:4], start_pos=0)
+    (finding,) = run.sink.of(Finding)
+    assert (finding.cls, finding.pages) == (FaultClass.DOUBLE_FREE, (int(taken[0]) // 4,))
 
 
 def test_frees_of_a_group_count_when_they_are_asked_for(traced: Start) -> None:
@@ -187,8 +174,10 @@ def test_pools_that_share_an_allocator_do_not_clash(traced: Start, *, on_device:
     ]
     group({"kv": logical, "deepseek_v4_c4": riders[0].pool, "deepseek_v4_c128": riders[1].pool})
     host = logical.alloc(512)
-    frames = run.attachment.observer.frames
-    with frames.operation(lambda _: None):
+    observer = run.attachment.observer
+    session = observer.session()
+    assert session is not None
+    with observer.frames.operation(session.probe):
         for setup in riders:
             if on_device:
                 beside(run, setup)

@@ -3,7 +3,9 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -185,24 +187,6 @@ def test_a_rank_that_keeps_no_bytes_says_so(traced: Start) -> None:
     (said,) = run.attachment.observer.registry.inventory.unrecognised
     assert said.endswith("no bytes on this rank, another one loads and broadcasts them")
     assert run.sink.of(Finding) == []
-    receive(is_src=False)
-    receive(is_src=True)  # the one that loads has its own events
-    (event,) = run.sink.of(Copied)
-    assert (event.op, event.cls, event.io_backend) == (
-        Op.LOAD,
-        "MLATokenToKVPoolHost",
-        "broadcast",
-    )
-    assert (event.d, event.pages, event.skipped) == (8, 2, {"unreadable": 2 * LAYERS})
-
-
-def receive(*, is_src: bool) -> None:
-    """A load of two pages, as the controller begins it on a rank of a deduplicated pool."""
-    from sglang.srt.mem_cache.mla_host_dedup import MLAHostDedupBroadcaster
-
-    broadcaster = object.__new__(MLAHostDedupBroadcaster)  # its constructor asks for NCCL
-    broadcaster.is_src, broadcaster.device, broadcaster.idx_bufs = is_src, "cpu", None
-    broadcaster.prepare_broadcast(indices([1, 4], 4), None)
 
 
 def test_an_unknown_version_says_so(traced: Start) -> None:
@@ -308,3 +292,23 @@ def test_an_anchor_given_to_the_constructor_is_followed(traced: Start) -> None:
     latent.page_size, latent.size, latent.page_num = shape.page_size, shape.size, shape.page_num
     pool = type(index_k("layer_first").pool)(device, latent, "layer_first", pin_memory=False)
     assert len(run.record(pool).sources) == 2
+
+
+def test_a_pool_that_is_let_go_takes_its_memory_along(traced: Start) -> None:
+    """Without any garbage collection, which servers switch off: nothing of ours keeps its tensors."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    host = setup.pool.alloc(setup.page)
+    backup(setup, host, indices([1], setup.page), "kernel")
+    load(setup, host, indices([2], setup.page), "kernel")
+    assert len(run.sink.of(Copied)) == 2
+    gone = weakref.ref(setup.pool)
+    memory = weakref.ref(setup.pool.kv_buffer.untyped_storage())
+    gc.collect()
+    gc.disable()
+    try:
+        del setup, host
+        assert gone() is None
+        assert memory() is None
+    finally:
+        gc.enable()

@@ -4,22 +4,26 @@
 # pyright: reportMissingImports=false
 
 import time
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import released_base
 import released_driving
 import released_rows
 import torch
-from released_base import LAYERS, VERSION, Case
+from released_base import LAYERS, Case
 from released_cases import CASES
-from released_driving import backup, controller, indices, load, operation
+from released_driving import backup, indices, load
 from released_lane import HostSlot, beside
 from released_pages import index_k, v4
 from released_rows import mha_of_sglang, mla
+from released_streams import Event, device_events
 from released_traced import Start
 
-from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
+from hicache_dbg.tracer.attach.sglang import gpu, gpu_calls
+from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
+from hicache_dbg.tracer.attach.sglang.gpu_plans import A_LAUNCH_BYTES
+from hicache_dbg.tracer.attach.sglang.kinds import BACKUP
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
 from hicache_dbg.tracer.settings import Checksum
 
@@ -68,56 +72,116 @@ def test_a_load_is_digested_once_for_all_its_layers(traced: Start) -> None:
     assert [[(p.first, p.last) for p in work.parts] for work in lane.begun] == [[(0, LAYERS)]] * 2
 
 
-def test_the_digests_of_a_load_come_before_its_last_gate(traced: Start) -> None:
-    """0.5.13 takes that gate for the operation's end and gives pages away from there on: joined before, always."""
+def test_the_event_of_an_operations_end_comes_after_its_digests(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang gives pages away when its event has come: it is recorded again, behind the digests."""
+    device_events(monkeypatch)
+    monkeypatch.setattr(Event, "cuda_event", 77, raising=False)
     run = traced(checksum=Checksum.LOADS)
     setup = mha_of_sglang("layer_first")
     lane = beside(run, setup)
     host = indices(HOST, setup.page)
-    backup(setup, host, indices(FROM, setup.page), "kernel")
-    owner = controller(setup, "kernel")
-    (events, *_) = owner.layer_done_counter.events
-    opened: list[tuple[int, int, bool]] = []
-    complete = type(events).complete
-
-    def watching(self: object, layer: int) -> None:
-        work = lane.begun[-1]
-        opened.append((layer, len(work.parts), work.marked))
-        complete(self, layer)
-
-    events.complete = watching.__get__(events)
-    owner.load_queue.append(operation(host, indices(TO, setup.page)))
-    owner.start_loading()
-    assert opened == [(0, 0, False), (1, 2, True)]  # of K and of V
-    if VERSION == "0.5.13":
-        assert owner.ack_load_queue[-1].finish_event is events.load_events[-1]
+    for move, pages in ((backup, FROM), (load, TO)):
+        lane.recorded.clear()
+        move(setup, host, indices(pages, setup.page), "kernel")
+        assert lane.recorded[-1] == (77, 0)  # behind all that is ours
+        assert len(lane.begun[-1].parts) == 2  # of K and of V
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
 
 
-def test_layers_between_the_first_and_the_last_are_only_counted(
+def test_large_digests_run_beside_the_copies_in_order_with_sglangs_events(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of six layers' calls two are looked at, and all six layers are verified."""
+    """A backup's source is digested from the event of its begin on, a load from its end on; both end as one."""
+    device_events(monkeypatch)
+    monkeypatch.setattr(Event, "cuda_event", property(id), raising=False)
+    monkeypatch.setattr(gpu, "IN_LINE_BYTES", 0)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mha_of_sglang("layer_first")
+    lane = beside(run, setup)
+    host = indices(HOST, setup.page)
+    for move, pages, waits in ((backup, FROM, 2), (load, TO, 1)):
+        lane.recorded.clear()
+        lane.waited.clear()
+        move(setup, host, indices(pages, setup.page), "kernel")
+        assert len(set(lane.waited)) == waits
+        assert lane.recorded[-1][0] == lane.waited[-1]  # the end, behind it and the digests
+    assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
+
+
+@pytest.mark.parametrize("size", [0, A_LAUNCH_BYTES, 5 * A_LAUNCH_BYTES, 1 << 40])
+def test_every_layer_is_in_one_of_a_backups_launches(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """As many launches as its bytes ask for, a layer each at most, that follow on each other."""
+    for module in (released_base, released_rows):
+        monkeypatch.setattr(module, "LAYERS", 6)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    observer = run.attachment.observer
+    session = observer.session()
+    assert session is not None
+    plan = observer.devices.by_pool[id(setup.pool)].plan(BACKUP, session.probe)
+    ranges = plan.ranges(size)
+    assert [layer for some in ranges for layer in some] == list(range(6))
+    assert len(ranges) == min(6, max(1, size // A_LAUNCH_BYTES))
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_the_layers_behind_the_first_go_straight_to_sglang(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, sure: bool
+) -> None:
+    """Of six layers' calls one is looked at, all six are verified, and the pool is as it was."""
     for module in (released_base, released_rows, released_driving):
         monkeypatch.setattr(module, "LAYERS", 6)
-    looked: list[int] = []
-    whole = LayerProbe.layer
+    if not sure:
+        monkeypatch.setattr(gpu_calls, "layers_brought", lambda *_: 0)
+    looked: list[str] = []
+    whole = DeviceCalls.around
 
-    def layer(self: LayerProbe, opened: OpenLoad, number: int, call: Callable[[], None]) -> None:
-        looked.append(number)
-        whole(self, opened, number, call)
+    def around(self: DeviceCalls, *args: Any) -> Any:
+        looked.append(args[3])
+        return whole(self, *args)
 
-    monkeypatch.setattr(LayerProbe, "layer", layer)
+    monkeypatch.setattr(DeviceCalls, "around", around)
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     lane = beside(run, setup)
-    host = indices(HOST, setup.page)
+    host, own = indices(HOST, setup.page), set(vars(setup.pool))
     backup(setup, host, indices(FROM, setup.page), "kernel")
     load(setup, host, indices(TO, setup.page), "kernel")
-    assert looked == [0, 5]
+    assert [name.split("_")[0] for name in looked] == ["backup", "load"]
     event = run.sink.of(Copied)[-1]
     assert (event.layers, event.verified, event.mismatched) == (6, 6 * len(HOST), 0)
     assert [(part.first, part.last) for part in lane.begun[-1].parts] == [(0, 6)]
+    assert set(vars(setup.pool)) == own
+
+
+def test_a_load_of_other_pages_within_the_same_operation_is_another(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a pool comes twice in one operation, each of its loads is verified by itself."""
+    monkeypatch.setattr(gpu_calls, "layers_brought", lambda *_: 0)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    host, other = indices([5, 0], setup.page), indices([7], setup.page)
+    backup(setup, host, indices([1, 4], setup.page), "kernel")
+    backup(setup, other, indices([2], setup.page), "kernel")
+    session = run.attachment.observer.session()
+    assert session is not None
+    pool, to = setup.pool, indices([0, 3, 5], setup.page)
+    first, second = to[: 2 * setup.page], to[2 * setup.page :]
+    frame = run.attachment.observer.frames.begin(session.probe)
+    for layer in range(LAYERS):
+        for source, target in ((host, first), (other, second)):
+            pool.load_to_device_per_layer(setup.pool_device, source, target, layer, "kernel")
+    run.attachment.observer.frames.end(frame)
+    loads = run.sink.of(Copied)[2:]
+    assert [(load.pages, load.verified) for load in loads] == [(2, 2 * LAYERS), (1, LAYERS)]
+    assert run.sink.of(Finding) == []
 
 
 @pytest.mark.parametrize("ms", [0.0005, 3_600_000.0])

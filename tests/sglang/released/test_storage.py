@@ -8,6 +8,7 @@ import hashlib
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from released_driving import backup, controller, indices, load
 from released_pages import index_k
 from released_rows import mha_of_sglang
 from released_traced import Start, Traced
+from released_trees import SmallTree, request
 
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Tier
 from hicache_dbg.tracer.settings import Checksum
@@ -114,7 +116,20 @@ def test_what_was_stored_is_fetched_and_verified(tier: Tier3) -> None:
         ("HiCacheFile", 3, 3, 12)
     ] * 2
     assert store.bytes == fetch.bytes == loaded.bytes
+    assert [e.requests for e in (store, fetch)] == [(), ("r1",)]  # a prefetch is a request's
     assert tier.run.sink.of(Finding) == []
+
+
+def test_pages_that_go_on_to_storage_are_for_who_filled_them(tier: Tier3) -> None:
+    """The node was backed up for a request; the thread for storage carries out what its tree sends on."""
+    queue: list[Any] = []
+    tier.owner.backup_queue = SimpleNamespace(put=queue.append)
+    tree = SmallTree(tier.owner, tier.setup.page)
+    host = tree.cache_unfinished_req(request("a"), indices([1], tier.setup.page), 5)
+    tree.write_backup_storage(5, host, TOKENS[: tier.setup.page], keys_of(1))
+    tier.owner._page_backup(queue.pop())
+    store = tier.run.sink.of(Copied)[-1]
+    assert (store.op, store.requests) == (Op.STORE, ("a",))
 
 
 def test_pages_that_another_process_stored_are_unwitnessed(tier: Tier3) -> None:

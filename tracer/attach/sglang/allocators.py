@@ -5,10 +5,8 @@ Some refuse a page that is free already, most do not: their free list holds it t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
 from hicache_dbg.tracer.ledger import Pages
 
@@ -16,10 +14,10 @@ __all__ = [
     "ALLOCATORS",
     "CHECKED",
     "HOST",
+    "STRIPED",
     "Methods",
     "Named",
     "given_pages",
-    "slots_of",
     "taken_pages",
 ]
 
@@ -30,7 +28,7 @@ class Methods:
 
     Args:
         gives: return indices, or None where there is no room.
-        takes: are given indices.
+        takes: are given indices; the first is there in every version.
         takes_pages: are given page ids.
         deferred: give pages back that were taken before, through the methods above.
         resets: make all pages free, or put a state back that was kept.
@@ -55,11 +53,17 @@ ALLOCATORS: Mapping[str, Methods] = {
     "TokenToKVPoolAllocator": Methods(),
     "PagedTokenToKVPoolAllocator": Methods(
         gives=("alloc", "alloc_extend", "alloc_decode"),
+        takes=("free", "free_segment"),
         takes_pages=("free_page_ids",),
         deferred=("free_group_end",),
     ),
     "MambaSlotAllocator": Methods(gives=("_do_alloc",)),
+    "PageInterleavePoolAllocator": Methods(gives=("alloc_extend",)),
 }
+
+#: Module, class and method through which slots of a host pool are given away that is dealt out, page by
+#: page, to as many ranks as share it.
+STRIPED = ("sglang.srt.mem_cache.pool_host.page_interleave", "PageInterleaveHostPool", "alloc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,6 @@ class Named:
 
     pages: Pages
     partly: Pages
-
-
-def slots_of(indices: Any) -> Pages | None:
-    """A copy of a call's indices; None where they lie on a GPU."""
-    if not isinstance(indices, torch.Tensor) or indices.device.type != "cpu":
-        return None
-    return np.array(indices.reshape(-1).numpy(), np.int64)
 
 
 def given_pages(slots: Pages, page: int, *, device: bool) -> Pages:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 __all__ = [
     "ANCHOR",
@@ -15,6 +16,7 @@ __all__ = [
     "ours",
     "pool_group_classes",
     "subclasses",
+    "tree_classes",
 ]
 
 BASE = "HostKVCache"
@@ -30,7 +32,10 @@ _HOMES = (
     "sglang.srt.mem_cache.memory_pool_host",
 )
 _DEVICE_HOME = "sglang.srt.mem_cache.memory_pool"
+_TREE_HOME = "sglang.srt.mem_cache.base_prefix_cache"
 _MARK = "__hicache_dbg__"
+#: By class: asked for at every call of every allocator.
+_host_pools: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def host_pool_classes() -> Iterator[type]:
@@ -46,6 +51,12 @@ def device_pool_classes() -> Iterator[type]:
         for name in ("KVCache", "HybridReqToTokenPool")
         if isinstance(cls := getattr(sys.modules.get(_DEVICE_HOME), name, None), type)
     )
+
+
+def tree_classes() -> Iterator[type]:
+    """Every class of trees that exists by now."""
+    cls = getattr(sys.modules.get(_TREE_HOME), "BasePrefixCache", None)
+    yield from subclasses([cls] if isinstance(cls, type) else [])
 
 
 def pool_group_classes() -> Iterator[type]:
@@ -67,7 +78,11 @@ def subclasses(roots: Iterable[type]) -> Iterator[type]:
 
 def is_host_pool(value: object) -> bool:
     """Whether ``value`` is a host pool, or the anchor of some."""
-    return any(cls.__name__ in {BASE, ANCHOR} for cls in type(value).__mro__)
+    known = _host_pools.get(type(value))
+    if known is None:
+        known = any(cls.__name__ in {BASE, ANCHOR} for cls in type(value).__mro__)
+        _host_pools[type(value)] = known
+    return known
 
 
 def ours(wrapper: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """One call of a pool's copy method as a :class:`~hicache_dbg.tracer.mirror.Copy`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -8,17 +8,18 @@ import torch
 
 from hicache_dbg.tracer.attach.sglang.paths import NOTHING, Call, Path
 from hicache_dbg.tracer.attach.sglang.registry import PoolRecord
+from hicache_dbg.tracer.attach.sglang.whose import HERE, Request
 from hicache_dbg.tracer.checks.index_space import IndexUse
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
 
-__all__ = ["Given", "Reading", "layer_of", "read_call"]
+__all__ = ["AskedCopy", "Given", "Reading", "layer_of", "read_call"]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a copy method was called with."""
+    """What a copy method was called with, and by ``whom`` the operation was asked for."""
 
     pool: Any
     method: str
@@ -27,6 +28,14 @@ class Given:
     io_backend: str
     op: Op
     device_pool: Any = None
+    whom: tuple[Request, ...] = field(default_factory=lambda: HERE.carried)
+
+
+@dataclass(slots=True, eq=False)
+class AskedCopy(Copy):
+    """A copy, and the names of the requests that it is for."""
+
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ def read_call(record: PoolRecord, given: Given, op_id: int) -> Reading:
     if not readable:
         path = _unplaced(path)
     layers = tuple(range(record.mirror.layers))
-    copy = Copy(
+    copy = AskedCopy(
         mirror=record.mirror,
         op=given.op,
         host_pages=path.host_pages,
@@ -75,6 +84,8 @@ def read_call(record: PoolRecord, given: Given, op_id: int) -> Reading:
         model_layers=layers,
         op_id=op_id,
         spans=path.spans,
+        requests=[request.span for request in given.whom if request.span is not None],
+        names=tuple(request.name for request in given.whom),
     )
     a_page = record.mirror.tokens_per_page // record.mirror.slot_page
     return Reading(copy, use, given.device_indices.numel() * a_page)

@@ -1,11 +1,13 @@
 """Bytes that SGLang's counters say were moved, beside those that really were."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from hicache_dbg.tracer.attach.sglang.arguments import argument
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.mirror import Copy
 
@@ -68,11 +70,13 @@ class ByteCounters:
 
     def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around what adds to SGLang's own counter."""
+        added = argument(original, "num_bytes", at=1)
 
         @wraps(original)
-        def increment(collector: Any, num_bytes: int, *args: Any, **kwargs: Any) -> Any:
-            self.of_sglang += int(num_bytes)
-            return original(collector, num_bytes, *args, **kwargs)
+        def increment(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):  # it may count in anything
+                self.of_sglang += int(added(args, kwargs))
+            return original(*args, **kwargs)
 
         return ours(increment)
 

@@ -5,13 +5,14 @@ logical page which lies there, so that a page that was moved is another one, nev
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.around import around
+from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.ledger import Pages
 
 __all__ = ["BACKING", "allocating", "lives"]
@@ -27,18 +28,22 @@ BACKING = (
 _given: WeakKeyDictionary[Any, dict[str, Pages]] = WeakKeyDictionary()
 
 
-def allocating(original: Callable[..., Any]) -> Callable[..., Any]:
+def allocating(original: Callable[..., Any], say: Say) -> Callable[..., Any]:
     """Around ``alloc_many`` of a backing."""
+    asked = argument(original, "requests", at=1)
 
-    @wraps(original)
-    def alloc_many(backing: Any, requests: Any, *args: Any, **kwargs: Any) -> Any:
-        results = original(backing, requests, *args, **kwargs)
-        for (name, _), indices in zip(requests, results or (), strict=False):
-            counts = _counts(backing, name)
-            counts[np.unique(indices.numpy() // backing.sides[name].page_size)] += 1
-        return results
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        requests = asked(args, kwargs)
+        return (args[0], requests) if isinstance(requests, (list, tuple)) else None
 
-    return ours(alloc_many)
+    def after(about: Any, results: Any, _: BaseException | None) -> None:
+        backing, requests = about
+        if isinstance(results, (list, tuple)):
+            for (name, _count), indices in zip(requests, results, strict=False):
+                counts = _counts(backing, name)
+                counts[np.unique(indices.numpy() // backing.sides[name].page_size)] += 1
+
+    return around(say, "attach/alloc", original, before, after)
 
 
 def lives(pool: Any) -> Callable[[Pages], Pages]:

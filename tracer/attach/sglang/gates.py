@@ -6,16 +6,20 @@ the batch wait for a layer of the set that the batch was given. Accessors of dev
 ``wait_until`` are gated; some do not.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import wraps
+from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch.compiler import is_compiling
 
 from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.inner_pools import inner_layers
 from hicache_dbg.tracer.attach.sglang.say import Say
@@ -42,6 +46,10 @@ READERS: frozenset[str] = frozenset(
 )
 
 
+#: SGLang's functions that send off a load layer by layer, and what they call the layer.
+LOOPS = {"start_loading": "i", "submit_host_to_device": "layer_id"}
+
+
 class Gates:
     """Follows the loads of every counter of this process, and asks its readers for their wait.
 
@@ -52,9 +60,13 @@ class Gates:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._current: WeakKeyDictionary[Any, Loading] = WeakKeyDictionary()  # by set of events
+        self._by_id: dict[int, Loading] = {}  # the same, by the set's identity
         self._on_way: dict[Any, Loading] = {}  # the same, as long as layers are to come
         self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
         self._thread = threading.local()
+        self._complete: Function | None = None  # SGLang's own
+        #: Loads whose layers are being sent off: by which thread, and the set.
+        self._sending: dict[Loading, tuple[int, Any]] = {}
 
     # -- wrappers -------------------------------------------------------------------------------
 
@@ -68,52 +80,56 @@ class Gates:
                 if self._say.on():
                     events = counter.events[index]
                     loading = Loading(counter.num_layers, access(f"load in set {index}"))
+                    if events not in self._current:
+                        finalize(events, self._by_id.pop, id(events), None)
+                    self._by_id[id(events)] = loading
                     self._current[events] = self._on_way[events] = loading
                     self._thread.loading = loading
+                    if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
+                        self._let_pass(loading, events)
             return index
 
         return ours(update_producer)
 
     def completion(self, original: Function) -> Function:
         """Around ``LayerLoadingEvent.complete``: a layer's gate is behind its copies."""
+        known, thread, self._complete = self._by_id, self._thread, original
 
         @wraps(original)
         def complete(events: Any, layer_index: int, *args: Any, **kwargs: Any) -> Any:
             result = original(events, layer_index, *args, **kwargs)
-            loading = self._current.get(events)
+            loading = known.get(id(events))
             if loading is not None:
                 loading.open(layer_index)
-                if layer_index == loading.layers - 1:
-                    self._thread.loading = None
+                if layer_index + 1 == loading.layers:
+                    thread.loading = None
             return result
 
         return ours(complete)
 
     def waiting(self, original: Function) -> Function:
         """Around ``LayerDoneCounter.wait_until``."""
+        threshold_of = argument(original, "threshold")
 
         @wraps(original)
-        def wait_until(counter: Any, threshold: int, *args: Any, **kwargs: Any) -> Any:
-            result = original(counter, threshold, *args, **kwargs)
-            if self._on_way and counter.consumer_index >= 0:
-                loading = self._current.get(counter.events[counter.consumer_index])
-                if loading is not None:
-                    loading.wait(threading.get_ident(), threshold)
+        def wait_until(counter: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(counter, *args, **kwargs)
+            if self._on_way:
+                with self._say.errors("attach/wait"):
+                    self._waited(counter, threshold_of((counter, *args), kwargs))
             return result
 
         return ours(wait_until)
 
     def gating(self, original: Function) -> Function:
         """Around ``register_layer_transfer_counter``: whose layers a counter counts."""
+        counter_of = argument(original, "", at=1)
 
-        @wraps(original)
-        def register_layer_transfer_counter(pool: Any, counter: Any, *args: Any, **kw: Any) -> Any:
-            result = original(pool, counter, *args, **kw)
-            with self._say.errors("attach/gates"):
-                self._gate(pool, counter)
-            return result
+        def after(given: Any, _: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._gate(given[0][0], counter_of(*given))
 
-        return ours(register_layer_transfer_counter)
+        return around(self._say, "attach/gates", original, lambda *given: given, after)
 
     def reading(self, original: Function, name: str) -> Function:
         """Around an accessor of a device pool: by its end the wait is due."""
@@ -137,6 +153,17 @@ class Gates:
             with self._say.errors("attach/gates"):
                 self._gate(pool, getattr(pool, "layer_transfer_counter", None))
 
+    def sent(self, layers: int) -> None:
+        """The operation that this thread was in has sent off its load's first ``layers`` layers."""
+        loading = getattr(self._thread, "loading", None)
+        if loading is None:
+            return
+        self._thread.loading = None
+        _, events = self._sending.pop(loading, (0, None))
+        if events is not None:
+            vars(events).pop("complete", None)
+            loading.open(min(layers, loading.layers) - 1)
+
     def moved(self, pool: str, pages: Pages) -> None:
         """The load that this thread is in the middle of writes these device pages."""
         loading = getattr(self._thread, "loading", None)
@@ -150,13 +177,34 @@ class Gates:
         for loading in self._arriving():
             self._say.found(loading.touch({pool: pages}, access(what)), pool)
 
+    def _waited(self, counter: Any, layer: int) -> None:
+        if counter.consumer_index < 0:
+            return
+        loading = self._current.get(counter.events[counter.consumer_index])
+        if loading is not None:
+            self._catch_up(loading)
+            loading.wait(threading.get_ident(), layer)
+
     def _arriving(self) -> Iterable[Loading]:
         """The loads of which the device has not reported the last layer; the others are over."""
         for events, loading in list(self._on_way.items()):
+            self._catch_up(loading)
             if loading.opened >= loading.layers - 1 and events.finish_event.query():
                 self._on_way.pop(events, None)
             else:
                 yield loading
+
+    def _let_pass(self, loading: Loading, events: Any) -> None:
+        """Take ourselves out of the way of the calls, one a layer, that open this load's gates."""
+        if self._complete is not None and "complete" not in vars(events):
+            vars(events)["complete"] = MethodType(self._complete, events)
+            self._sending[loading] = threading.get_ident(), events
+
+    def _catch_up(self, loading: Loading) -> None:
+        """A thread looks at a load that another one is sending off: see how far that has come."""
+        sender, _ = self._sending.get(loading, (0, None))
+        if sender:
+            loading.open(_layer_at(sender) - 1)
 
     def _gate(self, pool: Any, counter: Any) -> None:
         if hasattr(counter, "wait_until"):
@@ -176,6 +224,7 @@ class Gates:
         loading = self._on_way.get(events)
         if loading is None or not 0 <= layer < loading.layers or _capturing():
             return
+        self._catch_up(loading)
         if loading.opened >= layer and events.load_events[layer].query():
             next(iter(self._arriving()), None)
             return
@@ -183,6 +232,17 @@ class Gates:
         by = access(f"{type(pool).__name__}.{name} of layer {told}")
         for one in sorted(names) or [type(pool).__name__]:
             self._say.found(loading.read(threading.get_ident(), layer, one, by), one)
+
+
+def _layer_at(thread: int) -> int:
+    """The layer that a thread is sending off, by its own loop over them."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to other threads
+    while frame is not None:
+        layer = frame.f_locals.get(LOOPS.get(frame.f_code.co_name, ""))
+        if isinstance(layer, int):
+            return layer
+        frame = frame.f_back
+    return 0
 
 
 def _capturing() -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "mamba",
     "mha",
     "mha_k_only",
+    "mha_mxfp8",
     "mla",
     "page_rows",
     "v4_pages",
@@ -71,6 +72,26 @@ def mha(pool: Any, name: str) -> Geometry:
     return _rows(name, ends, page, layout, _positions(pool, len(device_k)))
 
 
+def mha_mxfp8(pool: Any, name: str) -> Geometry:
+    """As :func:`mha`, and the scales of a page in one piece beside each of K and V."""
+    geometry = mha(pool, name)
+    for part in ("k", "v"):
+        scales = _scales(pool, name, part)
+        geometry.device[f"{part}_scale"], geometry.host[f"{part}_scale"] = scales
+    return geometry
+
+
+def _scales(pool: Any, name: str, part: str) -> tuple[View, View]:
+    device, host = (
+        of_pages(_end(name, f"{part}_scale", tier, layout), layers, 1)
+        for tier, layout, layers in (
+            ("device", "layer_first", getattr(pool, f"{part}_scale_device_rows")),
+            ("host", pool.layout, getattr(pool, f"{part}_scale_host_layers")),
+        )
+    )
+    return device, bytes_like(host, device)
+
+
 def mha_k_only(pool: Any, name: str) -> Geometry:
     """Index-K rows of a model whose index has no V."""
     layers = pool.device_pool.k_buffer
@@ -86,7 +107,28 @@ def mla(pool: Any, name: str) -> Geometry:
     chosen = [buffers[at[layer]] for layer in sorted(positions, key=positions.__getitem__)]
     shard = (getattr(pool, "dcp_size", 1), getattr(pool, "dcp_rank", 0))
     ends = {"latent": (chosen, pool.kv_buffer)}
-    return _rows(name, ends, pool.page_size, pool.layout, positions, shard=shard)
+    geometry = _rows(name, ends, pool.page_size, pool.layout, positions, shard=shard)
+    return _shared_out(pool, geometry)
+
+
+def _shared_out(pool: Any, geometry: Geometry) -> Geometry:
+    """Ranks that share out a pool's layers have room for as many each; one with fewer uses the first of it."""
+    device = getattr(pool, "device_pool", None)
+    shares = getattr(pool, "_layer_shard_enabled", getattr(device, "layer_shard_enabled", False))
+    if not shares:
+        return geometry
+    used = sorted(geometry.positions.values())
+    host = {
+        component: replace(
+            view,
+            bases=tuple(view.bases[layer] for layer in used),
+            owner=tuple(view.owner[layer] for layer in used),  # type: ignore[index]
+        )
+        for component, view in geometry.host.items()
+    }
+    order = {layer: at for at, layer in enumerate(used)}
+    positions = {layer: order[at] for layer, at in geometry.positions.items()}
+    return replace(geometry, host=host, positions=positions)
 
 
 def mamba(pool: Any, name: str) -> Geometry:
@@ -117,13 +159,14 @@ def dsa(pool: Any, name: str) -> Geometry:
     if len(buffers) != len(positions):  # a rank that owns some of the device's layers
         buffers = [buffers[layer] for layer in sorted(positions, key=positions.__getitem__)]
     slots, host = pool.page_size, pool.index_k_with_scale_buffer
-    return _page_rows(
+    geometry = _page_rows(
         (name, "index_k", pool.layout),
         (buffers, _page_layers(host, pool.layout)),
         (slots, lambda item: index_k_page(item, slots)),
         positions,
         pool.page_size,
     )
+    return _shared_out(pool, geometry)
 
 
 def v4_pages(pool: Any, name: str) -> Geometry:

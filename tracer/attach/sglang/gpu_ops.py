@@ -1,273 +1,234 @@
 """One pool's part of an operation whose ends are on a GPU: enqueued now, read and judged later."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, read_call
-from hicache_dbg.tracer.attach.sglang.gpu import IN_LINE_BYTES, Lane, Part, Work
+from hicache_dbg.tracer.attach.sglang.gpu import Part
 from hicache_dbg.tracer.attach.sglang.gpu_history import History
-from hicache_dbg.tracer.attach.sglang.paths import page_starts
-from hicache_dbg.tracer.attach.sglang.registry import PoolRecord
+from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool, Plan
 from hicache_dbg.tracer.events import Event, Op, SkipReason
 from hicache_dbg.tracer.ledger import Digests
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.probe import CopyRecord, Point
-from hicache_dbg.tracer.view import View
 
-__all__ = ["Booked", "DeviceOp", "DevicePool"]
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.sglang.whose import Request
 
-#: From so many bytes on a load is digested in two parts, so that little is left behind its last
-#: layer: this part of the layers, then the rest.
-_TWO_PARTS_BYTES, _FIRST_PART = 4 * IN_LINE_BYTES, 5 / 6
+__all__ = ["PATIENCE_S", "Booked", "DeviceOp"]
 
-
-@dataclass(frozen=True, slots=True)
-class DevicePool:
-    """A pool whose device end is on a GPU, ready to be digested there."""
-
-    record: PoolRecord
-    lane: Lane
-    views: Mapping[str, View]
-    #: Bytes of one page of one layer, all components.
-    page_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Booked:
-    """What an operation's record needs once it is over.
-
-    Args:
-        history: knows the generations of host pages at its begin.
-        open: a copy's record as the probe begins it.
-        judge: the record's events.
-        read: called with what the call moved, when its indices can be read.
-    """
-
-    history: History
-    open: Callable[[Copy], CopyRecord]
-    judge: Callable[[CopyRecord], Sequence[Event]]
-    read: Callable[[Reading, Given, int], None]
+#: How long at most an operation waits to be judged while the host is in the middle of another: each
+#: step of the bus's thread is one that the host's waits for the interpreter.
+PATIENCE_S = 0.1
 
 
 @dataclass(slots=True)
+class Booked:
+    """What the operations of one session's probe need once they are over.
+
+    Args:
+        history: knows the generations of host pages at their begin.
+        busy: what the host is in the middle of; empty when the bus may take its time.
+        open: a copy's record as the probe begins it.
+        judge: the record's events.
+        read: called with an operation and what it moved, when its indices can be read.
+        lost: called with who has an operation's pages open if that will never be.
+    """
+
+    history: History
+    busy: set[int]
+    open: Callable[[Copy], CopyRecord]
+    judge: Callable[[CopyRecord], Sequence[Event]]
+    read: Callable[["DeviceOp", Reading, Given], None]
+    lost: Callable[[Any], None]
+
+
 class DeviceOp:
     """From the call on the host's thread to its events on the bus's.
 
-    Args:
-        pool: the pool that is copied.
-        given: what its method was called with.
-        op_id: the operation's number.
-        booked: what its record needs.
-        last: the layer after which a load is over.
-        digests: whether tiles are digested at all.
-        alone: the call is no part of a submit: whoever called may write its indices afterwards.
-        leave: called when a load is over.
+    ``layers`` are those that came, in their order; ``opened`` is who has the copy's pages open,
+    ``whom`` who asked for it.
     """
 
-    pool: DevicePool
-    given: Given
-    op_id: int
-    booked: Booked
-    last: int
-    digests: bool
-    alone: bool = False
-    leave: Callable[[], object] = lambda: None
-    layers: list[int] = field(default_factory=list)
-    #: The layers behind which a load's digests are enqueued.
-    stops: set[int] = field(default_factory=set)
-    status: str = "ok"
-    duration_us: float = 0.0
-    time_ns: int = 0
-    finished: bool = False
-    _moment: int = 0
-    _begun_ns: int = 0
-    _work: Work | None = None
-    _pages: torch.Tensor | None = None
-    _unit: int = 1
-    _due: dict[int, int] = field(default_factory=dict)
-    _taken: int = 0  # how many of the layers that came are digested
+    __slots__ = (
+        "_args",
+        "_began_ns",
+        "_kwargs",
+        "_many",
+        "_moment",
+        "_pages",
+        "_read",
+        "_taken",
+        "booked",
+        "device",
+        "duration_us",
+        "finished",
+        "host",
+        "layers",
+        "leave",
+        "loads",
+        "op_id",
+        "opened",
+        "owner",
+        "plan",
+        "pool",
+        "size",
+        "status",
+        "time_ns",
+        "whom",
+        "work",
+    )
 
-    def begin(self) -> None:
-        """On the copy's stream, before anything moves."""
-        self._moment = self.booked.history.begin()
-        given, lane = self.given, self.pool.lane
-        if self.alone:
-            host, device = given.host_indices.clone(), given.device_indices.clone()
-            self.given = given = replace(given, host_indices=host, device_indices=device)
-        record = self.pool.record
-        count = given.device_indices.numel()
-        assert record.kind is not None  # noqa: S101 - a pool without a kind has no views
-        starts = page_starts(record.kind.rules[given.method], given.pool, record.geometry, count)
-        layers, size = record.mirror.layers, 0
-        if starts is not None and self.digests and given.host_indices.numel() == count:
-            start, self._unit = starts
-            ids = given.device_indices
-            self._pages = (ids if ids.dim() == 1 else ids.reshape(-1))[start :: self._unit]
-            if self._pages.device.type == "cpu":
-                self._pages = self._pages.contiguous().to(lane.device)
-            size = layers * len(self._pages) * self.pool.page_bytes
-        words = layers * len(self.pool.views) * (0 if self._pages is None else len(self._pages))
-        self._begun_ns = time.time_ns()
-        self._work = lane.begin(max(1, words), size)
-        if given.op is Op.BACKUP:
-            self.layers.extend(range(layers))
-            self._work.follow()
-            if not self._work.beside:
-                self._take()
-        else:
-            self.stops = {self.last}
-            if size > _TWO_PARTS_BYTES:
-                self.stops.add(int(self.last * _FIRST_PART))
-            assert record.geometry is not None  # noqa: S101 - nor one without geometry
-            self._due = record.geometry.positions.copy()
+    def __init__(  # noqa: PLR0917
+        self,
+        pool: DevicePool,
+        plan: Plan,
+        owner: Any,
+        ends: tuple[torch.Tensor, torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        op_id: int,
+        booked: Booked,
+    ) -> None:
+        """To be made on the copy's stream, before anything moves.
 
-    def delivered(self, layer: int) -> None:
-        """A load's layer has come: on the copy's stream, behind its bytes.
-
-        The last one's digests are joined here, before SGLang opens its gate. In 0.5.13 that gate is the
-        event by which the operation is over and its pages may be given away: behind it the digests
-        would be of anybody's bytes. Later versions record an event of their own behind the gate; there
-        it costs the last layer's reader the tail, and keeps it from writing what is not digested yet.
+        Args:
+            pool: what is known of the pool.
+            plan: of the method that is called.
+            owner: SGLang's pool.
+            ends: the indices of the host and of the device.
+            args: what the method is given.
+            kwargs: the same.
+            op_id: the operation's number.
+            booked: what it needs once it is over.
         """
-        self.layers.append(layer)
-        if len(self.layers) == 1:  # from here on the layers between are only counted
-            self._due = {
-                number: due
-                for number, due in self._due.items()
-                if layer < due < self.last and due not in self.stops
-            }
-        late = self.finished  # a draft's, that rides behind the last layer of its target
-        if (late or layer in self.stops) and self._work is not None:
-            self._work.follow()
-            self._take()
-        if late or layer == self.last:
-            self._end()
+        self.pool, self.plan, self.owner, self.op_id, self.booked = pool, plan, owner, op_id, booked
+        self.host, self.device = ends
+        self._args, self._kwargs = args, kwargs
+        self.loads = plan.op is Op.LOAD
+        self.layers: Sequence[int] = () if self.loads else plan.all
+        self.status, self.duration_us, self.time_ns = "ok", 0.0, 0
+        self.opened: Any = None
+        self.whom: tuple[Request, ...] = ()
+        self.leave: tuple[Callable[[str, None], object], str] | None = None
+        self.finished = self._read = False
+        self._taken = 0
+        self._pages: torch.Tensor | None = None
+        self._many, self.work = plan.begin(owner, self.host, self.device)
+        self.size = plan.layers * self._many * pool.page_bytes
+        self._moment = booked.history.begin()
+        self._began_ns = time.time_ns()
 
-    def counts(self, host: object, device: object, number: int) -> bool:
-        """Whether this call brings a layer of which nothing is to be done but to count it as come.
+    @property
+    def device_pool(self) -> Any:
+        """SGLang's device pool, as the call named it."""
+        return self.plan.argument("device_pool", self._args, self._kwargs)
 
-        ``number`` is the layer as the pool's method is given it.
-        """
-        given = self.given
-        if host is not given.host_indices or device is not given.device_indices:
-            return False
-        layer = self._due.pop(number, None)
-        if layer is None:
-            return False
-        self.layers.append(layer)
-        return True
+    def digest(self) -> None:
+        """Enqueue the digests of the layers that came, those that follow on each other at once."""
+        if self._many:
+            plan, ids = self.plan, self.device
+            flat = ids.is_cuda and ids.dim() == 1 and ids.dtype is torch.int64
+            if flat and self.pool.whole and self.layers is plan.all:
+                step = ids.stride(0)
+                first = ids.data_ptr() + 8 * step * plan.start
+                ranges = plan.ranges(0 if self.loads else self.size)
+                self.work.digest_whole(
+                    self.pool.whole, ranges, first, step * plan.unit, plan.unit, self._many
+                )
+            else:
+                pages = self._pages = plan.pages(ids, self.work.on)
+                for run in (plan.every,) if self.layers is plan.all else _runs(self.layers):
+                    self.work.digest(self.pool.views, run, pages, self._many, plan.unit)
+            self._taken = len(self.layers)
+        self.finished = True
 
-    def finish(self) -> None:
-        """What is in the copy's stream from now on comes after the digests.
-
-        Those of a backup that run beside it are enqueued only now: programs that are enqueued first
-        take the whole device first, and the copy's own would wait for them.
-        """
-        if not self.finished:
-            if self.given.op is Op.BACKUP:
-                self._take()
-            self._end()
-
-    def _end(self) -> None:
-        if self._work is not None:
-            self._work.join()
-            self._work.mark()
-            self.finished = True
+    def query(self) -> bool:
+        """Whether copies and digests are over; named as a device's event has it."""
+        return self._read or self.work.ready()
 
     def drop(self) -> None:
         """Nobody will read this."""
-        if self._work is not None:
-            self.pool.lane.give_back(self._work.slot, idle=False)
-            self.booked.history.end(self._moment)
-            self._work = None
+        self._read = True
+        self.booked.lost(self.opened)
+        self.pool.lane.drop(self.work)
+        self.booked.history.end(self._moment)
 
     # -- the bus's record -----------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether copies and digests are over."""
-        return self._work is None or self._work.ready()
+        """Whether copies and digests are over, and the host is not in the middle of something."""
+        if not self.work.ready():
+            return False
+        return not self.booked.busy or time.time_ns() - self.time_ns > PATIENCE_S * 1e9
 
     def events(self) -> Sequence[Event]:
         """The copy's event and its findings."""
-        work = self._work
-        if work is None:
-            return ()
+        work, booked = self.work, self.booked
+        self._read = True  # from here on the slot is another's
         try:
-            ends = (self.given.host_indices, self.given.device_indices)
-            words, host, device = self.pool.lane.read(work, *ends)
-            ended_ns, took_us = self._times(work)
+            words, host, device = work.lane.read(work, self.host, self.device)
+            ended_ns, took_us = self._times()
         finally:
-            self.pool.lane.give_back(work.slot, idle=True)
-            self._work = None
+            work.lane.give_back(work.slot)
         try:
-            given = replace(self.given, host_indices=host, device_indices=device)
+            given = self.plan.given(self.owner, host, device, self._args, self._kwargs, self.whom)
             _give_way()
             reading = read_call(self.pool.record, given, self.op_id)
             _give_way()
-            self.booked.read(reading, given, self.op_id)
-            record = self.booked.open(self._copy(reading.copy))
+            booked.read(self, reading, given)
+            record = booked.open(self._copy(reading.copy))
         finally:
-            self.booked.history.end(self._moment)
+            booked.history.end(self._moment)
         _give_way()
-        self._fill(record, work, words.numpy().view(np.uint64))
+        self._fill(record, words.numpy().view(np.uint64))
         record.time_ns, record.duration_us = ended_ns, took_us
         record.status = self.status
-        return self.booked.judge(record)
+        return booked.judge(record)
 
-    def _times(self, work: Work) -> tuple[int, float]:
+    def _times(self) -> tuple[int, float]:
         """When the operation was over, and how long the device took.
 
         The device's clock has no zero in common with the host's: the end is the first moment possible,
         for nothing began before the call, nor ended before all was enqueued. Of an operation whose
-        end was never marked there is the host's call alone.
+        begin or end was never marked there is the host's call alone.
         """
-        if not self.finished:
+        took_us = self.work.device_us() if self.finished else None
+        if took_us is None:
             return self.time_ns, self.duration_us
-        took_us = work.device_us()
-        return max(self.time_ns, self._begun_ns + round(took_us * 1e3)), took_us
+        return max(self.time_ns, self._began_ns + round(took_us * 1e3)), took_us
 
     def _copy(self, copy: Copy) -> Copy:
         pages, layers = copy.host_pages, tuple(self.layers)
         generations = self.booked.history.at(self.pool.record, pages, self._moment)
         return replace(copy, layers=layers, model_layers=layers, generations=generations)
 
-    def _fill(self, record: CopyRecord, work: Work, words: Digests) -> None:
+    def _fill(self, record: CopyRecord, words: Digests) -> None:
         """Put the digests where the judge looks for them, or say why there are none."""
-        copy = record.copy
+        copy, work, digests = record.copy, self.work, self.plan.digests
         if work.refused:
             record.skip = SkipReason(work.refused)
-        elif record.skip is None and self.digests:
-            pages = 0 if self._pages is None else len(self._pages)
-            if copy.spans is not None or pages != len(copy.host_pages):
+        elif record.skip is None and digests:
+            if copy.spans is not None or self._many != len(copy.host_pages):
                 record.skip = SkipReason.PARTIAL
             elif not self.finished or self._taken != len(self.layers):
                 record.skip = SkipReason.UNWITNESSED
-        if record.skip is None and self.digests:
+        if record.skip is None and digests:
             point = Point.SOURCE_BEFORE if copy.op is Op.BACKUP else Point.DESTINATION
             for component in self.pool.views:
                 parts = [part for part in work.parts if part.component == component]
-                rows = np.concatenate([_rows(words, part, len(copy.host_pages)) for part in parts])
-                record.digests[point, component] = rows[:, record.digested]
-
-    def _take(self) -> None:
-        """Digest the layers that came and are not digested yet, those that follow on each other at once."""
-        work, pages, layers = self._work, self._pages, self.layers[self._taken :]
-        if work is None or pages is None:
-            return
-        for run in _runs(layers):
-            work.digest(self.pool.views, run, pages, self._unit)
-        self._taken += len(layers)
+                rows = [_rows(words, part, len(copy.host_pages)) for part in parts]
+                whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
+                record.digests[point, component] = whole[:, record.digested]
 
 
-def _runs(layers: list[int]) -> Iterator[range]:
+def _runs(layers: Sequence[int]) -> Iterator[range]:
     """Layers that follow on each other, in the order in which they came."""
-    if layers and layers == list(range(layers[0], layers[0] + len(layers))):
-        yield range(layers[0], layers[0] + len(layers))  # nearly always
-        return
     first = 0
     for at in range(1, len(layers) + 1):
         if at == len(layers) or layers[at] != layers[at - 1] + 1:

@@ -62,6 +62,7 @@ def _by(rule: Rule) -> dict[str, Rule]:
 ROWS = _by(paths.rows)
 BY_LENGTH = {**_by(paths.by_length), BACKUP_TOKENS: paths.tokens}
 FIRST_OF_RUN = _by(paths.first_of_run)
+WHOLE_PAGES = _by(paths.whole_pages)
 #: Their common method calls the physical one, which is given page ids, except to load.
 PAGE_IDS = {
     BACKUP + PHYSICAL: paths.page_ids,
@@ -76,6 +77,7 @@ KINDS: Mapping[str, Kind] = {
     "MHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv"),
     "AsymmetricMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.14")),
     "HiSparseMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.21")),
+    "MHATokenToKVPoolMXFP8Host": Kind(geometry.mha_mxfp8, WHOLE_PAGES, "kv", Versions("0.5.22")),
     "MHATokenToKOnlyPoolHost": Kind(geometry.mha_k_only, ROWS, "indexer", Versions("0.5.15")),
     "MLATokenToKVPoolHost": Kind(geometry.mla, ROWS, "kv"),
     "MambaPoolHost": Kind(geometry.mamba, ROWS, "mamba"),
@@ -83,7 +85,7 @@ KINDS: Mapping[str, Kind] = {
     "DeepSeekV4PagedHostPool": Kind(geometry.v4_pages, BY_LENGTH, "deepseek_v4"),
     "DeepSeekV4StateHostPool": Kind(geometry.v4_state, FIRST_OF_RUN, "deepseek_v4_state"),
     "QSAIndexerPoolHost": Kind(geometry.v4_pages, BY_LENGTH, "qsa_indexer", Versions("0.5.22")),
-    "UnifiedPageEnvelopeHostPool": Kind(geometry.envelopes, TRANSLATED, "kv", Versions("0.5.23")),
+    "UnifiedPageEnvelopeHostPool": Kind(geometry.envelopes, TRANSLATED, "kv", Versions("0.5.22")),
     "MiniMaxM3Nvfp4IndexKPoolHost": Kind(
         geometry.page_rows, PAGE_IDS, "indexer", Versions("0.5.23")
     ),

@@ -14,9 +14,11 @@ from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ours
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, layer_of, read_call
 from hicache_dbg.tracer.attach.sglang.counters import ByteCounters
-from hicache_dbg.tracer.attach.sglang.frames import Frames
+from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames
 from hicache_dbg.tracer.attach.sglang.gates import Gates
-from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp, DevicePool
+from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
+from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp
+from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.attach.sglang.gpu_pools import DevicePools
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, BACKUP, LOAD
 from hicache_dbg.tracer.attach.sglang.owners import Owners
@@ -26,11 +28,11 @@ from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.storage import Storage
 from hicache_dbg.tracer.attach.sglang.transfers import Transfers
+from hicache_dbg.tracer.attach.sglang.versions import layers_sent
 from hicache_dbg.tracer.checks.index_space import check_indices
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
-from hicache_dbg.tracer.settings import Checksum
 
 __all__ = ["Observer", "Seen"]
 
@@ -40,23 +42,12 @@ _NO_PAGES: Pages = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A call that moves bytes: ``layer`` is the views' layer of a load, None for all.
-
-    ``alone`` says that it is no part of an operation that began before.
-    """
+    """A call that moves bytes: ``layer`` is the views' layer of a load, None for all."""
 
     session: SglangSession
     record: PoolRecord
     given: Given
     layer: int | None
-    alone: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Over:
-    """Asked as a device's event is."""
-
-    query: Callable[[], bool]
 
 
 class Observer:
@@ -83,7 +74,8 @@ class Observer:
         self.gates = Gates(self.say)
         self.owners = Owners(self.say, self.registry, self.given_away)
         self._running: set[int] = set()
-        self.frames = Frames(self.owners.copies.submitted, self._running)
+        self.frames = Frames(self.owners.copies.submitted, self._concluded, self._running)
+        self.calls = DeviceCalls(self.frames, self._booked, self._submitted)
         self.storage = Storage(self.say, self.registry)
         self.transfers = Transfers(self.say, self.started)
         self.on = False
@@ -172,7 +164,7 @@ class Observer:
         self, pool: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Seen | None:
         """What a call is to us; None where it moves nothing, or belongs to a call already seen."""
-        if self.devices.counts(pool, args) or self.frames.is_inside(pool):
+        if self.frames.is_inside(pool):
             return None
         session = self.started()
         if session is None or not session.probe.enabled:
@@ -194,18 +186,30 @@ class Observer:
             backend = str(named.get("io_backend", "kernel"))
             op = Op.LOAD if is_load else Op.BACKUP
             given = Given(pool, method, host, device, backend, op, over)
-            return Seen(session, record, given, layer, self.frames.current is None)
+            return Seen(session, record, given, layer)
         return None
 
-    def read(self, seen: Seen, op_id: int) -> Copy | DeviceOp:
-        """The call as a copy; what is wrong with its indices is said before a byte moves.
+    def beside(  # noqa: PLR0917
+        self,
+        device: DevicePool,
+        original: Callable[..., Any],
+        method: str,
+        pool: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a copy method of a pool whose device end is on a GPU."""
+        session = self._session if self.on else None
+        if session is None or not session.probe.enabled:
+            return original(pool, *args, **kwargs)
+        session.enforce()
+        if not self._announced:
+            self.announce()
+        return self.calls.around(session, device, original, method, pool, args, kwargs)
 
-        Where its indices may lie on a GPU, as an operation that is read when it is over.
-        """
+    def read(self, seen: Seen, op_id: int) -> Copy:
+        """The call as a copy; what is wrong with its indices is said before a byte moves."""
         session, given = seen.session, seen.given
-        device = self.devices.of(given.pool)
-        if device is not None:
-            return self._beside(seen, device, op_id)
         reading = read_call(seen.record, given, op_id)
         self._tell(session, reading, given, op_id)
         pool, pages = reading.copy.mirror.pool, reading.copy.device_pages
@@ -220,46 +224,37 @@ class Observer:
 
     def open(self, seen: Seen, op_id: int) -> OpenLoad:
         """Begin a load; one that cannot be read is not traced."""
-        probe, opened = seen.session.probe, OpenLoad(None)
         with seen.session.errors.at("attach/load"):
-            copy = self.read(seen, op_id)
-            opened = probe.begin(copy) if isinstance(copy, DeviceOp) else probe.open(copy)
-            if opened.device is not None:
-                self.devices.enter(opened.device)
-        return opened
+            return seen.session.probe.open(self.read(seen, op_id))
+        return OpenLoad(None)
 
-    def received(self, session: SglangSession, indices: Any) -> None:
-        """A load of these device indices that another rank makes for the pools that keep no bytes."""
-        self.announce()
-        with self.frames.operation(session.probe.close) as frame:
-            copies = [
-                read_call(
-                    record, Given(pool, LOAD, indices, indices, "broadcast", Op.LOAD), frame.op_id
-                ).copy
-                for pool, record in self.registry.dummies()
-            ]
-            session.probe.observe(lambda: copies, lambda: None)
+    # -- copies on a GPU ------------------------------------------------------------------------
 
-    def _beside(self, seen: Seen, device: DevicePool, op_id: int) -> DeviceOp:
-        session, given = seen.session, seen.given
-        if given.op is Op.LOAD:
-            self.gates.moved(seen.record.mirror.pool, _NO_PAGES)
-        frame, pool = self.frames.current, seen.record.mirror.pool
-        opened = self.owners.copies.opening(pool, given.op, op_id)
+    def _booked(self, session: SglangSession) -> Booked:
+        def read(op: DeviceOp, reading: Reading, given: Given) -> None:
+            self._tell(session, reading, given, op.op_id)
+            self.owners.copies.known(op.opened, reading.copy, given.device_pool)
 
-        def read(reading: Reading, read_off: Given, number: int) -> None:
-            self._tell(session, reading, read_off, number)
-            if frame is not None:
-                self.owners.copies.known(opened, reading.copy, given.device_pool)
+        probe, running = session.probe, self._running
+        lost = self.owners.copies.lost
+        return Booked(self.devices.history, running, probe.booked, probe.judged, read, lost)
 
-        probe = session.probe
-        booked = Booked(self.devices.history, probe.booked, probe.judged, read)
-        digests = session.settings.checksum is not Checksum.OFF
-        op = DeviceOp(device, given, op_id, booked, _last(seen), digests, seen.alone)
-        opened.over = _Over(op.ready)
-        if frame is not None:
-            frame.opened.append(opened)
-        return op
+    def _submitted(self, frame: Frame, op: DeviceOp) -> None:
+        plan = op.plan
+        op.opened = self.owners.copies.opening(plan.pool, plan.what, op.op_id, op, op.work.stream)
+        frame.opened.append(op.opened)
+        over, pool = op.device_pool, plan.pool
+        if over is not None and pool not in self.over.get(id(over), ()):
+            self.over.setdefault(id(over), set()).add(pool)
+        if plan.op is Op.LOAD:
+            self.gates.moved(pool, _NO_PAGES)
+
+    def _concluded(self, frame: Frame) -> None:
+        with frame.probe.errors.at("digest/device"):
+            if frame.on_device:
+                self.calls.conclude(frame)
+            if frame.call is not None:
+                self.gates.sent(layers_sent(*frame.call))
 
     def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
         """What a call's indices say, and how many bytes it moved."""
@@ -286,12 +281,3 @@ class Observer:
         if record.geometry is not None and session.is_wrong(record.mirror):
             self.announce()  # at once: the first copy may be the one that corrupts
         return record
-
-
-def _last(seen: Seen) -> int:
-    """The layer after which a load of this call's kind is over."""
-    layers, layer = seen.record.mirror.layers, seen.layer
-    if layer is None or seen.alone:
-        return layers - 1 if layer is None else layer
-    targets = getattr(seen.given.pool, "target_layer_num", None) or layers
-    return targets - 1 if layer < targets else layer  # drafts come one by one

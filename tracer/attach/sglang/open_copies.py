@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,8 @@ class OpenCopy:
     """A copy between its submission and the event that says it is over.
 
     ``over`` is that event where nobody names another; ``ends`` are empty as long as nobody could
-    read which pages it moves.
+    read which pages it moves. Copies of one ``order``, if it is not 0, are over one after another.
+    ``before`` are copies that were over when this one was submitted, and still have their pages open.
     """
 
     pool: str
@@ -52,6 +53,8 @@ class OpenCopy:
     by: Access
     ends: tuple[_End, ...] = ()
     over: Any = None
+    order: int = 0
+    before: "Sequence[OpenCopy]" = ()
 
 
 class OpenCopies:
@@ -79,6 +82,7 @@ class OpenCopies:
         self._of_allocator = book
         self._allocator = allocator
         self._open: list[OpenCopy] = []
+        self._lock = threading.Lock()  # threads for storage free host pages too
         self._moved: weakref.WeakKeyDictionary[Allocations, dict[str, Ownership]] = (
             weakref.WeakKeyDictionary()
         )
@@ -92,14 +96,22 @@ class OpenCopies:
         self._note(lambda: self._enter(opened), name, op)
         return opened
 
-    def opening(self, pool: str, op: Op, op_id: int) -> OpenCopy:
+    def opening(self, pool: str, op: str, op_id: int, over: Any, order: int) -> OpenCopy:
         """A copy was submitted whose pages are on a GPU: :meth:`known` tells them, in its turn."""
-        self.settle()
-        by = Access(f"{op.value} {op_id}", threading.current_thread().name, ())
-        return OpenCopy(pool, op.value, by)
+        by = Access(f"{op} {op_id}", threading.current_thread().name, ())
+        before = self._that_are_over() if self._open else ()
+        return OpenCopy(pool, op, by, over=over, order=order, before=before)
+
+    def lost(self, opened: OpenCopy) -> None:
+        """Nobody will ask for :meth:`known`."""
+        for copy in opened.before:
+            self._close(copy)
 
     def known(self, opened: OpenCopy, copy: Copy, device_pool: Any) -> None:
         """On the bus's thread, as the copy's record comes: its pages have been open since then."""
+        for earlier in opened.before:
+            self._closed(earlier)
+        opened.before = ()
         opened.ends = self._ends(copy, device_pool)
         self._say.found(self._enter(opened), opened.pool, opened.op)
 
@@ -110,21 +122,38 @@ class OpenCopies:
             if copy.over is None:
                 self._close(copy)
             else:
-                self._open.append(copy)
+                with self._lock:
+                    self._open.append(copy)
 
     def settle(self) -> None:
         """Close the copies whose event has come."""
-        for copy in [copy for copy in self._open if copy.over.query()]:
-            self._open.remove(copy)
+        for copy in self._that_are_over() if self._open else ():
             self._close(copy)
+
+    def _that_are_over(self) -> list[OpenCopy]:
+        over: list[OpenCopy] = []
+        left: list[OpenCopy] = []
+        waits: set[int] = set()
+        with self._lock:
+            for copy in self._open:
+                if (copy.order and copy.order in waits) or not copy.over.query():
+                    waits.add(copy.order)
+                    left.append(copy)
+                else:
+                    over.append(copy)
+            self._open = left
+        return over
 
     def _close(self, copy: OpenCopy) -> None:
         def turn() -> list[Violation]:
-            for end in copy.ends:
-                self._book_of(end).close(end.pages, copy.by, writes=end.writes)
+            self._closed(copy)
             return []
 
         self._note(turn, copy.pool, copy.op)
+
+    def _closed(self, copy: OpenCopy) -> None:
+        for end in copy.ends:
+            self._book_of(end).close(end.pages, copy.by, writes=end.writes)
 
     def _enter(self, copy: OpenCopy) -> list[Violation]:
         return [

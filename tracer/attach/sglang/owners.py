@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -12,8 +12,12 @@ import numpy as np
 
 from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.notes import Notes
-from hicache_dbg.tracer.attach.sglang.allocators import given_pages, slots_of, taken_pages
+from hicache_dbg.tracer.attach.sglang.allocators import given_pages, taken_pages
+from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.classes import is_host_pool, ours
+from hicache_dbg.tracer.attach.sglang.late_desk import LateDesk
+from hicache_dbg.tracer.attach.sglang.late_indices import MOST_BYTES, MOST_CALLS, Kept, LateIndices
 from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopies, within
 from hicache_dbg.tracer.attach.sglang.registry import Allocations, Registry
 from hicache_dbg.tracer.attach.sglang.say import Say
@@ -24,6 +28,10 @@ from hicache_dbg.tracer.events import Tier
 __all__ = ["Owners"]
 
 Function = Callable[..., Any]
+_REENTRANT = type(threading.RLock())
+_NO_ROOM = RuntimeError(
+    f"more than {MOST_CALLS} calls or {MOST_BYTES} B of indices wait for the device: skipped"
+)
 
 
 class _Inside(threading.local):
@@ -37,8 +45,8 @@ class _Inside(threading.local):
 class Owners:
     """Notes what allocators do, in order, for the books on the bus's thread.
 
-    Device allocators are followed where their indices are on a CPU. ``given`` is told of every
-    allocation of a host pool.
+    Indices that lie on a GPU are read in their turn, when the device has come to them. ``given`` is
+    told of every allocation of a host pool.
     """
 
     say: Say
@@ -50,6 +58,7 @@ class Owners:
     _devices: dict[int, "weakref.ref[Any]"] = field(default_factory=dict)
     _inside: _Inside = field(default_factory=_Inside)
     _notes: Notes | None = None
+    indices: LateIndices = field(default_factory=LateIndices)
     copies: OpenCopies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,32 +72,50 @@ class Owners:
         """Around a method that gives pages away."""
 
         @wraps(original)
-        def alloc(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        def alloc(*args: Any, **kwargs: Any) -> Any:
+            owner = args[0] if args else None
             with self._alone(owner) as alone:
-                indices = original(owner, *args, **kwargs)
+                indices = original(*args, **kwargs)
                 if alone and indices is not None:
-                    if is_host_pool(owner):
-                        self.given(owner, indices)
                     with self.say.errors("attach/alloc"):
+                        if is_host_pool(owner):
+                            self.given(owner, indices)
                         self._given(owner, indices)
             return indices
 
         return ours(alloc)
 
+    def striping(self, original: Function) -> Function:
+        """Around ``alloc`` of a host pool whose pages are dealt out to ranks: this one's are its pool's."""
+
+        def after(striped: Any, indices: Any, _: BaseException | None) -> None:
+            if indices is not None:
+                own = striped.placement.filter_local(indices, striped.shard_rank)
+                self.given(striped.host_pool, own)
+
+        def before(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+            return args[0] if args and self.say.on() else None
+
+        return around(self.say, "attach/alloc", original, before, after)
+
     def taking(self, original: Function, *, pages: bool = False) -> Function:
         """Around a method that takes pages back: indices, or with ``pages`` page ids."""
+        indices_of = argument(original, "", at=1)
 
         @wraps(original)
-        def free(owner: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        def free(*args: Any, **kwargs: Any) -> Any:
+            owner = args[0] if args else None
             with self._alone(owner) as alone:
+                if not alone:
+                    return original(*args, **kwargs)
                 refused = True
                 try:
-                    result = original(owner, indices, *args, **kwargs)
+                    result = original(*args, **kwargs)
                     refused = False
                 finally:
-                    if alone:
-                        with self.say.errors("attach/free"):
-                            self._taken(owner, indices, pages=pages, refused=refused)
+                    with self.say.errors("attach/free"):
+                        indices = indices_of(args, kwargs)
+                        self._taken(owner, indices, pages=pages, refused=refused)
             return result
 
         return ours(free)
@@ -97,9 +124,9 @@ class Owners:
         """Around a method that carries out what was noted before."""
 
         @wraps(original)
-        def deferred(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._alone(owner):
-                return original(owner, *args, **kwargs)
+        def deferred(*args: Any, **kwargs: Any) -> Any:
+            with self._alone(args[0] if args else None):
+                return original(*args, **kwargs)
 
         return ours(deferred)
 
@@ -107,9 +134,10 @@ class Owners:
         """Around a method after which every page is as if never seen."""
 
         @wraps(original)
-        def reset(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        def reset(*args: Any, **kwargs: Any) -> Any:
+            owner = args[0] if args else None
             with self._alone(owner):
-                result = original(owner, *args, **kwargs)
+                result = original(*args, **kwargs)
                 source = self.registry.known_allocations(owner)
                 if source is not None:
                     with self.say.errors("attach/clear"):
@@ -121,38 +149,52 @@ class Owners:
     # -- allocators -----------------------------------------------------------------------------
 
     def _given(self, owner: Any, indices: Any) -> None:
-        slots = slots_of(indices)
-        if slots is None:
-            return
         source, name, tier = self._who(owner)
+        kept = self._keep(indices, name)
+        if kept is None:
+            return
         self.copies.settle()
         by, device = access("alloc"), tier == Tier.DEVICE.value
 
         def turn() -> list[Violation]:
-            pages = within(given_pages(slots, source.page, device=device), source.pages)
+            if kept.slots is None:
+                return self._missed()
+            pages = within(given_pages(kept.slots, source.page, device=device), source.pages)
             return self._book(source, tier).alloc(pages, np.zeros(len(pages), np.int64), 0, by)
 
-        self._note(turn, name)
+        self._note(turn, name, kept=kept)
 
     def _taken(self, owner: Any, indices: Any, *, pages: bool, refused: bool) -> None:
-        device = not is_host_pool(owner)
-        if not device and hasattr(indices, "cpu"):
-            indices = indices.cpu()  # as the pool itself has just done
-        slots = slots_of(indices)
-        if slots is None:
-            return
         source, name, tier = self._who(owner)
+        kept = self._keep(indices, name)
+        if kept is None:
+            return
         self.copies.settle()
         by, page = access("free"), 1 if pages else source.page
 
         def turn() -> list[Violation]:
-            book, named = self._book(source, tier), taken_pages(slots, page, device=device)
+            if kept.slots is None:
+                return self._missed()
+            named = taken_pages(kept.slots, page, device=tier == Tier.DEVICE.value)
+            book = self._book(source, tier)
             found = book.free(within(named.pages, source.pages), by, refused=refused)
             if not refused:
                 book.forget(within(named.partly, source.pages))
             return found
 
-        self._note(turn, name)
+        self._note(turn, name, kept=kept)
+
+    def _keep(self, indices: Any, pool: str) -> Kept | None:
+        """A call's indices as they are now; None where it is not followed."""
+        session = self.say.session()
+        if session is None or not session.settings.traces(pool):
+            return None
+        kept: Kept | None = Kept(lost=True)
+        with self.say.errors("attach/indices"):
+            kept = self.indices.keep(indices)
+            if kept is not None and kept.lost:
+                session.errors.record("attach/indices_skipped", _NO_ROOM)
+        return kept
 
     def _who(self, owner: Any) -> tuple[Allocations, str, str]:
         """An allocator's pages, the pool's name and the tier."""
@@ -180,18 +222,24 @@ class Owners:
             return
         inside.add(id(owner))
         try:
-            with getattr(owner, "lock", None) or nullcontext():
+            with _lock(owner):
                 yield True
         finally:
             inside.discard(id(owner))
 
-    def _note(self, turn: Callable[[], list[Violation]], pool: str, op: str = "") -> None:
+    def _note(
+        self,
+        turn: Callable[[], list[Violation]],
+        pool: str,
+        op: str = "",
+        kept: Kept | None = None,
+    ) -> None:
         session = self.say.session()
         if session is None or not session.settings.traces(pool):
             return
         if self._notes is None:
-            self._notes = Notes(session, self._start_over)
-        self._notes.take(turn, pool, op)
+            self._notes = Notes(LateDesk(session, self.indices, self.say), self._start_over)
+        self._notes.take(turn, pool, op, about=kept)
 
     # -- books, on the bus's thread -------------------------------------------------------------
 
@@ -206,6 +254,20 @@ class Owners:
         self.copies.forget(source)
         return []
 
+    def _missed(self) -> list[Violation]:
+        """Nobody knows which pages a call was about: every page is as if never seen."""
+        self._start_over()
+        return []
+
     def _start_over(self) -> None:
         self._books.clear()
         self.copies.forget()
+
+
+def _lock(owner: Any) -> AbstractContextManager[Any]:
+    """An allocator's own lock; only one that its own methods may take once more."""
+    try:
+        lock = getattr(owner, "lock", None)
+    except Exception:  # noqa: BLE001 - whatever an allocator answers with
+        lock = None
+    return lock if isinstance(lock, _REENTRANT) else nullcontext()

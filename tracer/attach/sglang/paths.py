@@ -24,6 +24,7 @@ __all__ = [
     "pages_of_tokens",
     "rows",
     "tokens",
+    "whole_pages",
 ]
 
 
@@ -105,6 +106,11 @@ def tokens(call: Call) -> Path:
     return path
 
 
+def whole_pages(call: Call) -> Path:
+    """Pools that move rows and, beside them, parts of whole pages that the first index of a run names."""
+    return _runs(call.host, call.device, call.geometry.slot_page)
+
+
 def first_of_run(call: Call) -> Path:
     """Pools that take the first index of each run for its page, and refuse another length."""
     page = call.geometry.slot_page
@@ -156,6 +162,7 @@ _BY_PAGES: tuple[Rule, ...] = (
     by_length,
     first_of_run,
     pages_of_tokens,
+    whole_pages,
 )
 
 

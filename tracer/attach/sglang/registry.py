@@ -4,6 +4,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,13 @@ class PoolRecord:
 
     def generation(self, pages: Pages) -> Pages:
         """How often these host pages were given away so far."""
-        if self.geometry is not None and self.geometry.lives is not None:
-            return self.geometry.lives(pages)
-        return sum((source.at(pages) for source in self.sources), np.zeros(len(pages), np.int64))
+        return _generation(pages, self.sources, self.geometry)
+
+
+def _generation(pages: Pages, sources: list[Allocations], geometry: Geometry | None) -> Pages:
+    if geometry is not None and geometry.lives is not None:
+        return geometry.lives(pages)
+    return sum((source.at(pages) for source in sources), np.zeros(len(pages), np.int64))
 
 
 class Registry:
@@ -98,7 +103,10 @@ class Registry:
                     f"{cls} (pool {name}): {type(error).__name__}: {error}"
                 )
         record = PoolRecord(_mirror(pool, name, geometry), kind, geometry)
-        object.__setattr__(record.mirror, "generation", record.generation)
+        # Not the record's own method: a mirror that refers to its record is kept until garbage is
+        # collected, and the pool's pinned memory with it.
+        generation = partial(_generation, sources=record.sources, geometry=geometry)
+        object.__setattr__(record.mirror, "generation", generation)
         record.sources.append(self.allocations(pool))
         self._records[id(pool)] = record
         self._pools[id(pool)] = pool
@@ -119,9 +127,10 @@ class Registry:
         known = self._allocations.get(id(pool))
         if known is None:
             page = _page_indices(pool)
-            # Device pools keep a page in front of those that are given away.
-            known = Allocations(page, -(-int(pool.size) // page) + (not is_host_pool(pool)))
-            self._allocations[id(pool)] = known
+            # Device pools keep a page in front of those that are given away, one a rank that shares them.
+            front = 0 if is_host_pool(pool) else int(getattr(pool, "shard_size", 1))
+            known = Allocations(page, -(-int(pool.size) // page) + front)
+            known = self._allocations.setdefault(id(pool), known)
             weakref.finalize(pool, self._allocations.pop, id(pool), None)
         return known
 
@@ -129,14 +138,10 @@ class Registry:
         """As :meth:`allocations`, of a pool that was seen before."""
         return self._allocations.get(id(pool))
 
-    def dummies(self) -> list[tuple[Any, PoolRecord]]:
-        """The pools that keep no bytes because another rank does."""
-        there = list(self._pools.items())
-        return [(pool, self._records[key]) for key, pool in there if _is_dummy(pool)]
-
     def by_mirror(self, mirror: MirrorViews) -> PoolRecord:
         """The record whose mirror this is."""
-        return next(record for record in self._records.values() if record.mirror is mirror)
+        records = list(self._records.values())  # pools may be built meanwhile
+        return next(record for record in records if record.mirror is mirror)
 
     def pool_state(self) -> Iterator[PoolPages]:
         """Host pages by pool and state, of every pool that is alive and has an allocator."""
@@ -144,9 +149,8 @@ class Registry:
             record = self._records.get(key)
             if record is None or record.geometry is None:
                 continue
-            try:
-                free = pool.available_size() // _page_indices(pool)
-            except NotImplementedError:  # rides on another pool's indices
+            free = _free_pages(pool)
+            if free is None:
                 continue
             pages = max(view.pages for view in record.mirror.host.values())
             yield PoolPages(record.mirror.pool, "host", "free", free)
@@ -162,6 +166,14 @@ class Registry:
 
 def _is_dummy(pool: Any) -> bool:
     return bool(getattr(pool, "_is_dummy", False))
+
+
+def _free_pages(pool: Any) -> int | None:
+    """None where a pool rides on another's indices, or is being torn down."""
+    try:
+        return int(pool.available_size()) // _page_indices(pool)
+    except Exception:  # noqa: BLE001 - a scrape goes on with the other pools
+        return None
 
 
 def _page_indices(pool: Any) -> int:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
-from hicache_dbg.tracer.probe import Digester
+from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.probe import CopyRecord, Digester
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
 from hicache_dbg.tracer.settings import Settings
@@ -44,3 +47,8 @@ class SglangSession(Session):
             judge=self._judged,
             enforce=self.enforce,
         )
+
+    def _judged(self, record: CopyRecord) -> list[Event]:
+        """As the base; what is said names the requests that the copy was for."""
+        events, names = super()._judged(record), getattr(record.copy, "names", ())
+        return [msgspec.structs.replace(one, requests=names) for one in events] if names else events

@@ -19,10 +19,13 @@ import numpy as np
 import torch
 import xxhash
 
+from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.registry import PoolRecord, Registry
 from hicache_dbg.tracer.attach.sglang.say import Say
-from hicache_dbg.tracer.attach.sglang.storage_judge import Crossing, StorageJudge
+from hicache_dbg.tracer.attach.sglang.storage_judge import Crossing, StorageJudge, failure_of
+from hicache_dbg.tracer.attach.sglang.whose import Request
 from hicache_dbg.tracer.digest.cpu import CpuDigester
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.ledger import Digests, Pages
@@ -46,7 +49,12 @@ _ids = itertools.count(1)
 
 
 class Storage:
-    """Follows pages into storage and back; ``say`` and ``registry`` know session and pools."""
+    """Follows pages into storage and back; ``say`` and ``registry`` know session and pools.
+
+    ``whom`` says which requests an operation of storage is for.
+    """
+
+    whom: Callable[[Any], tuple[Request, ...]] = staticmethod(lambda _: ())
 
     def __init__(self, say: Say, registry: Registry) -> None:
         self._say = say
@@ -59,12 +67,13 @@ class Storage:
 
     def backing_up(self, original: Function) -> Function:
         """Around ``_page_backup``: whose tokens the pages are that are set meanwhile."""
+        operation_of = argument(original, "operation", at=1)
 
         @wraps(original)
-        def _page_backup(controller: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-            self._thread.operation = operation
+        def _page_backup(*args: Any, **kwargs: Any) -> Any:
+            self._thread.operation = operation_of(args, kwargs)
             try:
-                return original(controller, operation, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self._thread.operation = None
 
@@ -72,101 +81,82 @@ class Storage:
 
     def setting(self, original: Function) -> Function:
         """Around a method that stores the anchor's pages."""
+        keys_of, indices_of = argument(original, "", at=1), argument(original, "host_indices", at=2)
 
-        @wraps(original)
-        def page_set(controller: Any, keys: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Crossing | None:
             operation = getattr(self._thread, "operation", None)
-            crossing = self._begin(Op.STORE, controller, keys, indices, operation)
-            return self._run(
-                [crossing],
-                lambda: original(controller, keys, indices, *args, **kwargs),
-                lambda result: [[bool(result)] * len(keys)],
-            )
+            given = keys_of(args, kwargs), indices_of(args, kwargs)
+            return self._begin(Op.STORE, args[0], *given, operation)
 
-        return ours(page_set)
+        def after(crossing: Crossing, result: Any, error: BaseException | None) -> None:
+            self._end(crossing, [error is None and bool(result)] * len(crossing.keys), error)
+
+        return around(self._say, "attach/storage", original, before, after)
 
     def getting(self, original: Function) -> Function:
         """Around a method that fetches the anchor's pages."""
+        operation_of = argument(original, "operation", at=1)
+        keys_of, indices_of = argument(original, "", at=2), argument(original, "host_indices", at=3)
 
-        @wraps(original)
-        def page_get(
-            controller: Any, operation: Any, keys: Any, indices: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            crossing = self._begin(Op.FETCH, controller, keys, indices, operation)
-            before = getattr(operation, "completed_tokens", 0)
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            operation = operation_of(args, kwargs)
+            given = keys_of(args, kwargs), indices_of(args, kwargs)
+            crossing = self._begin(Op.FETCH, args[0], *given, operation)
+            if crossing is None:
+                return None
+            done = getattr(operation, "completed_tokens", 0)
+            return crossing, operation, done, int(args[0].page_size)
 
-            def good(result: Any) -> list[list[bool]]:
+        def after(about: Any, result: Any, error: BaseException | None) -> None:
+            crossing, operation, done, page = about
+            hits = 0
+            if error is None:
                 # Early versions count in the operation, later ones return the pages.
-                moved = (operation.completed_tokens - before) // controller.page_size
-                hits = moved if result is None else int(result)
-                if crossing is not None:
-                    crossing.asked = len(keys) if not operation.is_terminated() else hits
-                return [[at < hits for at in range(len(keys))]]
+                hits = (
+                    (operation.completed_tokens - done) // page if result is None else int(result)
+                )
+                crossing.asked = len(crossing.keys) if not operation.is_terminated() else hits
+            self._end(crossing, [at < hits for at in range(len(crossing.keys))], error)
 
-            return self._run(
-                [crossing],
-                lambda: original(controller, operation, keys, indices, *args, **kwargs),
-                good,
-            )
-
-        return ours(page_get)
+        return around(self._say, "attach/storage", original, before, after)
 
     def batching(self, original: Function, op: Op) -> Function:
         """Around a backend's method for several pools."""
+        transfers_of = argument(original, "transfers", at=1)
 
-        @wraps(original)
-        def batch_v2(backend: Any, transfers: Any, *args: Any, **kwargs: Any) -> Any:
-            names = [transfer.name for transfer in transfers]
-            crossings = [self._side(op, backend, transfer) for transfer in transfers]
-            return self._run(
-                crossings,
-                lambda: original(backend, transfers, *args, **kwargs),
-                lambda result: [list(map(bool, result.get(name) or ())) for name in names],
-            )
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            transfers = transfers_of(args, kwargs)
+            if not isinstance(transfers, (list, tuple)):  # whoever walks through it uses it up
+                return None
+            sides = [(each.name, self._side(op, args[0], each)) for each in transfers]
+            return [(name, crossing) for name, crossing in sides if crossing is not None] or None
 
-        return ours(batch_v2)
+        def after(sides: Any, result: Any, error: BaseException | None) -> None:
+            for name, crossing in sides:
+                good = list(map(bool, result.get(name) or ())) if error is None else []
+                self._end(crossing, good, error)
+
+        return around(self._say, "attach/storage", original, before, after)
 
     # -- one call -------------------------------------------------------------------------------
-
-    def _run(
-        self,
-        crossings: Sequence[Crossing | None],
-        call: Callable[[], Any],
-        good: Callable[[Any], list[list[bool]]],
-    ) -> Any:
-        if not any(crossings):
-            return call()
-        began, error = time.perf_counter(), None
-        result: list[Any] = []
-        try:
-            result.append(call())
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            spent = time.perf_counter() - began
-            with self._say.errors("attach/storage"):
-                ends = good(result[0]) if result else [[]] * len(crossings)
-                for crossing, end in zip(crossings, ends, strict=True):
-                    if crossing is not None:
-                        self._end(crossing, end, error, spent)
-        return result[0]
 
     def _begin(
         self, op: Op, controller: Any, keys: Sequence[str], indices: Any, operation: Any
     ) -> Crossing | None:
-        with self._say.errors("attach/storage"):
-            pool = getattr(controller, "storage_host_pool", controller.mem_pool_host)
-            tokens = _tokens(operation, keys, int(controller.page_size))
-            return self._open(op, pool, keys, indices, tokens, controller.storage_backend)
-        return None
+        if self._say.session() is None:
+            return None
+        pool = getattr(controller, "storage_host_pool", None) or controller.mem_pool_host
+        tokens = _tokens(operation, keys, int(controller.page_size))
+        return self._open(op, pool, keys, indices, tokens, controller.storage_backend, operation)
 
     def _side(self, op: Op, backend: Any, transfer: Any) -> Crossing | None:
         with self._say.errors("attach/storage"):
             pool = backend.registered_pools[transfer.name]
             keys = transfer.keys or []
-            return self._open(op, pool, keys, transfer.host_indices, [0] * len(keys), backend)
-        return None
+            indices, tokens = transfer.host_indices, [0] * len(keys)
+            operation = getattr(self._thread, "operation", None)
+            return self._open(op, pool, keys, indices, tokens, backend, operation)
+        return None  # of one pool: the others are followed all the same
 
     def _open(  # noqa: PLR0917
         self,
@@ -176,6 +166,7 @@ class Storage:
         indices: Any,
         tokens: list[int],
         backend: Any,
+        operation: Any,
     ) -> Crossing | None:
         session = self._say.session()
         anchor = getattr(pool, "anchor_entry", None)
@@ -202,18 +193,20 @@ class Storage:
             backend=type(backend).__name__,
             chosen=_chosen(settings, keys),
             judge=self._judge,
+            names=tuple(request.name for request in self.whom(operation)),
         )
         crossing.before = self._digests(crossing)
+        crossing.began = time.perf_counter()
         return crossing
 
-    def _end(
-        self, crossing: Crossing, good: list[bool], error: BaseException | None, spent: float
-    ) -> None:
+    def _end(self, crossing: Crossing, good: list[bool], error: BaseException | None) -> None:
         session = self._say.session()
         if session is None:
             return
+        spent = time.perf_counter() - crossing.began
         crossing.good = (good + [False] * len(crossing.keys))[: len(crossing.keys)]
-        crossing.error = error
+        crossing.status = "ok" if error is None else f"{type(error).__name__}: {error}"
+        crossing.failure = failure_of(error)
         crossing.duration_us, crossing.time_ns = spent * 1e6, time.time_ns()
         if crossing.op is Op.FETCH:
             crossing.after = self._digests(crossing)

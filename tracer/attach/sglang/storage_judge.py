@@ -13,7 +13,7 @@ from hicache_dbg.tracer.ledger import Book, Digests, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.session import Session
 
-__all__ = ["Crossing", "StorageJudge"]
+__all__ = ["Crossing", "StorageJudge", "failure_of"]
 
 FEW = 8
 _UNDELIVERED = (
@@ -33,7 +33,8 @@ class Crossing:
 
     ``before`` and ``after`` are digests of the host pages, by component, uint64 [layers, chosen
     pages]; ``good`` what storage said of each page, ``asked`` of how many it was really asked.
-    ``tokens`` are digests of the pages' own tokens, 0 where they are not known.
+    ``tokens`` are digests of the pages' own tokens, 0 where they are not known, ``names`` the requests
+    that it is for.
     """
 
     op: Op
@@ -47,11 +48,15 @@ class Crossing:
     backend: str
     chosen: np.ndarray
     judge: "StorageJudge"
+    names: tuple[str, ...] = ()
     before: dict[str, Digests] = field(default_factory=dict)
     after: dict[str, Digests] = field(default_factory=dict)
     good: list[bool] = field(default_factory=list)
     asked: int = -1
-    error: BaseException | None = None
+    status: str = "ok"
+    #: State, words and number of an error of the system's that stopped it.
+    failure: tuple[str, str, int] | None = None
+    began: float = 0.0
     duration_us: float = 0.0
     time_ns: int = 0
     findings: tuple[Finding, ...] = ()
@@ -192,10 +197,8 @@ class StorageJudge:
         first = not any(not good for good in crossing.good[:at])
         if not first or (0 <= crossing.asked <= at):
             return
-        error = crossing.error
-        if isinstance(error, OSError):
-            state = "short" if "short read" in str(error).lower() else "failed"
-            tally.faults.append((of_failure(state, str(error), error.errno or 0, "a page", ""), at))
+        if crossing.failure is not None:
+            tally.faults.append((of_failure(*crossing.failure, "a page", ""), at))
         elif crossing.op is Op.FETCH and self._pages.of(self._name(crossing, at)):
             reason = f"key {crossing.keys[at]} was stored here"
             tally.faults.append((of_failure("missing", reason, 0, "a page", "none"), at))
@@ -265,7 +268,16 @@ class StorageJudge:
                 advice=fault.advice,
                 check=CHECK,
                 op_id=crossing.op_id,
+                requests=crossing.names,
             )
+
+
+def failure_of(error: BaseException | None) -> tuple[str, str, int] | None:
+    """What an error of the system's says; nothing is kept of the error, whose frames hold tensors."""
+    if not isinstance(error, OSError):
+        return None
+    state = "short" if "short read" in str(error).lower() else "failed"
+    return state, str(error), error.errno or 0
 
 
 def _changed(expected: int, got: int) -> Fault:
@@ -304,7 +316,6 @@ def _copied(crossing: Crossing, tally: _Tally, rank: int) -> Copied:
     source, destination = DIRECTION[crossing.op]
     first = next(iter(mirror.host.values()))
     a_page = sum(view.page_span * view.layers for view in mirror.host.values())
-    error = crossing.error
     return Copied(
         time_ns=crossing.time_ns,
         rank=rank,
@@ -333,5 +344,6 @@ def _copied(crossing: Crossing, tally: _Tally, rank: int) -> Copied:
         op_id=crossing.op_id,
         host_pages=tuple(crossing.pages[:MOST_PAGES_KEPT].tolist()),
         generations=tuple(crossing.generations[:MOST_PAGES_KEPT].tolist()),
-        status="ok" if error is None else f"{type(error).__name__}: {error}",
+        requests=crossing.names,
+        status=crossing.status,
     )

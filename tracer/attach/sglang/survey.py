@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from hicache_dbg.tracer.attach.sglang import versions
-from hicache_dbg.tracer.attach.sglang.allocators import ALLOCATORS
 from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, BASE, host_pool_classes
+from hicache_dbg.tracer.attach.sglang.followed import FOLLOWED
 from hicache_dbg.tracer.attach.sglang.kinds import KINDS, known_classes, methods_of
-from hicache_dbg.tracer.attach.sglang.storage import OF_BACKENDS, OF_CONTROLLERS
-from hicache_dbg.tracer.attach.sglang.transfers import MODULES as TRANSFERS
 
 __all__ = ["Row", "Survey", "survey"]
 
@@ -48,27 +46,8 @@ def survey() -> Survey:
     ]
     mine = [operation for operation in versions.OPERATIONS if version in operation.versions]
     rows += [_operation_row(operation) for operation in mine]
-    rows += [_followed_row(*place) for place in _FOLLOWED]
+    rows += [_followed_row(*place) for place in FOLLOWED]
     return Survey(version, versions.supported(version), tuple(rows))
-
-
-#: What is followed besides copies: module, class, methods.
-_FOLLOWED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (versions.GATES_MODULE, "LayerDoneCounter", ("update_producer", "wait_until")),
-    (versions.GATES_MODULE, "LayerLoadingEvent", ("complete",)),
-    *(
-        (module, cls, (*ALLOCATORS[cls].gives[:1], *ALLOCATORS[cls].takes))
-        for module, cls in zip(
-            versions.ALLOCATOR_MODULES[1:],
-            ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator", "MambaSlotAllocator"),
-            strict=True,
-        )
-    ),
-    (versions.GATES_MODULE, "HiCacheController", tuple(OF_CONTROLLERS)),
-    (versions.STORAGE_MODULES[-1], "HiCacheFile", tuple(OF_BACKENDS)),
-    (TRANSFERS[0], "BaseKVSender", ("send",)),
-    (TRANSFERS[0], "BaseKVReceiver", ("send_metadata", "poll")),
-)
 
 
 def _followed_row(module: str, name: str, methods: tuple[str, ...]) -> Row:

@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from hicache_dbg.tracer.attach.sglang.classes import ours, subclasses
+from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.around import around
+from hicache_dbg.tracer.attach.sglang.classes import subclasses
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.transfer_args import (
@@ -105,94 +106,91 @@ class Transfers:
 
     def managing(self, original: Function) -> Function:
         """Around ``__init__`` of a manager: which memory it registers."""
+        args_of = argument(original, "args", at=1)
+        mode_of = argument(original, "disaggregation_mode", at=2)
+        mla_of = argument(original, "is_mla_backend", at=4)
 
-        @wraps(original)
-        def __init__(manager: Any, args: Any, mode: Any, *rest: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(manager, args, mode, *rest, **kwargs)
-            with self._say.errors("attach/manager"):
-                mla = rest[1] if len(rest) > 1 else kwargs.get("is_mla_backend")
-                self._manager(manager, args, str(getattr(mode, "value", mode)), is_mla=bool(mla))
+        def after(given: Any, _: Any, error: BaseException | None) -> None:
+            if error is None:
+                mode = mode_of(*given)
+                role, is_mla = str(getattr(mode, "value", mode)), bool(mla_of(*given))
+                self._manager(given[0][0], args_of(*given), role, is_mla=is_mla)
 
-        return ours(__init__)
+        return around(self._say, "attach/manager", original, lambda *given: given, after)
 
     def registering(self, original: Any) -> Any:
         """Around ``KVArgsRegisterInfo.from_zmq``: decode tells prefill of its memory."""
-        function = original.__func__
 
-        @wraps(function)
-        def from_zmq(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            info = function(cls, *args, **kwargs)
-            with self._say.errors("attach/registration"):
+        def after(_: Any, info: Any, error: BaseException | None) -> None:
+            if error is None:
                 self._registered(info)
-            return info
 
-        return classmethod(ours(from_zmq))
+        function = original.__func__
+        return classmethod(
+            around(self._say, "attach/registration", function, lambda *given: given, after)
+        )
 
     def beginning(self, original: Function, follow: Callable[[type], None]) -> Function:
         """Around ``__init__`` of a sender or receiver; ``follow`` wraps what its class defines."""
+        names = (("mgr", 1), ("bootstrap_addr", 2), ("bootstrap_room", 3))
+        manager_of, address_of, room_of = (argument(original, name, at) for name, at in names)
 
-        @wraps(original)
-        def __init__(one: Any, mgr: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(one, mgr, *args, **kwargs)
-            with self._say.errors("attach/request"):
-                end = self._ends.get(mgr)
-                room = args[1] if len(args) > 1 else kwargs.get("bootstrap_room")
-                if end is not None and type(one).__name__ not in _FAKES:
-                    follow(type(one))
-                    address = args[0] if args else kwargs.get("bootstrap_addr")
-                    end.resharded |= _from_other_ranks(mgr, end, address)
-                    self._requests[one] = _Request(end, str(room))
+        def after(given: Any, _: Any, error: BaseException | None) -> None:
+            one, manager = given[0][0], manager_of(*given)
+            end = self._ends.get(manager) if error is None else None
+            if end is not None and type(one).__name__ not in _FAKES:
+                follow(type(one))
+                end.resharded |= _from_other_ranks(manager, end, address_of(*given))
+                self._requests[one] = _Request(end, str(room_of(*given)))
 
-        return ours(__init__)
+        return around(self._say, "attach/request", original, lambda *given: given, after)
 
     def sending(self, original: Function) -> Function:
         """Around ``send``: pages are handed over as they are now."""
+        indices_of = argument(original, "kv_indices", at=1)
+        event_of = argument(original, "indices_event")
 
-        @wraps(original)
-        def send(one: Any, kv_indices: Any, *args: Any, **kwargs: Any) -> Any:
-            request = self._requests.get(one)
-            waits = kwargs.get("indices_event") is not None  # they are still being written
-            if request is not None and not request.over and not waits:
+        def before(*given: Any) -> Any:
+            request = self._requests.get(given[0][0])
+            if request is None:
+                return None
+            waits = event_of(*given) is not None  # they are still being written
+            if not request.over and not waits:
                 request.over = True  # not again by the method of a base class
-                with self._say.errors("attach/send"):
-                    self._move(Op.SEND, request, _numbers(kv_indices))
-            try:
-                return original(one, kv_indices, *args, **kwargs)
-            finally:
-                if request is not None:
-                    request.over = False
+                self._move(Op.SEND, request, _numbers(indices_of(*given)))
+            return request
 
-        return ours(send)
+        def after(request: Any, _: Any, __: BaseException | None) -> None:
+            request.over = False
+
+        return around(self._say, "attach/send", original, before, after)
 
     def asking(self, original: Function) -> Function:
         """Around ``send_metadata``: the pages that decode wants them in."""
+        indices_of = argument(original, "kv_indices", at=1)
 
-        @wraps(original)
-        def send_metadata(one: Any, kv_indices: Any, *args: Any, **kwargs: Any) -> Any:
-            request = self._requests.get(one)
+        def before(*given: Any) -> Any:
+            request = self._requests.get(given[0][0])
             if request is not None:
-                with self._say.errors("attach/send_metadata"):
-                    request.pages = _numbers(kv_indices).tolist()
-            return original(one, kv_indices, *args, **kwargs)
+                request.pages = _numbers(indices_of(*given)).tolist()
 
-        return ours(send_metadata)
+        return around(self._say, "attach/send_metadata", original, before, lambda *_: None)
 
     def polling(self, original: Function) -> Function:
         """Around ``poll``: the first success of a receiver says that the pages are there."""
 
-        @wraps(original)
-        def poll(one: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(one, *args, **kwargs)
-            request = self._requests.get(one)
-            if request is not None and request.end.role == "decode" and not request.over:
-                with self._say.errors("attach/poll"):
-                    if result == _success():
-                        request.over = True
-                        pages, request.pages = np.array(request.pages, np.int64), []
-                        self._move(Op.RECV, request, pages)
-            return result
+        def before(*given: Any) -> Any:
+            request = self._requests.get(given[0][0])
+            waits = request is not None and request.end.role == "decode" and not request.over
+            return request if waits else None
 
-        return ours(poll)
+        def after(request: Any, result: Any, _: BaseException | None) -> None:
+            if result == _success():
+                request.over = True
+                pages, request.pages = np.array(request.pages, np.int64), []
+                self._move(Op.RECV, request, pages)
+
+        return around(self._say, "attach/poll", original, before, after)
 
     # -- what is said ---------------------------------------------------------------------------
 

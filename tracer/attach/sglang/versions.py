@@ -8,7 +8,6 @@ from typing import Any
 __all__ = [
     "ALLOCATOR_MODULES",
     "ANY",
-    "BROADCASTER",
     "COUNTED",
     "DEVICE_MODULES",
     "GATES_MODULE",
@@ -17,9 +16,12 @@ __all__ = [
     "OPERATIONS",
     "POOL_MODULES",
     "STORAGE_MODULES",
+    "TREE_MODULES",
     "Operation",
     "Versions",
-    "over_event",
+    "events_of",
+    "layers_brought",
+    "layers_sent",
     "rides_on",
     "supported",
 ]
@@ -134,27 +136,72 @@ DEVICE_MODULES: tuple[str, ...] = tuple(
 )
 #: Every module that defines device allocators.
 ALLOCATOR_MODULES: tuple[str, ...] = tuple(
-    f"{_MEM}.allocator.{name}" for name in ("base", "token", "paged", "mamba")
+    f"{_MEM}.allocator.{name}" for name in ("base", "token", "paged", "mamba", "page_interleave")
 )
-#: Module, class and method by which ranks that keep no bytes of a latent pool take part in a load.
-BROADCASTER = (f"{_MEM}.mla_host_dedup", "MLAHostDedupBroadcaster", "prepare_broadcast")
 #: Defines the gates of layers, and the counter that hands them out.
 GATES_MODULE = f"{_MANAGERS}.cache_controller"
 #: Where pages go to storage: the controllers, and what every backend derives from.
 STORAGE_MODULES: tuple[str, ...] = (GATES_MODULE, _HYBRID, f"{_MEM}.hicache_storage")
 
 
+#: Every module that defines trees, which requests look their prefixes up in.
+TREE_MODULES: tuple[str, ...] = tuple(
+    f"{_MEM}.{name}"
+    for name in (
+        "base_prefix_cache",
+        "radix_cache",
+        "hiradix_cache",
+        "swa_radix_cache",
+        "pure_swa_radix_cache",
+        "mamba_radix_cache",
+        "hi_mamba_radix_cache",
+        "unified_radix_cache",
+    )
+)
+
+
 #: Where a controller keeps the events of its operations, newest last.
 _ACKNOWLEDGED = {"start_writing": "ack_write_queue", "start_loading": "ack_load_queue"}
 
 
-def over_event(owner: Any, method: str, result: Any) -> Any:
-    """The event that comes when an operation that was just submitted is over; None if there is none."""
-    event = getattr(result, "finish_event", None)
-    if event is None:
+def events_of(owner: Any, method: str, result: Any) -> tuple[Any, Any, bool]:
+    """The events of an operation that was just submitted: of its begin, and the one that it is over by.
+
+    None where there are none; the last is whether they tell the time. When the first has come, what a
+    backup reads is written, its indices as well: it is None for controllers whose pools translate
+    these on their way.
+    """
+    if not hasattr(result, "finish_event"):
         waiting = getattr(owner, _ACKNOWLEDGED.get(method, ""), None)
-        event = waiting[-1].finish_event if waiting else None
-    return event
+        if not waiting:
+            return None, None, False
+        result = waiting[-1]
+    timed = bool(getattr(result, "timing_enabled", False))
+    hybrid = method in _ACKNOWLEDGED and type(owner).__name__ != "HiCacheController"
+    return None if hybrid and not timed else result.start_event, result.finish_event, timed
+
+
+def layers_sent(owner: Any, method: str, _: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many layers a load's operation goes through; 0 where it is none."""
+    if method == "start_loading":
+        return int(owner.layer_num)
+    if method == "submit_host_to_device":
+        return int(kwargs.get("transfer_layer_id_max") or kwargs.get("layer_num") or 0)
+    return 0
+
+
+def layers_brought(owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many layers an operation brings of each of its pools, in one go; 0 where that is not sure.
+
+    It is not where a pool comes twice, or its layers under other numbers.
+    """
+    if method == "start_loading":
+        alone = type(owner).__name__ == "HiCacheController"  # others load what rides on it as well
+        return layers_sent(owner, method, args, kwargs) if alone else 0
+    transfers = args[0] if args else kwargs.get("transfers", ())
+    mapped = any(getattr(each, "layer_mapper", None) is not None for each in transfers)
+    once = len({id(each.host_pool) for each in transfers}) == len(transfers)
+    return layers_sent(owner, method, args, kwargs) if once and not mapped else 0
 
 
 def rides_on(pool: str) -> str:

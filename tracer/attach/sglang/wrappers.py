@@ -5,13 +5,29 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.classes import is_ours, ours
 from hicache_dbg.tracer.attach.sglang.observer import Observer
-from hicache_dbg.tracer.attach.sglang.versions import over_event
+from hicache_dbg.tracer.attach.sglang.versions import events_of
 
 __all__ = ["Wrappers"]
 
 Function = Callable[..., Any]
+
+
+class Outermost(dict[type, bool]):
+    """Whether a method that was wrapped in ``cls`` is the first of ours that a call of a class meets.
+
+    A class may do more around the method of its base: then its own is the operation, from end to end.
+    """
+
+    def __init__(self, cls: type, method: str) -> None:
+        super().__init__()
+        self._cls, self._method = cls, method
+
+    def __missing__(self, kind: type) -> bool:
+        first = next((base for base in kind.__mro__ if is_ours(vars(base).get(self._method))), None)
+        self[kind] = known = first is None or first is self._cls
+        return known
 
 
 class Wrappers:
@@ -62,31 +78,46 @@ class Wrappers:
 
     def operation(self, original: Function) -> Function:
         """Around a method that is one operation."""
+        observer, frames, name = self._observer, self._observer.frames, original.__name__
 
         @wraps(original)
         def operation(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            session = self._observer.session()
-            if session is None:
+            session = observer.session()
+            if session is None or frames.current is not None:
                 return original(owner, *args, **kwargs)
-            with self._observer.frames.operation(session.probe.close) as frame:
+            frame = frames.begin(session.probe, (owner, name, args, kwargs))
+            try:
                 result = original(owner, *args, **kwargs)
-                frame.over = over_event(owner, original.__name__, result)
+                with session.errors.at("attach/operation"):
+                    frame.start, frame.over, frame.timed = events_of(owner, name, result)
+            except BaseException as error:
+                frame.status = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                frames.end(frame)
             return result
 
         return ours(operation)
 
-    def backup(self, original: Function, method: str) -> Function:
-        """Around a method that copies all layers of some indices to the host."""
-        observer = self._observer
+    def backup(self, original: Function, method: str, cls: type) -> Function:
+        """Around a method of ``cls`` that copies all layers of some indices to the host."""
+        observer, outermost = self._observer, Outermost(cls, method)
+        beside, device_of = observer.beside, observer.devices.of
 
         @wraps(original)
         def backup(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            seen = observer.see(pool, method, args, kwargs)
+            device = device_of(pool)
+            if device is not None:
+                return beside(device, original, method, pool, args, kwargs)
+            seen = observer.see(pool, method, args, kwargs) if outermost[type(pool)] else None
             if seen is None:
                 return original(pool, *args, **kwargs)
+            device = device_of(pool)  # built before we came: made ready by that look
+            if device is not None:
+                return beside(device, original, method, pool, args, kwargs)
             probe = seen.session.probe
             result: list[Any] = []
-            with observer.frames.inside(pool), observer.frames.operation(probe.close) as frame:
+            with observer.frames.inside(pool), observer.frames.operation(probe) as frame:
                 probe.observe(
                     lambda: [observer.read(seen, frame.op_id)],
                     lambda: result.append(original(pool, *args, **kwargs)),
@@ -95,18 +126,25 @@ class Wrappers:
 
         return ours(backup)
 
-    def load(self, original: Function, method: str) -> Function:
-        """Around a method that copies one layer of some indices to the device."""
-        observer = self._observer
+    def load(self, original: Function, method: str, cls: type) -> Function:
+        """Around a method of ``cls`` that copies one layer of some indices to the device."""
+        observer, outermost = self._observer, Outermost(cls, method)
+        beside, device_of = observer.beside, observer.devices.of
 
         @wraps(original)
         def load(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            seen = observer.see(pool, method, args, kwargs)
+            device = device_of(pool)
+            if device is not None:
+                return beside(device, original, method, pool, args, kwargs)
+            seen = observer.see(pool, method, args, kwargs) if outermost[type(pool)] else None
             if seen is None or seen.layer is None:
                 return original(pool, *args, **kwargs)
+            device = device_of(pool)
+            if device is not None:
+                return beside(device, original, method, pool, args, kwargs)
             probe, layer, given = seen.session.probe, seen.layer, seen.given
             result: list[Any] = []
-            with observer.frames.inside(pool), observer.frames.operation(probe.close) as frame:
+            with observer.frames.inside(pool), observer.frames.operation(probe) as frame:
                 key = (id(pool), id(given.host_indices), id(given.device_indices))
                 if key not in frame.loads or layer in frame.loads[key].load.layers:
                     frame.begin(key, observer.open(seen, frame.op_id), given)
@@ -118,21 +156,3 @@ class Wrappers:
             return result[0]
 
         return ours(load)
-
-    def broadcast(self, original: Function) -> Function:
-        """Around what begins a load that another rank makes: it comes here by a broadcast.
-
-        There is no host page to compare it with on a rank that keeps none: a line, and tiles that say so.
-        """
-        observer = self._observer
-
-        @wraps(original)
-        def prepare_broadcast(broadcaster: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(broadcaster, indices, *args, **kwargs)
-            session = observer.session()
-            if session is not None and not broadcaster.is_src:
-                with session.errors.at("attach/broadcast"):
-                    observer.received(session, indices)
-            return result
-
-        return ours(prepare_broadcast)

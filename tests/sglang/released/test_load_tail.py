@@ -1,0 +1,65 @@
+"""Where a load's digests stand among SGLang's own steps: behind its last gate, before it takes the load for over."""
+
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+
+from typing import Any
+
+import pytest
+from released_base import LAYERS, VERSION
+from released_driving import backup, controller, indices, operation
+from released_lane import HostLane, HostWork, beside
+from released_rows import mha_of_sglang
+from released_streams import Event, device_events
+from released_traced import Start
+
+from hicache_dbg.tracer.events import Copied, Finding
+from hicache_dbg.tracer.settings import Checksum
+
+HOST, FROM, TO = [5, 0, 7], [1, 4, 2], [0, 3, 5]
+
+
+def test_a_loads_tail_is_behind_its_last_gate_and_before_its_end(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every layer's gate opens as SGLang's own, then the digests, then the event that gives the pages away."""
+    device_events(monkeypatch)
+    monkeypatch.setattr(Event, "cuda_event", property(id), raising=False)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mha_of_sglang("layer_first")
+    beside(run, setup)
+    host = indices(HOST, setup.page)
+    backup(setup, host, indices(FROM, setup.page), "kernel")
+    owner = controller(setup, "kernel")
+    steps: list[tuple[str, int]] = []
+    (events, *_) = owner.layer_done_counter.events
+    gates = {id(event): layer for layer, event in enumerate(events.load_events)}
+    record, digest, again = Event.record, HostWork.digest, HostLane.record
+
+    def recording(event: Event, stream: Any = None) -> None:
+        steps.append(("gate", gates[id(event)]) if id(event) in gates else ("event", id(event)))
+        record(event, stream)
+
+    def digesting(work: HostWork, *args: Any, **kwargs: Any) -> Any:
+        steps.append(("digest", 0))
+        return digest(work, *args, **kwargs)
+
+    def recording_again(lane: HostLane, event: int, stream: int) -> None:
+        steps.append(("again", event))
+        again(lane, event, stream)
+
+    monkeypatch.setattr(Event, "record", recording)
+    monkeypatch.setattr(HostWork, "digest", digesting)
+    monkeypatch.setattr(HostLane, "record", recording_again)
+    owner.load_queue.append(operation(host, indices(TO, setup.page)))
+    owner.start_loading()
+    finish = owner.ack_load_queue[-1].finish_event
+    opened = [at for at, (what, _) in enumerate(steps) if what == "gate"]
+    digests = [at for at, (what, _) in enumerate(steps) if what == "digest"]
+    assert [steps[at][1] for at in opened] == list(range(LAYERS))
+    assert digests
+    assert max(opened) < min(digests)
+    assert max(digests) < steps.index(("again", id(finish)))
+    assert (finish is events.load_events[-1]) == (VERSION == "0.5.13")
+    assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
+    assert run.sink.of(Finding) == []

@@ -1,0 +1,40 @@
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+"""SGLang's own allocators, of the sizes of the pools that tests build."""
+
+from typing import Any
+
+import torch
+from released_rows import mha_of_sglang, mla
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+
+__all__ = ["logical", "paged", "states", "token"]
+
+
+def logical() -> Any:
+    """The anchor that holds no bytes."""
+    return LogicalHostPool(16 * 256, 256)
+
+
+def token() -> Any:
+    """One token a page."""
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+
+    device = mha_of_sglang("layer_first").pool_device
+    return TokenToKVPoolAllocator(24, torch.bfloat16, "cpu", device, need_sort=False)
+
+
+def paged() -> Any:
+    """Four tokens a page."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    device = mha_of_sglang("layer_first").pool_device
+    return PagedTokenToKVPoolAllocator(24, 4, torch.bfloat16, "cpu", device, need_sort=False)
+
+
+def states() -> Any:
+    """Slots of states, one a request."""
+    from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+
+    mla("layer_first")  # tracing begins with the first host pool
+    return MambaSlotAllocator(8, "cpu")

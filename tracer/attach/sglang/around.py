@@ -1,0 +1,39 @@
+"""One way to stand around a function of SGLang's: it is called once, as it was, whatever becomes of ours."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.say import Say
+
+__all__ = ["After", "Before", "around"]
+
+Function = Callable[..., Any]
+#: Is given a call's arguments; what it returns is handed to the other, None if that is not wanted.
+Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+#: Is given that, the result, and the exception if there is one instead of a result.
+After = Callable[[Any, Any, BaseException | None], None]
+
+
+def around(say: Say, place: str, original: Function, before: Before, after: After) -> Function:
+    """``original`` between ``before`` and ``after``, whose failures are counted at ``place``."""
+
+    @wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        about = None
+        with say.errors(place):
+            about = before(args, kwargs)
+        if about is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            with say.errors(place):
+                after(about, None, error)
+            raise
+        with say.errors(place):
+            after(about, result, None)
+        return result
+
+    return ours(wrapper)

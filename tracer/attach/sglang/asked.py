@@ -1,0 +1,149 @@
+"""For which requests SGLang copies pages: what its tree does for a request names the nodes that it queues.
+
+A request is known while a method of the tree runs for it. What is queued meanwhile is known by its node,
+and the operation that carries the queue out by the nodes that it names. Nothing is kept of a request but
+its name and its span, and of the latest nodes only.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.around import around
+from hicache_dbg.tracer.attach.sglang.classes import ours
+from hicache_dbg.tracer.attach.sglang.say import Say
+from hicache_dbg.tracer.attach.sglang.whose import HERE, Request, request_of
+
+__all__ = ["FOR_REQUESTS", "MOST_NODES", "QUEUES", "Asked"]
+
+Function = Callable[..., Any]
+
+#: Methods of SGLang's trees that are called for one request, which comes first: itself, its name, or
+#: in the parameters.
+FOR_REQUESTS = frozenset(
+    {
+        *("match_prefix", "init_load_back", "prefetch_from_storage"),
+        *("cache_finished_req", "cache_unfinished_req", "checkpoint", "checkpoint_into_tree"),
+        *("on_release", "backup_kv_cache", "restore_kv_cache"),
+        *("retraction_backup", "retraction_restore"),
+    }
+)
+#: Methods of a controller that carry a queue out, and the queue.
+QUEUES = {"start_writing": "write_queue", "start_loading": "load_queue"}
+
+#: Nodes, and operations of storage, of which it is remembered who asked.
+MOST_NODES = 4096
+
+
+class _Latest(OrderedDict[Any, tuple[Request, ...]]):
+    """Who asked for the latest nodes."""
+
+    def keep(self, key: Any, requests: tuple[Request, ...]) -> None:
+        self[key] = requests
+        self.move_to_end(key)
+        while len(self) > MOST_NODES:
+            self.popitem(last=False)
+
+
+class Asked:
+    """Follows SGLang's requests through its tree and its controllers' queues."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._nodes = _Latest()
+        self._stored = _Latest()
+
+    # -- wrappers -------------------------------------------------------------------------------
+
+    def asking(self, original: Function) -> Function:
+        """Around a method of the tree that is called for one request."""
+        told = argument(original, "", at=1)
+
+        @wraps(original)
+        def for_request(*args: Any, **kwargs: Any) -> Any:
+            request: Request | None = None
+            if self._say.on():
+                with self._say.errors("attach/request"):
+                    request = request_of(told(args, kwargs))
+            if request is None:
+                return original(*args, **kwargs)
+            with HERE.asking((request,)):
+                return original(*args, **kwargs)
+
+        return ours(for_request)
+
+    def queueing(self, original: Function) -> Function:
+        """Around ``write`` or ``load`` of a controller: the node is of the request at hand.
+
+        It is noted before the call: some controllers carry the queue out at once.
+        """
+        node_of = argument(original, "node_id")
+
+        def before(*given: Any) -> None:
+            node = node_of(*given) if HERE.asked else None
+            if node is not None:
+                self._nodes.keep(node, HERE.asked)
+
+        return around(self._say, "attach/queue", original, before, lambda *_: None)
+
+    def carrying(self, original: Function, queue: str) -> Function:
+        """Around what carries a controller's queue out: it is for whoever queued."""
+
+        @wraps(original)
+        def carry(*args: Any, **kwargs: Any) -> Any:
+            requests: tuple[Request, ...] = ()
+            if self._nodes and self._say.on():
+                with self._say.errors("attach/queue"):
+                    waiting = getattr(args[0], queue, ())
+                    requests = self._behind(node for one in waiting for node in one.node_ids)
+            if not requests:
+                return original(*args, **kwargs)
+            with HERE.carrying(requests):
+                return original(*args, **kwargs)
+
+        return ours(carry)
+
+    def storing(self, original: Function) -> Function:
+        """Around ``write_backup_storage`` of the tree: a node's pages go on to storage."""
+        node_of = argument(original, "", at=1)
+
+        @wraps(original)
+        def write_backup_storage(*args: Any, **kwargs: Any) -> Any:
+            requests: tuple[Request, ...] = ()
+            if self._nodes:
+                with self._say.errors("attach/queue"):
+                    node = node_of(args, kwargs)
+                    requests = self._behind([getattr(node, "id", node)])
+            if not requests:
+                return original(*args, **kwargs)
+            with HERE.asking(requests):
+                return original(*args, **kwargs)
+
+        return ours(write_backup_storage)
+
+    def sending(self, original: Function) -> Function:
+        """Around ``write_storage`` of a controller, which names the operation that a thread will carry out."""
+
+        def after(requests: Any, operation: Any, _: BaseException | None) -> None:
+            if operation is not None:
+                self._stored.keep(operation, requests)
+
+        def before(*_: Any) -> Any:
+            return HERE.asked or None
+
+        return around(self._say, "attach/queue", original, before, after)
+
+    # -- what is asked --------------------------------------------------------------------------
+
+    def of_storage(self, operation: Any) -> tuple[Request, ...]:
+        """Who is behind an operation of the controller's threads for storage."""
+        name = getattr(operation, "request_id", None)
+        if name is not None:
+            return (Request(str(name)),)
+        return self._stored.get(getattr(operation, "id", None), ())
+
+    def _behind(self, nodes: Iterable[Any]) -> tuple[Request, ...]:
+        found = (request for node in nodes for request in self._nodes.get(node, ()))
+        return tuple(dict.fromkeys(found))

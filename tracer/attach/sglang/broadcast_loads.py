@@ -1,0 +1,87 @@
+"""One load that comes to ranks by a broadcast: what is known of it, and what is said of it."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from hicache_dbg.tracer.attach.sglang.late_indices import Kept
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.events import DIRECTION, Copied, Op, SkipReason, Topic
+
+__all__ = ["POOL", "Load", "copied", "state"]
+
+POOL = "kv"
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What is broadcast of one load; ``digests`` fill up on the bus's thread."""
+
+    name: str
+    layers: int
+    indices: torch.Tensor | None = None
+    #: Layers that came so far, by component: each is looked at the first time.
+    came: dict[str, list[int]] = field(default_factory=dict)
+    digests: dict[tuple[str, int], Kept] = field(default_factory=dict)
+    pages: int = 0
+    stated: int = 0
+    bytes: int = 0
+    dtype: str = ""
+    began: float = field(default_factory=time.perf_counter)
+
+
+def state(
+    session: SglangSession,
+    load: Load,
+    component: str,
+    layers: list[int],
+    kept: dict[tuple[str, int], Kept],
+) -> None:
+    """The digests of each page, a value a layer."""
+    slots = [
+        (layer, kept[component, layer].slots) for layer in layers if (component, layer) in kept
+    ]
+    known = [(layer, found) for layer, found in slots if found is not None]
+    for page in range(min(map(len, (found for _, found in known)), default=0)):
+        session.state(
+            Topic.TILES,
+            [f"{int(found[page]) & (1 << 64) - 1:016x}" for _, found in known],
+            request=load.name,
+            pool=POOL,
+            component=component,
+            page=page,
+            layers=tuple(layer for layer, _ in known),
+        )
+
+
+def copied(session: SglangSession, load: Load, cls: str, digested: int) -> Copied:
+    """The load of a rank that has no host page of it."""
+    source, destination = DIRECTION[Op.LOAD]
+    tiles = sum(len(layers) for layers in load.came.values()) * load.pages
+    witnessed = digested * load.stated
+    why = SkipReason.SAMPLED_OUT if witnessed else SkipReason.OFF
+    return Copied(
+        time_ns=time.time_ns(),
+        rank=session.settings.rank,
+        pool=POOL,
+        op=Op.LOAD,
+        token_granular=False,
+        layout="none",
+        h=load.pages,
+        d=load.pages,
+        slot_page=1,
+        unit="page",
+        pages=load.pages,
+        item_bytes=load.bytes // max(1, tiles) if tiles else 0,
+        dtype=load.dtype,
+        layers=load.layers,
+        cls=cls,
+        io_backend="broadcast",
+        src=source,
+        dst=destination,
+        bytes=load.bytes,
+        duration_us=(time.perf_counter() - load.began) * 1e6,
+        witnessed=witnessed,
+        skipped={why.value: tiles - witnessed} if tiles > witnessed else {},
+    )

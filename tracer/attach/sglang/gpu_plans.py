@@ -1,0 +1,159 @@
+"""What is known beforehand of a pool whose device end is on a GPU, and of each of its copy methods."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hicache_dbg.tracer.attach.sglang.copies import Given
+from hicache_dbg.tracer.attach.sglang.gpu import Lane, Work
+from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, LOAD
+from hicache_dbg.tracer.attach.sglang.paths import page_starts
+from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
+from hicache_dbg.tracer.attach.sglang.registry import PoolRecord
+from hicache_dbg.tracer.attach.sglang.whose import Request
+from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.view import View
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.digest.gpu import WholePages
+
+__all__ = ["A_LAUNCH_BYTES", "DevicePool", "Plan"]
+
+
+#: So many bytes, 8 us of an H200, are digested by one launch.
+A_LAUNCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """A pool whose device end is on a GPU, ready to be digested there.
+
+    ``page_bytes`` are those of one page of one layer, all components; ``whole`` are launches that
+    digest all layers of each component, where the digester has such.
+    """
+
+    record: PoolRecord
+    lane: Lane
+    views: Mapping[str, View]
+    page_bytes: int
+    whole: "tuple[tuple[str, WholePages], ...]" = ()
+    plans: "dict[str, Plan]" = field(default_factory=dict)
+
+    def plan(self, method: str, probe: LayerProbe) -> "Plan":
+        """Of one of the pool's methods, under the settings of this session."""
+        plan = self.plans.get(method)
+        if plan is None or plan.probe is not probe:
+            plan = self.plans[method] = Plan(self, method, probe)
+        return plan
+
+
+class Plan:
+    """One copy method of one pool: where its arguments are, and what is to be done about a call.
+
+    Args:
+        pool: the pool.
+        method: the method's name.
+        probe: the session's, whose settings say what is wanted.
+    """
+
+    def __init__(self, pool: DevicePool, method: str, probe: LayerProbe) -> None:
+        record, names = pool.record, ARGUMENTS[method]
+        self.probe, self.method = probe, method
+        self.op = Op.LOAD if method.startswith(LOAD) else Op.BACKUP
+        self.wanted = probe.wants(record.mirror.pool, self.op)
+        self.digests = probe.digests
+        self.pool, self.what = record.mirror.pool, self.op.value
+        self.layers = record.mirror.layers
+        self.every, self.all = range(self.layers), tuple(range(self.layers))
+        self.components = len(pool.views)
+        #: The highest number under which the method is given a layer.
+        self.highest = max(record.geometry.positions, default=0) if record.geometry else 0
+        #: Which indices name pages: the first, and how far apart they are.
+        self.start, self.unit = 0, 1
+        #: Whether SGLang's own events tell how long the device took.
+        self.timed = False
+        self._record, self._lane, self._device = record, pool.lane, pool.lane.device
+        self._ranges: dict[int, tuple[range, ...]] = {}
+        self._starts: dict[int, tuple[int, int] | None] = {}
+        self._at = {name: at for at, name in enumerate(names)}
+        self._usual = names[:3] == ("device_pool", "host_indices", "device_indices")
+
+    def ends(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The indices of the host and of the device; None where the call moves nothing."""
+        if self._usual and len(args) >= 3:
+            host, device = args[1], args[2]
+        else:
+            host = self.argument("host_indices", args, kwargs)
+            device = self.argument("device_indices", args, kwargs)
+        if host is None or device is None or not (host.numel() or device.numel()):
+            return None
+        return host, device
+
+    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One argument of a call by its name; None where it has none."""
+        at = self._at.get(name, len(args))
+        return args[at] if at < len(args) else kwargs.get(name)
+
+    def given(  # noqa: PLR0917
+        self,
+        owner: Any,
+        host: torch.Tensor,
+        device: torch.Tensor,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        whom: tuple[Request, ...],
+    ) -> Given:
+        """A call of ``owner``'s method, with its indices as they were read."""
+        over = self.argument("device_pool", args, kwargs)
+        backend = str(self.argument("io_backend", args, kwargs) or "kernel")
+        return Given(owner, self.method, host, device, backend, self.op, over, whom)
+
+    def begin(self, owner: Any, host: torch.Tensor, device: torch.Tensor) -> tuple[int, Work]:
+        """How many pages of a call are digested, and its work on the device, which begins here."""
+        count, many = device.numel(), 0
+        if self.digests and host.numel() == count:
+            try:
+                starts = self._starts[count]
+            except KeyError:
+                starts = self._known(owner, count)
+            if starts is not None:
+                self.start, self.unit = starts
+                many = len(range(self.start, count, self.unit))
+        return many, self._lane.begin(self.layers * self.components * many or 1, timed=self.timed)
+
+    def ranges(self, size: int) -> tuple[range, ...]:
+        """In how many launches ``size`` bytes of a backup's layers are digested.
+
+        Kernels of SGLang's that copy want a multiprocessor for themselves, and find one between launches.
+        (Loads of 0.5.23 do not, and lose by it.)
+        """
+        parts = min(self.layers, max(1, size // (self.components * A_LAUNCH_BYTES)))
+        ranges = self._ranges.get(parts)
+        if ranges is None:
+            ends = [self.layers * part // parts for part in range(parts + 1)]
+            ranges = tuple(range(first, last) for first, last in pairwise(ends))
+            self._ranges[parts] = ranges
+        return ranges
+
+    def pages(self, device: torch.Tensor, stream: int) -> torch.Tensor:
+        """The indices that name the call's pages, on the device from this stream's next step on."""
+        ids = device if device.dim() == 1 else device.reshape(-1)
+        ids = ids[self.start :: self.unit]
+        if ids.device == self._device:
+            return ids
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, self._device)):
+            return ids.contiguous().to(self._device, non_blocking=True)
+
+    def _known(self, owner: Any, count: int) -> tuple[int, int] | None:
+        record = self._record
+        assert record.kind is not None  # noqa: S101 - a pool without a kind has no views
+        if len(self._starts) > 4096:
+            self._starts.clear()
+        rule = record.kind.rules[self.method]
+        starts = self._starts[count] = page_starts(rule, owner, record.geometry, count)
+        return starts

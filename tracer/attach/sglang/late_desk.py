@@ -1,0 +1,65 @@
+"""Hands notes to the bus: each in its turn, and those about late indices when these are here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hicache_dbg.tracer.attach.notes import Note
+from hicache_dbg.tracer.attach.sglang.late_indices import Kept, LateIndices
+from hicache_dbg.tracer.attach.sglang.say import Say
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.events import Event, Finding
+from hicache_dbg.tracer.probe import Probe
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.settings import Settings
+
+__all__ = ["LateDesk"]
+
+
+@dataclass(frozen=True, slots=True)
+class LateDesk:
+    """A :class:`~hicache_dbg.tracer.attach.notes.Desk` whose notes may be about :class:`Kept` indices."""
+
+    session: SglangSession
+    indices: LateIndices
+    say: Say
+
+    @property
+    def errors(self) -> InternalErrors:
+        """The session's."""
+        return self.session.errors
+
+    @property
+    def settings(self) -> Settings:
+        """The gate."""
+        return self.session.settings
+
+    @property
+    def probe(self) -> Probe:
+        """Whether anything is traced now."""
+        return self.session.probe
+
+    def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
+        """Run ``detect`` in its turn; False if there was no room for it."""
+        return self.session.check(detect)
+
+    def push(self, record: Note) -> bool:
+        """Let a note have its turn, when its indices are here; False if there was no room for it."""
+        if isinstance(record.about, Kept) and not record.about.here:
+            return self.session.bus.push(_LateNote(record, record.about, self))
+        return self.session.push(record)
+
+
+@dataclass(frozen=True, slots=True)
+class _LateNote:
+    """The bus's record of a note that waits for a device: so does what comes behind it."""
+
+    note: Note
+    about: Kept
+    desk: LateDesk
+
+    def ready(self) -> bool:
+        return self.desk.indices.come(self.about)
+
+    def events(self) -> Sequence[Event]:
+        self.desk.say.publish(self.note.events())
+        return ()

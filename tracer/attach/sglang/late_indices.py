@@ -1,0 +1,221 @@
+"""Indices that lie on a GPU: kept as they are now, read on the bus's thread when the device has come there.
+
+Whoever holds an index tensor may write it afterwards, and its values may not be computed yet. So a
+copy is enqueued behind them in the caller's stream; nobody waits for it but the bus, which reads all
+that wait in one go, on a stream of its own.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hicache_dbg.tracer.digest.driver import driven, driver
+from hicache_dbg.tracer.ledger import Pages
+
+__all__ = ["MOST_BYTES", "MOST_CALLS", "CudaReader", "Kept", "LateIndices", "Reader", "Reading"]
+
+#: What is kept at most, of one device: beyond, calls are skipped and counted.
+MOST_CALLS, MOST_BYTES = 4096, 32 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """The indices of one call: ``slots`` once they are read, None before and where they are ``lost``."""
+
+    slots: Pages | None = None
+    lost: bool = False
+    line: "_Line | None" = None
+
+    @property
+    def here(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.lost or self.slots is not None
+
+
+class Reading(Protocol):
+    """Copies that are under way to the host."""
+
+    def come(self) -> list[Pages] | None:
+        """The indices, flat int64, in order; None as long as the device has not come there."""
+        ...
+
+
+class Reader(Protocol):
+    """Keeps and reads indices of one device."""
+
+    def keep(self, indices: torch.Tensor) -> Any:
+        """On the caller's thread: what :meth:`read` reads later. Waits for nothing."""
+        ...
+
+    def read(self, kept: Sequence[Any]) -> Reading:
+        """On the bus's thread: begin to read what was kept. Waits for nothing either."""
+        ...
+
+
+class CudaReader:
+    """Copies within the device, behind the caller's work; then one copy to the host for all of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        driver()  # there is none on ROCm
+        self._device = device
+        self._index = device.index or 0
+        self._stream = torch.cuda.Stream(device)
+        self._events: deque[torch.cuda.Event] = deque()
+
+    def keep(self, indices: torch.Tensor) -> "tuple[torch.Tensor, torch.cuda.Event]":
+        """A copy, and the event behind it.
+
+        Raises:
+            RuntimeError: a graph is being captured, which would take both.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("indices inside the capture of a CUDA graph are not read")
+        try:
+            event = self._events.popleft()
+        except IndexError:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))  # torch makes it now
+        copy = indices.reshape(-1).clone()
+        stream = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 - 0.2 us, not 8
+        driven(driver().cuEventRecord, event.cuda_event, stream)
+        return copy, event
+
+    def read(self, kept: "Sequence[tuple[torch.Tensor, torch.cuda.Event]]") -> "_CudaReading":
+        """Begin, on a stream that waits for the callers' own."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            for _, event in kept:
+                self._stream.wait_event(event)
+            flat = torch.cat([copy for copy, _ in kept]).to(torch.int64)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return _CudaReading(self, list(kept), flat, done)
+
+    def finish(self, reading: "_CudaReading") -> list[Pages]:
+        """Read what has come; its events are used again."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            flat = reading.flat.cpu().numpy()
+        self._events.extend(event for _, event in reading.kept)
+        ends = np.cumsum([copy.numel() for copy, _ in reading.kept])[:-1]
+        return np.split(flat, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaReading:
+    reader: CudaReader
+    kept: "list[tuple[torch.Tensor, torch.cuda.Event]]"  # alive until the device has read them
+    flat: torch.Tensor
+    done: torch.cuda.Event
+
+    def come(self) -> list[Pages] | None:
+        return self.reader.finish(self) if self.done.query() else None
+
+
+class _Line:
+    """What waits on one device, in the order of the calls."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Kept, Any, int]] = deque()
+        self._read: list[tuple[Kept, Any, int]] = []
+        self._reading: Reading | None = None
+        self._calls = self._bytes = 0
+
+    def keep(self, indices: torch.Tensor) -> Kept | None:
+        """None where there is no room."""
+        size = indices.numel() * indices.element_size()
+        with self._lock:
+            if self._calls >= MOST_CALLS or self._bytes + size > MOST_BYTES:
+                return None
+            self._calls += 1
+            self._bytes += size
+        kept = Kept(line=self)
+        try:
+            copy = self._reader.keep(indices)
+        except BaseException:
+            self._less(1, size)
+            raise
+        self._waiting.append((kept, copy, size))
+        return kept
+
+    def advance(self) -> None:
+        """On the bus's thread: take what has come, then begin to read what waits."""
+        try:
+            if self._reading is not None:
+                arrays = self._reading.come()
+                if arrays is None:
+                    return
+                for (kept, _, _), slots in zip(self._read, arrays, strict=True):
+                    kept.slots = slots
+                self._over()
+            if self._waiting:
+                self._read = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                self._reading = self._reader.read([copy for _, copy, _ in self._read])
+        except BaseException:
+            for kept, _, _ in self._read:
+                kept.lost = kept.slots is None
+            self._over()
+            raise
+
+    def _over(self) -> None:
+        self._less(len(self._read), sum(size for _, _, size in self._read))
+        self._read, self._reading = [], None
+
+    def _less(self, calls: int, size: int) -> None:
+        with self._lock:
+            self._calls -= calls
+            self._bytes -= size
+
+
+class LateIndices:
+    """Indices of every device; those on the CPU are copied at once.
+
+    Args:
+        reader: makes the reader of a device.
+        is_late: whether indices are to be read later.
+    """
+
+    def __init__(
+        self,
+        reader: Callable[[torch.device], Reader] = CudaReader,
+        is_late: Callable[[torch.Tensor], bool] = lambda indices: indices.device.type == "cuda",
+    ) -> None:
+        self._reader = reader
+        self._is_late = is_late
+        self._lines: dict[torch.device, _Line | None] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, indices: Any) -> Kept | None:
+        """The indices of a call as they are now, lost where there is no room; None where nobody reads them.
+
+        Raises:
+            Exception: whatever the device's reader has met; they are lost.
+        """
+        if not isinstance(indices, torch.Tensor):
+            return None
+        if self._is_late(indices):
+            line = self._line(indices.device)
+            return None if line is None else line.keep(indices) or Kept(lost=True)
+        if indices.device.type != "cpu":
+            return None
+        return Kept(np.array(indices.reshape(-1).numpy(), np.int64))
+
+    def come(self, kept: Kept) -> bool:
+        """On the bus's thread: whether the indices are here, or never will be."""
+        if not kept.here and kept.line is not None:
+            kept.line.advance()
+        return kept.here
+
+    def _line(self, device: torch.device) -> _Line | None:
+        """None where the device has no reader, which its first call was told of."""
+        if device not in self._lines:
+            with self._lock:
+                if device not in self._lines:
+                    self._lines[device] = None
+                    self._lines[device] = _Line(self._reader(device))
+        return self._lines[device]
