@@ -21,7 +21,7 @@ from hicache_dbg.tracer.events import (
     Stated,
 )
 
-__all__ = ["MARK", "line", "page_ranges"]
+__all__ = ["MARK", "line", "page_ranges", "printable"]
 
 MARK = "[HICACHE_DBG]"
 NOTHING = "-"
@@ -56,9 +56,15 @@ def _word(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-def _flat(text: str) -> str:
-    """``text`` on one line."""
-    return " ".join(text.split())
+def printable(text: str) -> str:
+    """``text`` on one line, with what a terminal would obey, or not show, as escapes.
+
+    A request's id may come from anywhere, and must neither forge a line nor move a cursor.
+    """
+    flat = " ".join(text.split())
+    if flat.isprintable():
+        return flat
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in flat)
 
 
 def _words(texts: Iterable[str]) -> str:
@@ -88,10 +94,10 @@ def _finding(event: Finding) -> str:
     ]
     for name, value in (("expected", event.expected), ("got", event.got)):
         if value:
-            words.append(f"{name}={_word(_flat(value))}")
+            words.append(f"{name}={_word(printable(value))}")
     if event.count > 1:
         words.append(f"count={event.count}")
-    return f"{' '.join(words)}: {_flat(event.message)}"
+    return f"{' '.join(words)}: {printable(event.message)}"
 
 
 def _end(end: EndInfo) -> str:
@@ -114,7 +120,7 @@ def _mirror(mirror: MirrorInfo) -> str:
 
 
 def _started(event: Started) -> str:
-    place = f"{event.place} " if event.place else ""
+    place = f"{printable(event.place)} " if event.place else ""
     head = (
         f"hicache-dbg started rank={event.rank} {place}system={_word(event.system)} "
         f"version={_word(event.version)} checksum={_word(event.checksum)} "

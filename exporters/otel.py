@@ -18,6 +18,7 @@ from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
+from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.line import line
 from hicache_dbg.exporters.otel_logs import emit_record
 from hicache_dbg.exporters.otel_providers import Telemetry
@@ -90,7 +91,7 @@ class OtelSink:
                 findings[event.rank, event.op_id].append(event)
         copies = [event for event in events if isinstance(event, Copied)]
         for copy in copies:
-            self._copied(copy, findings[copy.rank, copy.op_id] if copy.op_id else [])
+            self._copied(copy, findings.get((copy.rank, copy.op_id), ()) if copy.op_id else ())
         self._count(copies)
         # After all spans: a finding may come before the operation that it is about.
         for event in events:
@@ -246,7 +247,11 @@ def _finding_attributes(event: Finding) -> dict[str, Any]:
         "hicache.count": event.count,
         "hicache.message": event.message,
     }
-    return {name: value for name, value in facts.items() if value not in ("", [])}
+    return {
+        name: whole(value) if isinstance(value, str) else value
+        for name, value in facts.items()
+        if value not in ("", [])
+    }
 
 
 def _describe(span: Span, event: Copied, findings: Sequence[Finding]) -> None:
@@ -254,9 +259,9 @@ def _describe(span: Span, event: Copied, findings: Sequence[Finding]) -> None:
     for finding in findings:
         span.add_event("hicache.finding", _finding_attributes(finding), finding.time_ns)
     if findings:
-        span.set_status(StatusCode.ERROR, f"{findings[0].cls.value}: {findings[0].message}")
+        span.set_status(StatusCode.ERROR, whole(f"{findings[0].cls.value}: {findings[0].message}"))
     elif event.status != "ok":
-        span.set_status(StatusCode.ERROR, event.status)
+        span.set_status(StatusCode.ERROR, whole(event.status))
 
 
 def _links(event: Copied) -> list[Link]:

@@ -1,4 +1,4 @@
-"""Which OpenTelemetry exporter the environment asks for, signal by signal.
+"""Which OpenTelemetry exporters the environment asks for, signal by signal.
 
 The variables are OpenTelemetry's own: ``OTEL_TRACES_EXPORTER`` and its two sisters, endpoint and
 protocol of OTLP. The exporters read the rest (headers, timeouts, certificates) themselves. They
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-__all__ = ["SIGNALS", "OtelConfigError", "exporter_for"]
+__all__ = ["SIGNALS", "OtelConfigError", "exporters_for"]
 
 SIGNALS = ("TRACES", "METRICS", "LOGS")
 
@@ -24,18 +24,23 @@ class OtelConfigError(Exception):
     """The environment asks for an exporter that is not to be had; the message says what to do."""
 
 
-def exporter_for(signal: str, environ: Mapping[str, str]) -> Any:
-    """A new exporter for ``signal``, or None if the environment names none.
+def exporters_for(signal: str, environ: Mapping[str, str]) -> list[Any]:
+    """New exporters for ``signal``, as many as ``OTEL_<signal>_EXPORTER`` lists.
 
-    OTLP is the default of ``OTEL_<signal>_EXPORTER``, but only where an endpoint is configured:
-    sending to a collector that nobody mentioned would cost a time-out a batch.
+    OTLP is the default, but only where an endpoint is configured: sending to a collector that nobody
+    mentioned would cost a time-out a batch.
 
     Raises:
-        OtelConfigError: the exporter is unknown, not installed, or can't be built.
+        OtelConfigError: an exporter is unknown, not installed, or can't be built.
     """
-    chosen = environ.get(f"OTEL_{signal}_EXPORTER", "").strip()
-    if chosen == "none" or (not chosen and not _endpoint(signal, environ)):
-        return None
+    listed = environ.get(f"OTEL_{signal}_EXPORTER", "").split(",")
+    chosen = list(dict.fromkeys(name.strip() for name in listed))
+    if "none" in chosen or (chosen == [""] and not _endpoint(signal, environ)):
+        return []
+    return [_exporter(name, signal, environ) for name in chosen if name or len(chosen) == 1]
+
+
+def _exporter(chosen: str, signal: str, environ: Mapping[str, str]) -> Any:
     name = _otlp(signal, environ) if chosen in ("", "otlp") else chosen
     group = f"opentelemetry_{signal.lower()}_exporter"
     found = next(iter(entry_points(group=group, name=name)), None)

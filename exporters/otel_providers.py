@@ -9,24 +9,31 @@ Private spans and records are not batched by the SDK, whose processors drop sile
 the sink exports each batch itself, so that what arrived and what did not is counted exactly.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry import _logs as logs_api
 from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import (
+    MetricExportResult,
+    MetricReader,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
-from hicache_dbg.exporters.otel_exporters import exporter_for
+from hicache_dbg.exporters.otel_exporters import exporters_for
 from hicache_dbg.exporters.otel_logs import CollectRecords, own_logger_provider
 
-__all__ = ["Telemetry"]
+__all__ = ["OwnProcess", "Telemetry"]
 
 SCOPE = "hicache_dbg"
+
+_Export = Callable[[list[Any]], Any]
 
 
 class _CollectSpans(SpanProcessor):
@@ -45,6 +52,27 @@ class _CollectSpans(SpanProcessor):
         return spans
 
 
+class OwnProcess:
+    """A metric exporter that says nothing in forked children.
+
+    The SDK's reader goes on there with what its parent had counted, over its parent's connection.
+    """
+
+    def __init__(self, exporter: Any) -> None:
+        self._exporter = exporter
+        self._pid = os.getpid()
+
+    def export(self, *arguments: Any, **options: Any) -> MetricExportResult:
+        """Export, in the process that counted."""
+        if os.getpid() != self._pid:
+            return MetricExportResult.SUCCESS
+        result: MetricExportResult = self._exporter.export(*arguments, **options)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._exporter, name)
+
+
 class Telemetry:
     """A tracer, a meter and a logger, and the delivery of what they made.
 
@@ -53,7 +81,7 @@ class Telemetry:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._deliveries: list[tuple[Callable[[], list[Any]], Callable[[list[Any]], Any]]] = []
+        self._deliveries: list[tuple[Callable[[], list[Any]], list[_Export]]] = []
         self._shutdowns: list[Callable[[], object]] = []
         resource = _resource(environ)
         self.tracer = self._tracer_provider(resource, environ).get_tracer(SCOPE)
@@ -66,11 +94,11 @@ class Telemetry:
         What a host's provider does with its part is the host's to know.
         """
         lost, why = 0, ""
-        for take, export in self._deliveries:
-            batch = take()
-            if batch and (failure := _export(export, batch)):
-                lost += len(batch)
-                why = failure
+        for take, exports in self._deliveries:
+            if batch := take():
+                failures = [told for export in exports if (told := _export(export, batch))]
+                lost += len(batch) if failures else 0
+                why = failures[0] if failures else why
         return lost, why
 
     def shutdown(self, limit_s: float) -> bool:
@@ -96,26 +124,25 @@ class Telemetry:
         self, resource: Resource, environ: Mapping[str, str]
     ) -> trace.TracerProvider:
         host = trace.get_tracer_provider()
-        exporter = exporter_for("TRACES", environ) if _is_proxy(host) else None
-        if exporter is None:
+        exporters = exporters_for("TRACES", environ) if _is_proxy(host) else []
+        if not exporters:
             return host
         collect = _CollectSpans()
         own = TracerProvider(resource=resource, shutdown_on_exit=False)
         own.add_span_processor(collect)
-        self._deliveries.append((collect.take, exporter.export))
-        self._shutdowns += [own.shutdown, exporter.shutdown]
+        self._deliveries.append((collect.take, [exporter.export for exporter in exporters]))
+        self._shutdowns += [own.shutdown, *(exporter.shutdown for exporter in exporters)]
         return own
 
     def _meter_provider(
         self, resource: Resource, environ: Mapping[str, str]
     ) -> metrics.MeterProvider:
         host = metrics.get_meter_provider()
-        exporter = exporter_for("METRICS", environ) if _is_proxy(host) else None
-        if exporter is None:
+        exporters = exporters_for("METRICS", environ) if _is_proxy(host) else []
+        if not exporters:
             return host
-        is_reader = isinstance(exporter, MetricReader)
-        reader = exporter if is_reader else PeriodicExportingMetricReader(exporter)
-        own = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
+        readers = [_reader(exporter) for exporter in exporters]
+        own = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
         self._shutdowns.append(own.shutdown)
         return own
 
@@ -123,14 +150,21 @@ class Telemetry:
         self, resource: Resource, environ: Mapping[str, str]
     ) -> logs_api.LoggerProvider:
         host = logs_api.get_logger_provider()
-        exporter = exporter_for("LOGS", environ) if _is_proxy(host) else None
-        if exporter is None:
+        exporters = exporters_for("LOGS", environ) if _is_proxy(host) else []
+        if not exporters:
             return host
         collect = CollectRecords()
         own = own_logger_provider(resource, collect)
-        self._deliveries.append((collect.take, exporter.export))
-        self._shutdowns += [own.shutdown, exporter.shutdown]
+        self._deliveries.append((collect.take, [exporter.export for exporter in exporters]))
+        self._shutdowns += [own.shutdown, *(exporter.shutdown for exporter in exporters)]
         return own
+
+
+def _reader(exporter: Any) -> MetricReader:
+    """What asks for metrics and hands them to ``exporter``; some exporters do it themselves."""
+    if isinstance(exporter, MetricReader):
+        return exporter
+    return PeriodicExportingMetricReader(cast("Any", OwnProcess(exporter)))
 
 
 def _is_proxy(provider: object) -> bool:
@@ -145,7 +179,7 @@ def _resource(environ: Mapping[str, str]) -> Resource:
     return Resource.create({} if named else {"service.name": "hicache-dbg"})
 
 
-def _export(export: Callable[[list[Any]], Any], batch: list[Any]) -> str:
+def _export(export: _Export, batch: list[Any]) -> str:
     """Export ``batch``; why it failed, or nothing."""
     try:
         with _not_instrumented():

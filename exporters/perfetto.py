@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.timeline import Instant, Slice, Value
+from hicache_dbg.exporters.writing import why_not
 
 __all__ = ["PerfettoError", "write_perfetto"]
 
@@ -24,15 +26,13 @@ def write_perfetto(path: Path, slices: Iterable[Slice], instants: Iterable[Insta
     """Write ``slices``, which come in the order of their start, and ``instants``; how many there were.
 
     Raises:
-        PerfettoError: the ``perfetto`` package is not installed, or the file can't be written.
+        PerfettoError: the file can't be written.
+        PartMissingError: the ``perfetto`` package is not installed.
     """
     try:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as error:
-        raise PerfettoError(
-            "a Perfetto trace needs the perfetto package, which is not installed: "
-            "pip install 'hicache-dbg[perfetto]'"
-        ) from error
+        raise PartMissingError("a Perfetto trace needs", "perfetto", "perfetto") from error
     try:
         with path.open("wb") as file:
             writer = _Writer(StreamingTraceProtoBuilder(file))
@@ -41,7 +41,7 @@ def write_perfetto(path: Path, slices: Iterable[Slice], instants: Iterable[Insta
             for instant in instants:
                 writer.instant(instant)
     except OSError as error:
-        raise PerfettoError(f"cannot write {path}: {error.strerror or error}") from error
+        raise PerfettoError(f"cannot write {path}: {why_not(path, error)}") from error
     return writer.written
 
 

@@ -120,7 +120,8 @@ class Summaries:
         record = event["record"]
         if isinstance(record, Health):
             last = self._last.get(record.rank)
-            soon = last is not None and record.time_ns - last < self._interval_ns
+            # A clock that was set back must not silence what follows.
+            soon = last is not None and 0 <= record.time_ns - last < self._interval_ns
             if soon and not record.closing:
                 raise structlog.DropEvent
             self._last[record.rank] = record.time_ns

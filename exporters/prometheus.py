@@ -17,6 +17,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from hicache_dbg.exporters.closed_sets import LOSS_REASONS
+from hicache_dbg.exporters.forking import in_children, unforked
 from hicache_dbg.exporters.prometheus_dead import Claim
 from hicache_dbg.exporters.prometheus_metrics import PLACE, Metrics, metrics_of
 from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess, shared_registry
@@ -40,6 +41,11 @@ __all__ = ["PrometheusSink"]
 
 #: The library refuses more than 128 characters of names and values together.
 LONGEST_EXEMPLAR = 128 - len("trace_id")
+
+#: Events that are counted before a fork may happen again: a third of a millisecond.
+AT_ONCE = 64
+#: No heartbeat waits longer for its sink.
+LONGEST_WAIT_NS = 600 * 10**9
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +94,7 @@ class PrometheusSink:
         self._totals: dict[tuple[Counter, tuple[str, ...]], float] = {}
         self._latest: dict[int, int] = {}
         self._lock = threading.Lock()
+        in_children(self)
         self._path = cache(self._bind_path)
         self._tiles = cache(self._bind_tiles)
         self._skipped = cache(self._bind_skipped)
@@ -110,16 +117,22 @@ class PrometheusSink:
 
     def emit(self, events: Sequence[Event]) -> None:
         """Count ``events``; a :class:`SinkError` that lost none says that nobody can see them."""
-        for event in events:
-            handler = self._handlers.get(type(event))
-            if handler is not None:  # what processes state is for a join, not a count
-                handler(event)
+        for start in range(0, len(events), AT_ONCE):
+            with unforked:
+                for event in events[start : start + AT_ONCE]:
+                    handler = self._handlers.get(type(event))
+                    if handler is not None:  # what processes state is for a join, not a count
+                        handler(event)
         self._metrics.pages.refresh()
         if self._claim is not None:  # no scrape can ask
             self._claim.renew()
             self._metrics.own.refresh()
         if self._port is not None and not self._port.open():
             raise SinkError(self._port.trouble, reason="not_served", lost=0)
+
+    def let_go(self) -> None:
+        """In a forked child: whoever read the pools at that moment is not here to end it."""
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Stop serving and reading the pools; the counters stay in the registry."""
@@ -215,15 +228,18 @@ class PrometheusSink:
                     pages.append(state)
                 else:
                     labels = (state.tier, state.end, str(self._rank))
-                    self._advance(self._metrics.lookups, state.pages, *labels)
+                    with unforked:
+                        self._advance(self._metrics.lookups, state.pages, *labels)
         return pages
 
     def _health(self, event: Health) -> None:
         with self._lock:  # a scrape and a heartbeat may come together
             # A heartbeat that waited is older than what a scrape has read, and tells nothing new.
-            if event.time_ns >= self._latest.get(event.rank, 0):
+            # By hours older, and it is the clock that was set back.
+            if not 0 < self._latest.get(event.rank, 0) - event.time_ns < LONGEST_WAIT_NS:
                 self._latest[event.rank] = event.time_ns
-                self._told(event)
+                with unforked:
+                    self._told(event)
 
     def _told(self, event: Health) -> None:
         metrics, rank = self._metrics, str(event.rank)
@@ -277,5 +293,5 @@ def _pinned_bytes(end: EndInfo) -> int:
 
 def _place(place: str) -> list[str]:
     """``tp=1 pp=0 dp=0`` by the labels of the metric."""
-    told = dict(part.split("=", 1) for part in place.split())
+    told = {name: value for name, _, value in (part.partition("=") for part in place.split())}
     return [told.get(name, "") for name in PLACE[1:]]

@@ -8,6 +8,7 @@ process with this sink holds a lock beside its files, and only files whose lock 
 
 import fcntl
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,13 +17,17 @@ from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict
 
-__all__ = ["KINDS", "MOST_DEAD", "Claim", "put_together", "undisturbed"]
+from hicache_dbg.exporters.forking import in_children
+
+__all__ = ["KINDS", "MOST_DEAD", "Claim", "is_claimed", "put_together", "undisturbed"]
 
 #: What adds up over processes.
 KINDS = ("counter", "histogram", "summary")
 #: Processes whose files may lie about before they are put together.
 MOST_DEAD = 8
 MERGED = "hicachedbg"
+#: A scrape waits no longer than this for files that are being put together.
+LONGEST_WAIT_S, POLL_S = 2.0, 0.01
 
 # The library gives them no types.
 _read: Callable[[str], Iterable[tuple[str, float, float, int]]] = (
@@ -39,21 +44,40 @@ class Claim:
         self._pid = 0
         self._file = -1
         self.renew()
+        in_children(self)
 
     def renew(self) -> None:
-        """Lay claim, once a process: a forked child has files of its own."""
-        if self._pid == os.getpid():
+        """Lay claim, once a process: a forked child has files of its own.
+
+        Nobody waits for who puts files together, and may be stopped in it: what has no claim yet is
+        left alone.
+        """
+        pid = os.getpid()
+        if self._pid == pid:
             return
-        self._pid = os.getpid()
-        with undisturbed(self._folder):  # a lock that is not held yet would pass for a dead one
-            self._file = os.open(_lock(self._folder, str(self._pid)), os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+        with _held(self._folder, fcntl.LOCK_SH, 0) as had:
+            if had:  # a lock that is not held yet would pass for a dead one
+                file = os.open(_lock(self._folder, str(pid)), os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._pid, self._file = pid, file
+
+    def let_go(self) -> None:
+        """In a forked child: the lock is the parent's, and must end with it."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._pid, self._file = 0, -1
+
+
+def is_claimed(folder: Path, pid: str) -> bool | None:
+    """Whether a process is still there by its claim; None where it never laid one."""
+    lock = _lock(folder, pid)
+    return not _is_free(lock) if lock.exists() else None
 
 
 @contextmanager
 def undisturbed(folder: Path) -> Iterator[None]:
-    """While files are read: nobody puts them together meanwhile."""
-    with _held(folder, fcntl.LOCK_SH):
+    """While files are read: nobody puts them together meanwhile, unless it takes him too long."""
+    with _held(folder, fcntl.LOCK_SH, LONGEST_WAIT_S):
         yield
 
 
@@ -65,8 +89,8 @@ def put_together(folder: Path, most: int = MOST_DEAD) -> int:
     """
     if len(_locks(folder)) <= most:
         return 0
-    with _held(folder, fcntl.LOCK_EX):
-        dead = _dead(folder)
+    with _held(folder, fcntl.LOCK_EX, 0) as had:
+        dead = _dead(folder) if had else []
         if len(dead) <= most:
             return 0
         for kind in KINDS:
@@ -127,13 +151,25 @@ def _is_free(lock: Path) -> bool:
 
 
 @contextmanager
-def _held(folder: Path, how: int) -> Iterator[None]:
+def _held(folder: Path, how: int, wait_s: float) -> Iterator[bool]:
+    """Hold the folder's lock; False where others had it for longer than ``wait_s``."""
     file = os.open(folder / "hicache_dbg.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(file, how)
-        yield
+        yield _had(file, how, time.monotonic() + wait_s)
     finally:
         os.close(file)
+
+
+def _had(file: int, how: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        else:
+            return True
 
 
 def _lock(folder: Path, pid: str) -> Path:

@@ -6,7 +6,7 @@ from the start-up record, everything else from the event types. Never a page or 
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
+from hicache_dbg.exporters.prometheus_asked import Asked
 from hicache_dbg.exporters.prometheus_multiprocess import PoolPagesGauge, is_multiprocess
 from hicache_dbg.exporters.prometheus_self import SelfReader
 from hicache_dbg.tracer.sink import PoolPages
@@ -33,7 +34,7 @@ _PAGES_HELP = "Pages of a pool by tier and state, read when scraped"
 _PAGES_LABELS = ("pool", "tier", "state", "rank")
 
 
-class PoolPagesCollector(Collector):
+class PoolPagesCollector(Asked[list[PoolPages]], Collector):
     """Reads pool pages when a scrape asks, so that the hot path pays nothing.
 
     A reader that fails must not turn the whole scrape into an error: its pages are missing from
@@ -41,15 +42,7 @@ class PoolPagesCollector(Collector):
     """
 
     def __init__(self, failures: Counter) -> None:
-        self._failures = failures
-        self._readers: dict[int, Callable[[], Iterable[PoolPages]]] = {}
-
-    def read(self, rank: int, reader: Callable[[], Iterable[PoolPages]] | None) -> None:
-        """Ask ``reader`` for the pages of ``rank`` from now on; None: nobody."""
-        if reader is None:
-            self._readers.pop(rank, None)
-        else:
-            self._readers[rank] = reader
+        super().__init__(failures, "pool_state")
 
     def refresh(self) -> None:
         """Do nothing: the pages are read when scraped."""
@@ -61,14 +54,9 @@ class PoolPagesCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The family with one sample for each pool, tier and state."""
         family = GaugeMetricFamily(_PAGES, _PAGES_HELP, labels=_PAGES_LABELS)
-        for rank, reader in list(self._readers.items()):
-            try:
-                states = list(reader())
-            except Exception:  # noqa: BLE001 - another's code; counted, and the scrape stays whole
-                self._failures.labels("pool_state", str(rank)).inc()
-                continue
+        for rank, states in self.answers():
             for state in states:
-                family.add_metric([state.pool, state.tier, state.state, str(rank)], state.pages)
+                family.add_metric([state.pool, state.tier, state.state, rank], state.pages)
         return [family]
 
 

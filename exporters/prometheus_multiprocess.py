@@ -18,10 +18,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from hicache_dbg.exporters.prometheus_dead import put_together, undisturbed
+from hicache_dbg.exporters.forking import unforked
+from hicache_dbg.exporters.prometheus_asked import Asked
+from hicache_dbg.exporters.prometheus_dead import is_claimed, put_together, undisturbed
 from hicache_dbg.tracer.sink import PoolPages
 
-__all__ = ["PoolPagesGauge", "SharedCollector", "is_multiprocess", "shared_registry"]
+__all__ = ["PoolPagesGauge", "SharedCollector", "is_multiprocess", "is_stale", "shared_registry"]
 
 REFRESH_S = 1.0
 
@@ -36,24 +38,16 @@ def is_multiprocess() -> bool:
     return values.ValueClass is not values.MutexValue
 
 
-class PoolPagesGauge(Collector):
+class PoolPagesGauge(Asked[list[PoolPages]], Collector):
     """Pool pages as a plain gauge: refreshed when events pass, as no scrape can ask for them."""
 
     def __init__(
         self, gauge: Gauge, failures: Counter, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(failures, "pool_state")
         self._gauge = gauge
-        self._failures = failures
         self._clock = clock
         self._next = 0.0
-        self._readers: dict[int, Callable[[], Iterable[PoolPages]]] = {}
-
-    def read(self, rank: int, reader: Callable[[], Iterable[PoolPages]] | None) -> None:
-        """Ask ``reader`` for the pages of ``rank`` from now on; None: nobody."""
-        if reader is None:
-            self._readers.pop(rank, None)
-        else:
-            self._readers[rank] = reader
 
     def describe(self) -> Iterable[Metric]:
         """The family without samples."""
@@ -68,13 +62,10 @@ class PoolPagesGauge(Collector):
         if self._clock() < self._next:
             return
         self._next = self._clock() + REFRESH_S
-        for rank, reader in list(self._readers.items()):
-            try:
-                for state in reader():
-                    labels = (state.pool, state.tier, state.state, str(rank))
-                    self._gauge.labels(*labels).set(state.pages)
-            except Exception:  # noqa: BLE001 - another's code; counted, and the events go on
-                self._failures.labels("pool_state", str(rank)).inc()
+        for rank, states in self.answers():
+            with unforked:
+                for state in states:
+                    self._gauge.labels(state.pool, state.tier, state.state, rank).set(state.pages)
 
 
 class SharedCollector(Collector):
@@ -103,7 +94,7 @@ class SharedCollector(Collector):
             self._said = True
 
     def _collected(self) -> list[Metric]:
-        files = [path for path in sorted(self._folder.glob("*.db")) if not _is_stale(path)]
+        files = [path for path in sorted(self._folder.glob("*.db")) if not is_stale(path)]
         try:
             return _merge(files)
         except Exception:  # noqa: BLE001 - a damaged file raises whatever its bytes lead to
@@ -134,14 +125,21 @@ def _merge(files: list[Path]) -> list[Metric]:
     return list(_add_up([str(path) for path in files]))
 
 
-def _is_stale(path: Path) -> bool:
-    """Whether a file holds live gauges of a process that is no more."""
+def is_stale(path: Path) -> bool:
+    """Whether a file holds live gauges of a process that is no more.
+
+    Its number says nothing in another container: the claim is asked, if it laid one.
+    """
     if not path.name.startswith("gauge_live"):
         return False
     pid = path.stem.rpartition("_")[2]
+    claimed = is_claimed(path.parent, pid)
+    if claimed is not None:
+        return not claimed
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        # Bytes: a process calls itself what it likes.
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:
         return True
     # Killed, and its parent has not asked yet.
-    return state == "Z"
+    return state == b"Z"

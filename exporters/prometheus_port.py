@@ -3,8 +3,14 @@
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, start_http_server
+
+from hicache_dbg.exporters.forking import in_children
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["Port"]
 
@@ -38,6 +44,7 @@ class Port:
         self._tried = False
         self._next = float("-inf")
         self._stop: Callable[[], None] | None = None
+        self._socket: socket.socket | None = None
         self.trouble = ""
 
     def open(self) -> bool:
@@ -63,14 +70,20 @@ class Port:
         if self._stop is not None:
             self._stop()
 
+    def let_go(self) -> None:
+        """Leave the port to the parent: a child that outlives it would answer with silence."""
+        if self._socket is not None:
+            self._socket.close()
+
     def _serve(self) -> Callable[[], None]:
         """Begin to serve; what stops it again."""
         server, thread = start_http_server(self._port, self._address, self._registry())
         here = os.getpid()
+        self._socket = server.socket
+        in_children(self)
 
         def stop() -> None:
-            if os.getpid() != here:  # a forked child has the socket and not the thread
-                server.socket.close()
+            if os.getpid() != here:  # a forked child has not the thread
                 return
             server.shutdown()
             server.server_close()

@@ -7,12 +7,14 @@ from prometheus_client import Counter
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from hicache_dbg.exporters.prometheus_asked import Asked
+
 __all__ = ["SelfReader"]
 
 REFRESH_S = 1.0
 
 
-class SelfReader(Collector):
+class SelfReader(Asked[None], Collector):
     """Brings the metrics of each rank up to date before the other collectors are asked.
 
     It has no samples of its own: it is registered first, and what it calls sets counters and gauges
@@ -21,17 +23,9 @@ class SelfReader(Collector):
     """
 
     def __init__(self, failures: Counter, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._failures = failures
+        super().__init__(failures, "self_state")
         self._clock = clock
         self._next = 0.0
-        self._updates: dict[int, Callable[[], None]] = {}
-
-    def read(self, rank: int, update: Callable[[], None] | None) -> None:
-        """Call ``update`` for the state of ``rank`` from now on; None: nobody."""
-        if update is None:
-            self._updates.pop(rank, None)
-        else:
-            self._updates[rank] = update
 
     def refresh(self) -> None:
         """Update at most once a second."""
@@ -49,8 +43,5 @@ class SelfReader(Collector):
         return ()
 
     def _update(self) -> None:
-        for rank, update in list(self._updates.items()):
-            try:
-                update()
-            except Exception:  # noqa: BLE001 - the scrape stays whole, and the failure is counted
-                self._failures.labels("self_state", str(rank)).inc()
+        for _ in self.answers():
+            pass

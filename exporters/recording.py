@@ -7,14 +7,14 @@ process. A line that a kill or a full disk cut short is skipped by the reader wi
 
 import errno
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from hicache_dbg.exporters.encoding import encoded_lines
 from hicache_dbg.exporters.recording_format import FORMAT, SUFFIX, Header, RecordingError
 from hicache_dbg.exporters.recording_part import Part, compressor, pack
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Started
@@ -45,7 +45,8 @@ class RecordingSink:
 
     Under a rotation the files are ``run_id.0000.jsonl`` and so on, and each begins with the start
     records, so that the later ones can be judged without the first. Trouble with a rotation loses
-    no event: the current part goes on, and the log says why.
+    no event: the current part goes on, and the log says why. A forked child writes a recording of its
+    own, ``run_id-childPID``. A file that somebody removed is begun anew with the start records.
 
     Raises:
         RecordingError: the folder is missing or not writable, the run's file exists already, or
@@ -57,9 +58,9 @@ class RecordingSink:
     def __init__(self, directory: Path, run_id: str, *, rotation: Rotation | None = None) -> None:
         self._directory = directory
         self._run_id = run_id
+        self._pid = os.getpid()
         self._rotation = rotation
         self._compress = compressor() if rotation is not None and rotation.compress else None
-        self._encoder = msgspec.json.Encoder()
         self._started: dict[int, Started] = {}
         self._part = self._begin(0)
         self._closed: deque[Path] = deque()
@@ -73,11 +74,12 @@ class RecordingSink:
 
     def emit(self, events: Sequence[Event]) -> None:
         """Append ``events`` in one write; a full disk loses those whose line is not complete."""
-        if self._rotation is not None:
-            if self._part.size >= self._rotation.part_bytes:
-                self._rotate(self._rotation)
-            self._started |= {event.rank: event for event in events if isinstance(event, Started)}
-        whole, failure = self._part.append([self._encoder.encode(e) + b"\n" for e in events])
+        if self._pid != os.getpid() or self._part.is_gone:
+            self._begin_anew(len(events))
+        if self._rotation is not None and self._part.size >= self._rotation.part_bytes:
+            self._rotate(self._rotation)
+        self._started |= {event.rank: event for event in events if isinstance(event, Started)}
+        whole, failure = self._part.append(encoded_lines(events))
         if failure is not None:
             lost = len(events) - whole
             raise SinkError(
@@ -90,6 +92,23 @@ class RecordingSink:
         """Close the file; every line is with the kernel already."""
         self._part.close()
 
+    def _begin_anew(self, waiting: int) -> None:
+        """Begin where there is no file of this process: it was forked, or its file was removed."""
+        before, pid = self._run_id, os.getpid()
+        if self._pid != pid:
+            self._run_id = f"{before}-child{pid}"
+            self._closed, self._begun = deque(), 0
+        number = self._begun if self._rotation is not None else 0
+        try:
+            lost_or_parents, self._part = self._part, self._begin(number)
+        except RecordingError as error:
+            self._run_id = before
+            raise SinkError(
+                f"{error}; {waiting} events lost", reason="refused", lost=waiting
+            ) from error
+        lost_or_parents.close()
+        self._pid, self._begun = pid, number + 1
+
     def _begin(self, number: int) -> Part:
         """Open a part and write its head."""
         header = Header(
@@ -99,9 +118,9 @@ class RecordingSink:
             time_ns=time.time_ns(),
             part=number,
         )
-        lines = [self._encoder.encode(line) for line in (header, *self._started.values())]
+        head = encoded_lines((header, *self._started.values()))
         stem = self._run_id if self._rotation is None else f"{self._run_id}.{number:04}"
-        return Part(self._directory / f"{stem}{SUFFIX}", b"".join(line + b"\n" for line in lines))
+        return Part(self._directory / f"{stem}{SUFFIX}", head)
 
     def _rotate(self, rotation: Rotation) -> None:
         """Begin the next part, then pack and remove as the rotation says."""

@@ -9,6 +9,7 @@ from typing import IO
 
 import msgspec
 
+from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Event
 
 __all__ = [
@@ -46,7 +47,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 def recordings_in(folder: Path) -> list[Path]:
     """The recordings in ``folder``, packed ones too, the parts of a run in their order."""
-    return sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{PACKED}")])
+    found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{PACKED}")]
+    return sorted(found, key=_place)
+
+
+def _place(path: Path) -> tuple[str, int, str]:
+    """Run and part: a long run has more parts than its numbers have digits."""
+    run, _, part = path.name.removesuffix(PACKED).removesuffix(SUFFIX).rpartition(".")
+    return (run, int(part), path.name) if run and part.isdecimal() else (path.stem, -1, path.name)
 
 
 def read(path: Path, *, say: Callable[[str], None] = _log.warning) -> Iterator[Event]:
@@ -68,12 +76,22 @@ def read_header(path: Path) -> Header:
 
     Raises:
         RecordingError: the file can't be read, is no recording, or follows a newer schema.
+        PartMissingError: it is compressed, and zstandard is not installed.
     """
     try:
+        if not path.is_dir() and path.exists() and not path.is_file():
+            raise RecordingError(
+                f"cannot read {path}: a recording is read more than once, and this is a pipe or a device: "
+                "write it to a file first"
+            )
         with _open(path) as file:
             first = file.readline()
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
+    if not first:
+        raise RecordingError(
+            f"{path} is empty, or cut short before its first line: its writer was stopped before it began"
+        )
     try:
         header = msgspec.json.decode(first, type=Header)
     except msgspec.MsgspecError:
@@ -81,7 +99,7 @@ def read_header(path: Path) -> Header:
     if header is None or header.format != FORMAT:
         raise RecordingError(
             f"{path} is not a recording: expected a first line with format {FORMAT!r}, "
-            f"got {first[:40]!r}"
+            f"got {first[:40]!r}; name what HICACHE_DBG_SINKS=recording or --record wrote"
         )
     if header.schema > SCHEMA_VERSION:
         raise RecordingError(
@@ -101,8 +119,8 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
     try:
         import zstandard
     except ImportError as error:
-        raise RecordingError(
-            f"{path} is compressed: reading it needs the zstandard package: pip install zstandard"
+        raise PartMissingError(
+            f"{path} is compressed: reading it needs", "zstandard", "zstd"
         ) from error
     try:
         with zstandard.open(path, "rb") as file:

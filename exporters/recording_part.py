@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hicache_dbg.exporters.recording_format import PACKED, RecordingError
+from hicache_dbg.exporters.writing import why_not
 
 __all__ = ["Part", "compressor", "pack"]
 
@@ -26,18 +27,24 @@ class Part:
         try:
             self._file = os.open(path, _NEW_FILE, 0o600)
         except OSError as error:
-            raise RecordingError(_advice(path, error)) from error
-        _, failure = self.append([head])
+            known = error.errno == errno.EEXIST
+            why = (
+                "the run was recorded before: choose another run id"
+                if known
+                else why_not(path, error)
+            )
+            raise RecordingError(f"cannot record to {path}: {why}") from error
+        _, failure = self.append(head)
         if failure is not None:
             self.close()
             path.unlink()
-            raise RecordingError(_advice(path, failure)) from failure
+            raise RecordingError(f"cannot record to {path}: {why_not(path, failure)}") from failure
 
-    def append(self, lines: list[bytes]) -> tuple[int, OSError | None]:
+    def append(self, lines: bytes) -> tuple[int, OSError | None]:
         """Write ``lines`` at once; how many are whole on the file, and what stopped the rest."""
         # A line that was cut short is ended first, so that it does not swallow the next one.
         start = b"\n" if self._torn else b""
-        data = memoryview(start + b"".join(lines))
+        data = memoryview(start + lines)
         written, failure = 0, None
         try:
             while written < len(data):
@@ -49,6 +56,11 @@ class Part:
             self._torn = data[written - 1] != ord("\n")
         whole = bytes(data[len(start) : written]).count(b"\n")
         return whole, failure
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody removed the file: what is written to it then, nobody can read."""
+        return os.fstat(self._file).st_nlink == 0
 
     def close(self) -> None:
         """Close the file; every line is with the kernel already."""
@@ -84,16 +96,3 @@ def pack(path: Path, compress: Callable[[bytes], bytes]) -> Path:
         raise
     path.unlink()
     return packed
-
-
-def _advice(path: Path, error: OSError) -> str:
-    """What went wrong with the file, and what to do about it."""
-    folder = path.parent
-    advice = {
-        errno.ENOENT: f"the folder {folder} does not exist: create it, or name another one",
-        errno.ENOTDIR: f"{folder} is not a folder: name one",
-        errno.EACCES: f"the folder {folder} is not writable: change its mode, or name another one",
-        errno.EROFS: f"the folder {folder} is on a read-only file system: name another one",
-        errno.EEXIST: "the run was recorded before: choose another run id",
-    }.get(error.errno or 0, error.strerror or str(error))
-    return f"cannot record to {path}: {advice}"

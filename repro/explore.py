@@ -61,11 +61,14 @@ class _Desk:
     listing: Listing | None = None
 
     def check(self, detect: Callable[[], object]) -> bool:
+        """Look at once."""
+        detect()
+        return True
+
+    def push(self, record: Note) -> bool:
         """Put a note's access on the list, with what is wrong with it."""
-        if not isinstance(detect, Note):
-            detect()
-        elif self.listing is not None:
-            self.listing.add(detect)
+        if self.listing is not None:
+            self.listing.add(record)
         return True
 
 

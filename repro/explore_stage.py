@@ -7,8 +7,9 @@ all that could go on: threads, and streams whose next piece of work may run.
 
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from random import Random
-from threading import Lock, Thread
+from threading import Thread
 
 from hicache_dbg.pools.streams import SimulatedStream, SimulatedStreams
 from hicache_dbg.pools.worker import Worker
@@ -20,6 +21,11 @@ Ready = Callable[[], bool]
 
 class _Over(BaseException):
     """No error: it unwinds a thread whose schedule is over."""
+
+
+#: Turns given and not yet taken. Ctrl-C may come between any two steps of the stage, so that one turn
+#: more is given than is taken: a lock would refuse it.
+_Turns = SimpleQueue[None]
 
 
 def _always() -> bool:
@@ -37,8 +43,7 @@ class Actor:
         self.until: Ready = _always
         self.idle = False
         self.done = False
-        self.go = Lock()
-        self.go.acquire()
+        self.go = _Turns()
         self.error: Exception | None = None
         self._body = body
         self._stage = stage
@@ -54,7 +59,7 @@ class Actor:
         self._stage.resume(self)
 
     def _run(self) -> None:
-        self.go.acquire()
+        self.go.get()
         try:
             if not self._stage.over:
                 self._body()
@@ -82,8 +87,7 @@ class Stage:
         self._random = Random(seed)  # noqa: S311 (an order to try, not a secret)
         self._eagerness = eagerness
         self._current: Actor | None = None
-        self._handed_back = Lock()
-        self._handed_back.acquire()
+        self._handed_back = _Turns()
 
     @property
     def current(self) -> Actor | None:
@@ -125,20 +129,20 @@ class Stage:
             raise _Over
         actor.until = until
         self.hand_back()
-        actor.go.acquire()
+        actor.go.get()
         if self.over:
             raise _Over
 
     def resume(self, actor: Actor) -> None:
         """Give ``actor`` the turn, and take it back when it waits or has ended."""
         self._current = actor
-        actor.go.release()
-        self._handed_back.acquire()
+        actor.go.put(None)
+        self._handed_back.get()
         self._current = None
 
     def hand_back(self) -> None:
         """The turn is the stage's again."""
-        self._handed_back.release()
+        self._handed_back.put(None)
 
     def clear(self) -> None:
         """End every thread, wherever it is."""

@@ -203,6 +203,12 @@ VARIABLES: tuple[Variable, ...] = (
         _number(0, 1e6, "MB/s from 0 to 1000000"),
         "rate at which resting host pages are read again (MB/s)",
     ),
+    Variable(
+        "HICACHE_DBG_HOST_GB",
+        "host_gb",
+        _number(0, 1e6, "GB from 0 to 1000000"),
+        "what this process's host tier was given, in GB of 10^9 bytes; its pools should hold no more",
+    ),
     Variable("HICACHE_DBG_DIR", "directory", _path, "where recordings go"),
     Variable(
         "HICACHE_DBG_QUEUE",
@@ -247,6 +253,7 @@ class Settings:
     action: Action = Action.LOG
     lines: Lines | None = None
     scrub_mb_s: float = 0.0
+    host_gb: float = 0.0
     directory: Path = Path("hicache-dbg")
     queue: int = 65536
     prometheus_port: Listen = Listen(0)  # noqa: RUF009 - as immutable as the number that it is

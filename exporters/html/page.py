@@ -9,6 +9,9 @@ from enum import IntEnum
 from importlib.resources import files
 from pathlib import Path
 
+from hicache_dbg.exporters.parts import PartMissingError
+from hicache_dbg.exporters.writing import why_not
+
 __all__ = [
     "Bar",
     "Cell",
@@ -62,7 +65,8 @@ class Grid:
     """Tiles of one pool: a row a layer, a column some pages.
 
     ``columns`` are the first and last page of each, ``sizes`` how many of the pages between moved;
-    ``cells`` one row of states a layer; ``bad`` says in words which tiles differ.
+    ``cells`` one row of states a layer; ``bad`` says in words which tiles differ. Of several
+    ``ranks`` a cell is the worst.
     """
 
     pool: str
@@ -70,6 +74,7 @@ class Grid:
     sizes: Sequence[int]
     cells: Sequence[Sequence[Cell]]
     bad: str = ""
+    ranks: int = 1
 
     @property
     def states(self) -> list[Cell]:
@@ -117,10 +122,14 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A hypothesis or a finding: a label and its colour, a sentence, more of it, and what to do."""
+    """A hypothesis or a finding: a label and its colour, a sentence, more of it, and what to do.
+
+    ``means`` explains the label.
+    """
 
     label: str
     title: str
+    means: str = ""
     text: str = ""
     advice: str = ""
     tone: str = ""  # bad, good, unknown, or nothing
@@ -171,6 +180,7 @@ class Page:
     same_size: str
     paths: Table
     unchecked: Sequence[str]
+    words: Sequence[tuple[str, str]]
     source: str
     version: str
 
@@ -179,14 +189,13 @@ def write_html(path: Path, page: Page) -> None:
     """Write ``page``.
 
     Raises:
-        HtmlError: jinja2 is not installed, or the file can't be written.
+        HtmlError: the file can't be written.
+        PartMissingError: jinja2 is not installed.
     """
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
-        raise HtmlError(
-            "the page needs the jinja2 package, which is not installed: pip install 'hicache-dbg[cli]'"
-        ) from error
+        raise PartMissingError("the page needs", "jinja2", "cli") from error
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -198,4 +207,4 @@ def write_html(path: Path, page: Page) -> None:
     try:
         path.write_text(template.render(page=page, **parts), encoding="utf-8")
     except OSError as error:
-        raise HtmlError(f"cannot write {path}: {error.strerror or error}") from error
+        raise HtmlError(f"cannot write {path}: {why_not(path, error)}") from error

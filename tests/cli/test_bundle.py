@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 import zstandard
 from tests.exporters.samples import copied, finding, health, started
+from tests.tracer.checks.statements import hits
 
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
 from hicache_dbg.exporters.recording_format import read
 from hicache_dbg.tracer.cli.main import main
-from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.events import Event, Stated
 
 Capture = pytest.CaptureFixture[str]
 TRACE, SPAN = "ab" * 16, "cd" * 8
 OTHER = "ef" * 16
+REQUEST = "somebodys-request"
 
 
 @pytest.fixture
@@ -49,6 +51,7 @@ def events(folder: Path) -> list[Event]:
         copied(trace_id=TRACE, span_id=SPAN, shared_with=((OTHER, SPAN),)),
         copied(),
         finding(trace_id=TRACE, message=f"read from {folder}/kv and {folder}-other"),
+        hits(REQUEST, 5, 0),
     ]
 
 
@@ -79,7 +82,7 @@ def test_a_bundle_holds_what_a_colleague_needs(
     assert {part["name"] for part in json.loads(files["doctor.json"])} >= {"torch", "journald"}
     assert json.loads(files["settings.json"])["checksum"] == "loads"
     assert json.loads(files["versions.json"])["msgspec"]
-    assert "5 events in 5 files" in capsys.readouterr().out
+    assert "6 events in 5 files" in capsys.readouterr().out
 
 
 def test_no_ids_and_no_names_get_out(capsys: Capture, tmp_path: Path, home: Path) -> None:
@@ -90,15 +93,42 @@ def test_no_ids_and_no_names_get_out(capsys: Capture, tmp_path: Path, home: Path
     told = json.loads(capsys.readouterr().out)
     files = unpack(out, tmp_path / "out")
     text = b"\n".join(files.values()).decode()
-    for name in (TRACE, SPAN, OTHER, f"{home}/", f'{home}"'):
+    for name in (TRACE, SPAN, OTHER, REQUEST, f"{home}/", f'{home}"'):
         assert name not in text
     assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
     assert f'"{getpass.getuser()}"' not in text
     (message,) = (e.message for e in read_all(tmp_path / "out") if hasattr(e, "message"))
     assert message == f"read from ~/kv and {home}-other"
-    assert "trace and span ids of 2 events" in told["left_out"]
+    assert "trace and span ids, and the names of requests, of 3 events" in told["left_out"]
     for line in told["left_out"]:
         assert f"- {line}" in files["README.txt"].decode()
+
+
+def test_a_request_has_one_name_in_all_recordings_of_a_bundle(tmp_path: Path, home: Path) -> None:
+    """What ranks said of one request can still be joined, and nobody knows which it was."""
+    for rank in range(2):
+        record(tmp_path / "runs", [hits(REQUEST, 5, rank), hits("another", 1, rank)], f"rank{rank}")
+    names = set()
+    for number in range(2):
+        out = tmp_path / f"{number}.tar.gz"
+        assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
+        unpack(out, tmp_path / f"out{number}")
+        told = [e.request for e in read_all(tmp_path / f"out{number}") if isinstance(e, Stated)]
+        assert told[:2] == told[2:]
+        names |= set(told)
+    assert len(names) == 4
+
+
+def test_a_user_without_a_home_can_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the user may be a number that nobody gave a name."""
+
+    def nobody(_user: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    record(tmp_path / "runs", [started()])
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(tmp_path / "b.tar.gz")]) == 0
 
 
 def read_all(folder: Path) -> list[Any]:
@@ -160,8 +190,8 @@ def test_a_single_recording_can_be_bundled(tmp_path: Path, home: Path) -> None:
     ("place", "output", "words"),
     [
         ("runs", "b.zip", ("b.zip", ".tar.zst")),
-        ("runs", "taken.tar.gz", ("taken.tar.gz", "File exists")),
-        ("runs", "no/such/b.tar.gz", ("no/such", "No such file")),
+        ("runs", "taken.tar.gz", ("taken.tar.gz", "it exists")),
+        ("runs", "no/such/b.tar.gz", ("no/such", "does not exist: create it")),
         ("empty", "b.tar.gz", ("holds no recording",)),
         ("taken.tar.gz", "b.tar.gz", ("is not a recording",)),
         ("absent", "b.tar.gz", ("cannot read", "absent")),

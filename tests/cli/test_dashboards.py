@@ -49,7 +49,7 @@ def test_export_into_a_file_is_refused(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert main(["dashboards", "export", str(tmp_path / "file" / "below")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Not a directory" in line
+    assert "is not a folder: name one" in line
 
 
 def test_check_says_what_was_looked_at(capsys: Capture) -> None:

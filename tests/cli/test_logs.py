@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.exporters.journal import JOURNALD, Journal
@@ -16,6 +17,7 @@ from tests.exporters.samples import copied, finding, health, started
 from tests.services import require
 
 from hicache_dbg.exporters.journald import JournaldSink
+from hicache_dbg.exporters.line import line
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event, FaultClass, Op, Tier
 
@@ -216,3 +218,18 @@ def test_without_journalctl_the_way_out_is_said(
     (line,) = capsys.readouterr().err.splitlines()
     assert "journalctl is not installed" in line
     assert "hicache-dbg diagnose" in line
+
+
+def test_somebody_elses_entry_spoils_no_table(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may write to the journal, under any name."""
+    whole = line(copied())
+    (tmp_path / "said").write_text(f"[HICACHE_DBG] hello\n[HICACHE_DBG] it's\n{whole}\n{whole}\n")
+    journalctl = tmp_path / "journalctl"
+    journalctl.write_text(f"#!/bin/sh\nexec cat {tmp_path}/said\n")
+    journalctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(["logs", "--paths", "--json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert (row["pool"], row["count"]) == ("deepseek_v4_c128", 2)

@@ -147,7 +147,7 @@ def test_a_malformed_line_keeps_those_before_it(
         (["--index-dtype", "int4"], ("int4", "bf16")),
         (["--fault", "gremlins"], ("gremlins", "host_sized_for_fp8")),
         (["--trace", "no/such/file"], ("no/such/file",)),
-        (["--record", "no/such/folder"], ("no/such/folder",)),
+        (["--record", "/dev/null/folder"], ("/dev/null/folder",)),
         (["--sessions", "0"], ("sessions is 0", "at least 1")),
     ],
 )
@@ -200,8 +200,10 @@ def test_ctrl_c_leaves_a_readable_recording(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tiles"]["moved"] > 0
+    tiles = json.loads(done.stdout)["tiles"]
+    # Without a load so far, nothing was compared.
+    assert done.returncode == (0 if tiles["verified"] else 2), done.stderr
+    assert tiles["moved"] > 0
 
 
 def _wait_for_copies(folder: Path, process: "subprocess.Popen[str]") -> Path:
@@ -246,7 +248,8 @@ def test_schema_describes_a_real_recording(
 def test_faults_lists_what_can_be_injected(capsys: pytest.CaptureFixture[str]) -> None:
     """Every fault with its class, as text and as JSON."""
     assert main(["faults"]) == 0
-    assert "host_sized_for_fp8  (row_width)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "host_sized_for_fp8 *" in out.partition("row_width: ")[2].partition("layout_order: ")[0]
     assert main(["faults", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) >= 2
 

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hicache_dbg.repro.faults import registry
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.diagnose.meanings import MEANINGS
 from hicache_dbg.tracer.events import FaultClass
 
 CHOSEN = ["--fault", "sidecar_not_loaded", "--fault", "bit_flips_in_index_k"]
@@ -79,3 +81,14 @@ def test_faults_lists_every_fault_with_its_class(capsys: pytest.CaptureFixture[s
     assert set(rows) == set(registry.ALL_FAULTS)
     assert {name for name, row in rows.items() if row["repro"]} == set(registry.FAULTS)
     assert {row["class"] for row in rows.values()} <= {cls.value for cls in FaultClass}
+
+
+def test_what_a_class_means_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command, the page of a run and the documentation use the same words for every class."""
+    assert set(MEANINGS) == set(FaultClass)
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    assert main(["faults"]) == 0
+    out = capsys.readouterr().out
+    for cls, meaning in MEANINGS.items():
+        assert f"| `{cls}` | {meaning} |" in page
+        assert f"{cls}: {meaning}\n" in out

@@ -75,7 +75,7 @@ def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         )
         for rank in range(2)
     ]
-    assert main(["diagnose", "--together", *places, "--json"]) == 0
+    assert main(["diagnose", "--together", *places, "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert told["tiles"]["witnessed"] == 14
     (answer,) = [one for one in told["hypotheses"] if one["name"] == "rank_diverges"]
@@ -89,7 +89,7 @@ def test_a_recording_named_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFi
     recorded(tmp_path, "rank1", [started(rank=1), collective("x", 1), collective("y", 1), word(1)])
     (tmp_path / "link").symlink_to(first)
     places = [str(first), str(tmp_path), str(tmp_path / "link")]
-    assert main(["diagnose", "--together", *places, "--json"]) == 0
+    assert main(["diagnose", "--together", *places, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["tiles"]["witnessed"] == 7
 
 
@@ -99,7 +99,7 @@ def test_ranks_that_nobody_compared_do_not_agree(
     """A folder of two ranks is not joined unless it is asked for: the question stays open."""
     for rank in range(2):
         recorded(tmp_path, f"rank{rank}", [started(rank=rank), copied(rank=rank)])
-    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    assert main(["diagnose", str(tmp_path), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)["hypotheses"]
     (answer,) = [one for one in told if one["name"] == "rank_diverges"]
     assert answer["verdict"] == "undecided"

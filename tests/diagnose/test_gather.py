@@ -147,7 +147,7 @@ def test_entries_without_fields_are_no_copies(
     journalctl.write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/entries\n")
     journalctl.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["diagnose", "--journal", "--json"]) == 0
+    assert main(["diagnose", "--journal", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["paths"] == []
 
 
@@ -219,3 +219,23 @@ def test_the_journal_tells_what_a_recording_tells(
         reports.append(json.loads(capsys.readouterr().out))
     assert reports[0] == reports[1]
     assert reports[0]["tiles"]["mismatched"] == 1
+
+
+@pytest.mark.parametrize("name", ["a*b", "r?n", "run[1]", "it's", "[!a]", "new\nline", "頁 ü"])
+def test_a_name_means_itself(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a database would take for a pattern matches no other recording."""
+    for other in ("axb", "run", "run1", "rb", "b"):
+        recorded(tmp_path, other, [copied(), copied()])
+    path = recorded(tmp_path, name, [copied()])
+    assert main(["diagnose", str(path), "--json"]) == 2
+    assert [row["count"] for row in json.loads(capsys.readouterr().out)["paths"]] == [1]
+
+
+def test_a_name_without_an_encoding_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file system knows bytes, the database only text."""
+    path = recorded(tmp_path, "run", [copied()]).rename(tmp_path / "\udcff.jsonl")
+    assert main(["diagnose", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "its name is no UTF-8; link to it by another name" in line

@@ -16,6 +16,7 @@ from tests.services import require
 
 from hicache_dbg.exporters.html.page import Cell
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.diagnose.meanings import MEANINGS
 from hicache_dbg.tracer.events import Event, FaultClass
 
 BAD_CELL = Cell.MISMATCHED.words
@@ -150,7 +151,7 @@ def test_what_is_said_first_is_the_answer(page: Path) -> None:
     """A word, the cause with its pool and pages, and the numbers of what came back."""
     text = page.read_text()
     (head,) = re.findall(r"<h1>(.*?)</h1>", text)
-    assert re.sub(r"<.*?>", "", head) == "Corrupt: row_width, index_k, backup, once"
+    assert re.sub(r"<.*?>", "", head) == "Corrupt: row_width, index_k, backup, 1 finding"
     assert "6 tiles came back equal" in text
     assert "2 came back different" in text
     assert "HICACHE_DBG_CHECKSUM=loads" in text
@@ -212,3 +213,36 @@ def test_the_page_is_light_or_dark_as_its_reader_asks(page: Path) -> None:
         browsed(page, *options, "--window-size=1100,2400", f"--screenshot={picture}")
         papers[scheme] = paper(picture)
     assert papers == {"light": b"\xff\xff\xff", "dark": b"\x14\x17\x1b"}
+
+
+def test_a_finding_without_a_wrong_byte_is_not_called_corruption(tmp_path: Path) -> None:
+    """Host memory that is not pinned is a fault, and no tile differs."""
+    fault = finding(cls=FaultClass.PINNING, message="not pinned")
+    text = page_text(tmp_path, started(), copied(**(LOAD | PAGES)), fault)
+    (head,) = re.findall(r"<h1>([^<]*)", text)
+    assert head == "Fault found, no wrong byte seen"
+    assert html.escape(MEANINGS[FaultClass.PINNING]) in text
+
+
+def test_a_run_that_is_wrong_everywhere_has_a_page_of_bounded_size(tmp_path: Path) -> None:
+    """What differs is told in a few pieces; the map has it all."""
+    one = LOAD | {"mismatched": 1, "verified": 1, "generations": (1,)}
+    runs = [
+        copied(**(one | {"host_pages": (page,), "bad_tiles": ((page % 3, page),)}))
+        for page in range(0, 3000, 2)
+    ]
+    odd = [
+        copied(**(one | {"host_pages": (7,), "bad_tiles": ((n, 7), (n + 1, 7))})) for n in (5, 9)
+    ]
+    text = page_text(tmp_path, started(), *runs, *odd)
+    assert len(text) < 400_000
+    assert "Layers 5..6, 9..10 of host page 7 came back different" in text
+    assert len(re.findall("came back different", text)) < 700
+
+
+def test_several_ranks_on_one_map_are_told_apart(tmp_path: Path) -> None:
+    """A cell is the worst of all ranks, the map says so, and the words name the rank."""
+    bad = LOAD | PAGES | BAD
+    text = page_text(tmp_path, started(), copied(**PAGES, rank=0), copied(**bad, rank=1))
+    assert "the worst of 2 ranks in each cell" in text
+    assert "Layers 2..3 of host page 7 on rank 1 came back different" in text

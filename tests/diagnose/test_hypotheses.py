@@ -274,3 +274,32 @@ def test_ends_of_one_size_do_not_explain_a_mismatch() -> None:
     """A finding of the class alone does not make the ends of its pool differ in size."""
     told = answers(*CLEAN, ROW_WIDTH, copied("index_k", Op.LOAD, mismatched=3))
     assert told["race_of_wide_rows"].verdict is Verdict.UNDECIDED
+
+
+def test_one_bad_tile_rules_no_race_out() -> None:
+    """A race hits now and then: of one tile that was compared, nobody knows how often."""
+    sight = (started(LATENT), copied("mla", Op.BACKUP, witnessed=9))
+    few = answers(*sight, copied("mla", Op.LOAD, mismatched=1))["race_of_wide_rows"]
+    many = answers(*sight, copied("mla", Op.LOAD, mismatched=9))["race_of_wide_rows"]
+    assert (few.verdict, many.verdict) == (Verdict.UNDECIDED, Verdict.FALSIFIED)
+    assert few.evidence == "too few tiles were compared: mla 1 of 1"
+
+
+def test_tiles_without_a_start_record_were_compared_all_the_same() -> None:
+    """A recording whose first lines are damaged has its loads."""
+    told = answers(copied("mla", Op.LOAD, mismatched=9))["race_of_wide_rows"]
+    assert "no loaded tile" not in told.evidence
+
+
+def test_lost_operations_settle_no_dispute_about_the_path() -> None:
+    """What was lost may be what took it."""
+    lost = Health(time_ns=0, dropped={"bus/queue_full": 5})
+    told = answers(*CLEAN, lost)["token_granular_path"]
+    assert told.verdict is Verdict.UNDECIDED
+    assert "5 operations are not here" in told.evidence
+
+
+def test_who_came_late_does_not_vouch_for_the_books() -> None:
+    """Without the start record nobody knows what was allocated before."""
+    assert answers(*CLEAN)["bookkeeping_is_broken"].verdict is Verdict.FALSIFIED
+    assert answers(*CLEAN[1:])["bookkeeping_is_broken"].verdict is Verdict.UNDECIDED

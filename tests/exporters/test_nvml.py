@@ -54,12 +54,6 @@ def refuse(code: int) -> Any:
     return call
 
 
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    """A registry of this test's own."""
-    return CollectorRegistry()
-
-
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     """One sample of a scrape."""
     return registry.get_sample_value(f"hicache_dbg_{name}", labels)

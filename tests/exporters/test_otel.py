@@ -16,26 +16,11 @@ from tests.exporters.samples import TIME_NS, copied, finding, health, started
 
 from hicache_dbg.exporters.line import line
 from hicache_dbg.exporters.otel import OtelSink
-from hicache_dbg.exporters.otel_exporters import OtelConfigError
+from hicache_dbg.exporters.otel_exporters import OtelConfigError, exporters_for
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.sink import SinkError
 
 TRACE, SPAN = "0123456789abcdef0123456789abcdef", "0123456789abcdef"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    """An OTLP receiver of this test's own."""
-    receiver = Receiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
-def environ(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment that leads to the receiver; the exporters read the process's own."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-    return {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
 
 
 @pytest.fixture
@@ -410,3 +395,23 @@ def test_a_process_that_starts_no_more_threads_still_flushes(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     sink.close()
     assert "hicache.tile.count" in receiver.metrics
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ("", ["OTLPSpanExporter"]),
+        ("otlp", ["OTLPSpanExporter"]),
+        ("console, otlp", ["ConsoleSpanExporter", "OTLPSpanExporter"]),
+        ("otlp,otlp,", ["OTLPSpanExporter"]),
+        ("none", []),
+    ],
+)
+def test_every_exporter_that_the_environment_lists_is_built(
+    environ: dict[str, str], chosen: str, names: list[str]
+) -> None:
+    """``OTEL_TRACES_EXPORTER`` is a list, as OpenTelemetry has it."""
+    built = exporters_for("TRACES", environ | {"OTEL_TRACES_EXPORTER": chosen})
+    assert [type(exporter).__name__ for exporter in built] == names
+    for exporter in built:
+        exporter.shutdown()

@@ -83,3 +83,10 @@ def test_paths_prints_a_summary_a_minute_and_rank() -> None:
         health(time_ns=start + 62 * SECOND, closing=True),
     ]
     assert len(lines_of(Lines.PATHS, beats)) == 4
+
+
+def test_a_clock_that_is_set_back_silences_no_summary() -> None:
+    """After an hour was taken back, the next summary comes, and the one after it a minute later."""
+    later = health().time_ns + 3600 * SECOND
+    beats = [health(time_ns=later + after * SECOND) for after in (0, -3600, -3590, -3540)]
+    assert len(lines_of(Lines.PATHS, beats)) == 3

@@ -42,21 +42,6 @@ PATH = {
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    """A registry of this test's own."""
-    return CollectorRegistry()
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
-
-
-@pytest.fixture
 def serve(registry: CollectorRegistry, port: int) -> Iterator[Callable[..., PrometheusSink]]:
     """Make sinks that serve on the port; closed after the test."""
     sinks: list[PrometheusSink] = []
@@ -204,6 +189,14 @@ def test_a_heartbeat_older_than_the_last_scrape_adds_nothing(registry: Collector
     assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1000
     sink.emit([health(events=900, time_ns=health().time_ns - 1)])
     assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1000
+
+
+def test_a_clock_that_is_set_back_freezes_no_counter(registry: CollectorRegistry) -> None:
+    """After an hour was taken back, what a heartbeat tells is counted as before."""
+    sink = PrometheusSink(registry)
+    sink.emit([health(events=1000)])
+    sink.emit([health(events=1500, time_ns=health().time_ns - 3600 * 10**9)])
+    assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1500
 
 
 def test_a_state_that_cannot_be_read_does_not_break_the_scrape(

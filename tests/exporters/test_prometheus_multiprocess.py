@@ -1,9 +1,9 @@
 """Several processes, one scrape: real processes, killed for real."""
 
+import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from tests.exporters.samples import copied, started
 
-from hicache_dbg.exporters.prometheus_dead import MOST_DEAD, put_together
+from hicache_dbg.exporters.prometheus_dead import MOST_DEAD, Claim, is_claimed, put_together
 
 #: One rank: counts three copies, says so, and waits to be ended.
 RANK = """
@@ -77,15 +77,6 @@ def start(folder: Path) -> Iterator[Start]:
             return process
 
         yield begin
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
 
 
 def scrape(port: int, name: str, query: str = "") -> dict[str, float]:
@@ -202,3 +193,14 @@ def test_a_scrape_may_ask_for_names(start: Start, port: int) -> None:
     start(rank=1)
     query = "?name[]=hicache_dbg_copies_total"
     assert scrape(port, "copies_total", query) == {"0": 3.0, "1": 3.0}
+
+
+def test_who_is_stopped_while_putting_files_together_holds_nobody_up(tmp_path: Path) -> None:
+    """A process starts without a claim and lays one later; what has none is left alone."""
+    with (tmp_path / "hicache_dbg.lock").open("w") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        claim = Claim(tmp_path)
+        assert put_together(tmp_path, most=-1) == 0
+        assert is_claimed(tmp_path, str(os.getpid())) is None
+    claim.renew()
+    assert is_claimed(tmp_path, str(os.getpid()))

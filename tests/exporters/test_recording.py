@@ -14,7 +14,13 @@ import pytest
 from tests.exporters.samples import copied, finding, health, started
 
 from hicache_dbg.exporters.recording import RecordingSink
-from hicache_dbg.exporters.recording_format import FORMAT, RecordingError, read, read_header
+from hicache_dbg.exporters.recording_format import (
+    FORMAT,
+    RecordingError,
+    read,
+    read_header,
+    recordings_in,
+)
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event
 
 EVENTS: list[Event] = [started(), copied(), finding(), health(closing=True)]
@@ -149,7 +155,7 @@ def test_a_field_that_is_not_known_does_not_matter(recorded: Path) -> None:
     assert list(read(recorded)) == EVENTS
 
 
-@pytest.mark.parametrize("text", ["", "\n", "hello\n", "[]\n", '{"format":"other","schema":1}\n'])
+@pytest.mark.parametrize("text", ["\n", "hello\n", "[]\n", '{"format":"other","schema":1}\n'])
 def test_another_file_is_no_recording(tmp_path: Path, text: str) -> None:
     """A file that does not begin with our header is named and refused."""
     path = tmp_path / "other.jsonl"
@@ -216,3 +222,28 @@ def test_a_full_disk_loses_exactly_what_it_says(tmp_path: Path) -> None:
     assert 0 < int(lost) < 20
     assert found == [*range(20 - int(lost)), 99]
     assert len(words) == 1
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    """A kill before the first line leaves one; it is not called another kind of file."""
+    (tmp_path / "run.jsonl").touch()
+    with pytest.raises(RecordingError, match="is empty, or cut short"):
+        read(tmp_path / "run.jsonl")
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """It could be read once only, and opening one that nobody writes to would wait for ever."""
+    os.mkfifo(tmp_path / "run.jsonl")
+    with pytest.raises(RecordingError, match="write it to a file first"):
+        read(tmp_path / "run.jsonl")
+
+
+def test_a_file_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None:
+    """What would be written to a file without a name, nobody could read."""
+    sink = RecordingSink(tmp_path, "run")
+    sink.emit([started(), copied(op_id=1)])
+    sink.path.unlink()
+    sink.emit([copied(op_id=2)])
+    sink.close()
+    (path,) = recordings_in(tmp_path)
+    assert list(read(path)) == [started(), copied(op_id=2)]

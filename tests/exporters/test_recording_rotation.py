@@ -141,3 +141,11 @@ def test_without_the_package_compression_is_one_clear_error(tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("compressed recordings need the zstandard package")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_parts_of_a_very_long_run_come_in_their_order(tmp_path: Path) -> None:
+    """At 64 MiB a part the ten-thousandth comes after a week; its number has a digit more."""
+    names = ["a.jsonl", "r-1.9998.jsonl.zst", "r-1.9999.jsonl", "r-1.10000.jsonl", "r-2.0000.jsonl"]
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert [path.name for path in recordings_in(tmp_path)] == names

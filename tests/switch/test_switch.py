@@ -307,3 +307,41 @@ def test_messages_come_back_as_they_were_sent() -> None:
         thread.start()
         assert json.loads(receive(ours, WAIT_S))["text"] == message.text
         thread.join()
+
+
+FORKED = """
+import os, sys
+from hicache_dbg.tracer.switch.listener import listen
+listen(lambda ask, reply: None)
+child = os.fork()
+if child == 0:
+    print(os.getppid(), os.getpid(), flush=True)
+    sys.stdin.read()
+os._exit(0)
+"""
+
+
+def test_a_forked_child_does_not_answer_in_its_parents_name() -> None:
+    """A worker that outlives its parent keeps nobody waiting, and listens under its own number."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        parent, child = map(int, process.stdout.readline().split())
+        process.wait(WAIT_S)
+        assert (listens(parent), listens(child)) == (False, True)
+
+
+def test_a_run_that_was_ended_early_does_not_end_the_next() -> None:
+    """Whoever waited for the end of one run, and is late, does not end the one that followed it."""
+    board, first, second = Switchboard(), threading.Event(), threading.Event()
+    on = Ask(do="on", settings=QUIET)
+    assert board._on(on, first).done
+    assert board._off().done
+    assert board._on(on, second).done
+    assert not board._off(first).done
+    assert not second.is_set()
+    assert board._off(second).done

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.cli.progress import progress
 from hicache_dbg.tracer.cli.repro_options import TRACING, RunOptions
 from hicache_dbg.tracer.cli.verb import takes
@@ -44,7 +45,7 @@ def command(
     with asked_wrongly(), progress() as advance:
         compared = Compared.of(plan(options, variables(vary)), advance)
     if as_json:
-        typer.echo(ab_output.as_json(compared))
+        print_json(ab_output.as_json(compared))
     else:
         ab_output.show(compared)
     raise typer.Exit(compared.exit_code)

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +14,10 @@ from hicache_dbg.tracer.cli.repro_output import exit_code
 __all__ = ["as_json", "show"]
 
 
-def as_json(compared: Compared) -> str:
+def as_json(compared: Compared) -> dict[str, Any]:
     """Everything, for programs."""
-    data = {
+    return {
+        "interrupted": compared.interrupted,
         "runs": [_run(run) for run in compared.runs],
         "moves": [
             {
@@ -35,7 +35,6 @@ def as_json(compared: Compared) -> str:
             {"settings": dict(values), "why": why} for values, why in compared.impossible
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -71,6 +70,13 @@ def show(compared: Compared) -> None:
     console.print(table)
     for _, why in compared.impossible:
         console.print(f"left out: {why}", style="yellow", soft_wrap=True)
+    if compared.interrupted:
+        console.print(
+            f"interrupted in run {len(compared.runs)} of {compared.planned}: what the corruption moves "
+            "with is not known",
+            style="bold yellow",
+            soft_wrap=True,
+        )
     for one in compared.moves:
         style = "bold red" if one.moves else "bold green" if one.same else "bold yellow"
         console.print(_words(one), style=style, highlight=False, soft_wrap=True)
@@ -92,7 +98,10 @@ def _cells(run: Run) -> list[str]:
 
 def _findings(run: Run) -> str:
     result, report = run.outcome.result, run.outcome.report
-    words = [] if result.tiers_used else ["nothing came back from the host: proves nothing"]
+    if result.interrupted:
+        words = ["interrupted"]
+    else:
+        words = [] if result.tiers_used else ["nothing came back from the host: proves nothing"]
     if report is None:
         words.append("not traced")
     else:

@@ -120,18 +120,26 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """All runs, and what each variable did."""
+    """All runs, and what each variable did; nothing is said of that where they were interrupted."""
 
     runs: tuple[Run, ...]
     moves: tuple[Moves, ...]
     impossible: tuple[tuple[Values, str], ...]
+    planned: int
 
     @classmethod
     def of(cls, planned: Plan, advance: Advance) -> "Compared":
         """Run everything and compare."""
         runs = tuple(_all_runs(planned, advance))
-        moves = tuple(_moves(runs, name) for name in runs[0].values)
-        return cls(runs, moves, planned.impossible)
+        made = cls(runs, (), planned.impossible, len(planned.possible))
+        if made.interrupted:
+            return made
+        return replace(made, moves=tuple(_moves(runs, name) for name in runs[0].values))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last of the runs was."""
+        return self.runs[-1].outcome.result.interrupted
 
     @property
     def exit_code(self) -> int:

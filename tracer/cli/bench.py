@@ -5,10 +5,11 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.progress import UNKNOWN, progress
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.bench.table import Row
@@ -38,13 +39,16 @@ def command(
     from hicache_dbg.tracer.bench.digests import NoDeviceError
     from hicache_dbg.tracer.bench.table import markdown
 
+    rows: list[Row] = []
     try:
-        rows = list(_rows(device, pairs, digests_only=digests_only))
+        with progress() as advance:
+            for row in _rows(device, pairs, digests_only=digests_only):
+                rows.append(row)
+                advance(len(rows), UNKNOWN, row.case)
     except NoDeviceError as error:
         raise CommandError(str(error), MISSING) from error
     if as_json:
-        table = [{**asdict(row), "kept": row.kept} for row in rows]
-        typer.echo(msgspec.json.format(msgspec.json.encode(table), indent=2).decode())
+        print_json([{**asdict(row), "kept": row.kept} for row in rows])
     else:
         typer.echo(markdown(rows))
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
+from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
+from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.bundle_archive import GZIP, ZSTD, Contents, fill, opened
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.json_output import print_json
 
 __all__ = ["command"]
 
@@ -34,13 +36,10 @@ def command(
             done = fill(archive, recordings, others)
     except RecordingError as error:
         raise CommandError(str(error)) from error
-    except ModuleNotFoundError as error:
-        raise CommandError(
-            f"{output.name} needs {error.name}: pip install 'hicache-dbg[zstd]', or name it .tar.gz",
-            MISSING,
-        ) from error
+    except PartMissingError as error:
+        raise CommandError(str(error), MISSING) from error
     except OSError as error:
-        raise CommandError(f"cannot write {output}: {error.strerror or error}") from error
+        raise CommandError(f"cannot write {output}: {why_not(output, error)}") from error
     _say(output, done, as_json=as_json)
 
 
@@ -62,7 +61,7 @@ def _say(output: Path, done: Contents, *, as_json: bool) -> None:
             "events": done.events,
             "left_out": done.left_out,
         }
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        print_json(told)
         return
     typer.echo(
         f"{output}: {output.stat().st_size} B, {done.events} events in {len(done.files)} files"

@@ -3,11 +3,14 @@
 import io
 import os
 import re
+import secrets
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from hashlib import blake2s
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,6 +18,7 @@ from typing import IO, Any
 
 import msgspec
 
+from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.recording_format import (
     PACKED,
     Header,
@@ -23,7 +27,7 @@ from hicache_dbg.exporters.recording_format import (
     read_header,
 )
 from hicache_dbg.tracer.cli.doctor_checks import SYSTEMS, examine
-from hicache_dbg.tracer.events import Copied, Event, Finding
+from hicache_dbg.tracer.events import Copied, Event, Finding, Stated
 from hicache_dbg.tracer.settings import Settings, SettingsError
 
 __all__ = ["Contents", "fill", "opened"]
@@ -66,15 +70,15 @@ def fill(archive: tarfile.TarFile, recordings: Sequence[Path], others: int) -> C
     Raises:
         RecordingError: a file is no recording, or follows a newer schema.
     """
-    done = Contents()
+    done, alias = Contents(), _aliases()
     ids = 0
     for path in recordings:
         with TemporaryFile() as file:
-            ids += _scrub(path, file, done)
+            ids += _scrub(path, file, done, alias)
             name = f"recordings/{path.name.removesuffix(PACKED)}"
             _add(archive, name, file, done)
     if ids:
-        done.left_out.append(f"trace and span ids of {ids} events")
+        done.left_out.append(f"trace and span ids, and the names of requests, of {ids} events")
     if others:
         done.left_out.append(f"{others} files that are no recordings")
     done.left_out.append("environment variables other than the settings, and their secrets")
@@ -92,11 +96,14 @@ def opened(path: Path) -> Iterator[tarfile.TarFile]:
 
     Raises:
         FileExistsError: something is there already.
-        ModuleNotFoundError: the suffix is ``.tar.zst`` and zstandard is not installed.
+        PartMissingError: the suffix is ``.tar.zst`` and zstandard is not installed.
     """
     if path.name.endswith(ZSTD):
-        import zstandard
-
+        try:
+            import zstandard
+        except ImportError as error:
+            needs = f"{path.name} (.tar.gz does not) needs"
+            raise PartMissingError(needs, "zstandard", "zstd") from error
         compress: Any = zstandard.ZstdCompressor().stream_writer
     else:
         compress = None
@@ -116,15 +123,15 @@ def opened(path: Path) -> Iterator[tarfile.TarFile]:
             raise
 
 
-def _scrub(path: Path, file: IO[bytes], done: Contents) -> int:
-    """Write the recording without trace ids; how many events had one."""
+def _scrub(path: Path, file: IO[bytes], done: Contents, alias: Callable[[str], str]) -> int:
+    """Write the recording without ids; how many events had one."""
     header: Header = read_header(path)
     encode = msgspec.json.Encoder().encode
     file.write(_without_home(encode(header)) + b"\n")
     ids = 0
     try:
         for event in read(path, say=lambda said: done.left_out.append(_named(said, path))):
-            clean = _without_ids(event)
+            clean = _without_ids(event, alias)
             ids += clean is not event
             done.events += 1
             file.write(_without_home(encode(clean)) + b"\n")
@@ -133,20 +140,39 @@ def _scrub(path: Path, file: IO[bytes], done: Contents) -> int:
     return ids
 
 
+def _aliases() -> Callable[[str], str]:
+    """Names that stand for the requests of one bundle; nobody can tell which from them."""
+    salt = secrets.token_bytes(16)
+
+    @cache
+    def alias(request: str) -> str:
+        return blake2s(request.encode(), key=salt, digest_size=8).hexdigest()
+
+    return alias
+
+
 def _named(said: str, path: Path) -> str:
     """What the reader said, with the file's name instead of its place."""
     return said.replace(str(path), path.name)
 
 
-def _without_ids(event: Event) -> Event:
-    if not isinstance(event, Copied | Finding) or not (event.trace_id or event.span_id):
+def _without_ids(event: Event, alias: Callable[[str], str]) -> Event:
+    """``event`` without the ids of traces; a request has another name, the same in every recording."""
+    if isinstance(event, Stated) and event.request:
+        return msgspec.structs.replace(event, request=alias(event.request))
+    if not isinstance(event, Copied | Finding):
         return event
-    event = msgspec.structs.replace(event, trace_id="", span_id="")
+    if not (event.trace_id or event.span_id or event.requests):
+        return event
+    event = msgspec.structs.replace(event, trace_id="", span_id="", requests=())
     return msgspec.structs.replace(event, shared_with=()) if isinstance(event, Copied) else event
 
 
 def _without_home(data: bytes) -> bytes:
-    home = os.fsencode(Path.home())
+    try:
+        home = os.fsencode(Path.home())
+    except RuntimeError:  # a user whom the machine does not know has none
+        return data
     # A path ends where its folder's name ends: /srv/a is not the beginning of /srv/ab.
     return re.sub(re.escape(home) + rb"(?![\w.-])", HOME.encode(), data) if len(home) > 1 else data
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
+from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.dashboards.boards import BOARDS
 from hicache_dbg.tracer.dashboards.document import Dashboard, DocumentError, load
 from hicache_dbg.tracer.dashboards.expressions import can_parse, names_in
@@ -52,8 +53,11 @@ def export_command(
             f"changed since they were written, and kept: {error}; --replace replaces them"
         ) from error
     except OSError as error:
-        raise CommandError(f"cannot write into {folder}: {error.strerror or error}") from error
-    typer.echo(_json(written) if as_json else "\n".join(written))
+        raise CommandError(f"cannot write into {folder}: {why_not(folder, error)}") from error
+    if as_json:
+        print_json(written)
+    else:
+        typer.echo("\n".join(written))
 
 
 @app.command("check")
@@ -61,7 +65,7 @@ def check_command(
     prometheus: Annotated[str, _URL] = "",
     folder: Annotated[Path | None, _FOLDER] = None,
     span: Annotated[
-        int, typer.Option(help="Seconds that the boards show, for the live check.")
+        int, typer.Option(min=1, help="Seconds that the boards show, for the live check.")
     ] = 3600,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -90,7 +94,7 @@ def check_command(
         ]
     said = _summary(boards, answers, problems)
     if as_json:
-        typer.echo(_json({"summary": said, "problems": problems, "answers": answers}))
+        print_json({"summary": said, "problems": problems, "answers": answers})
     else:
         for problem in problems:
             typer.echo(str(problem))
@@ -105,7 +109,7 @@ def preview_command(
         "dashboards.html"
     ),
     folder: Annotated[Path | None, _FOLDER] = None,
-    span: Annotated[int, typer.Option(help="Seconds to show, up to now.")] = 900,
+    span: Annotated[int, typer.Option(min=1, help="Seconds to show, up to now.")] = 900,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write one HTML page with what every panel shows now; it needs no Grafana and no network.
@@ -116,13 +120,16 @@ def preview_command(
 
     boards = _boards(folder or shipped())
     try:
-        output.write_text(page(boards, Prometheus(prometheus), span))
+        output.write_text(page(boards, Prometheus(prometheus), span), encoding="utf-8")
     except PrometheusError as error:
         raise CommandError(str(error), MISSING) from error
     except OSError as error:
-        raise CommandError(f"cannot write {output}: {error.strerror or error}") from error
+        raise CommandError(f"cannot write {output}: {why_not(output, error)}") from error
     panels = sum(len(board.panels) for board in boards)
-    typer.echo(_json({"file": str(output), "panels": panels}) if as_json else str(output))
+    if as_json:
+        print_json({"file": str(output), "panels": panels})
+    else:
+        typer.echo(str(output))
 
 
 def _boards(folder: Path) -> list[Dashboard]:
@@ -171,7 +178,3 @@ def _summary(boards: list[Dashboard], answers: list[Answer], problems: list[Prob
     if shutil.which("promtool") is None:
         parts.append("rules not parsed: promtool is not installed")
     return "; ".join([*parts, f"{len(problems)} problems"])
-
-
-def _json(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

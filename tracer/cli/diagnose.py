@@ -2,25 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 from rich.console import Console
 
 from hicache_dbg.exporters.html.page import HtmlError, write_html
+from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.perfetto import PerfettoError, write_perfetto
 from hicache_dbg.exporters.recording_format import RecordingError
 from hicache_dbg.tracer.cli.diagnose_output import show_comparison
-from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
+from hicache_dbg.tracer.cli.exits import MISSING, CommandError, of_reports
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.cli.logs import Query
-from hicache_dbg.tracer.cli.render import render_report
+from hicache_dbg.tracer.cli.render import show_report
 from hicache_dbg.tracer.diagnose.compare import compare
-from hicache_dbg.tracer.diagnose.database import Database, DatabaseMissingError, Source
+from hicache_dbg.tracer.diagnose.database import Database, Source
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
 from hicache_dbg.tracer.diagnose.joined import joined
-from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
+from hicache_dbg.tracer.diagnose.journal import JournalError, JournalMissingError, JournalSource
 from hicache_dbg.tracer.diagnose.page import page_of
 from hicache_dbg.tracer.diagnose.places import files_at, recordings_at
 from hicache_dbg.tracer.diagnose.report import build_report
@@ -64,7 +65,7 @@ def command(
     """Say, hypothesis by hypothesis, what recordings or the journal falsify and confirm.
 
     Two places are two runs and are compared: what is new, gone, changed. Exits 1 if a run holds a
-    mismatched tile or a finding.
+    mismatched tile or a finding, 2 if no tile of it was compared and so it proves nothing.
 
     Examples:
       hicache-dbg diagnose ~/.local/state/hicache-dbg
@@ -76,6 +77,10 @@ def command(
     places = recordings or []
     if journal == bool(places):
         raise CommandError("name recordings to read, or --journal, and not both")
+    if not journal and (since or until or namespace):
+        raise CommandError(
+            "--since, --until and --namespace choose from the journal: add --journal"
+        )
     try:
         asked = in_order([*known_hypotheses(), *map(hypothesis_from, hypothesis or [])])
         if journal:
@@ -91,10 +96,10 @@ def command(
             _several(places, asked, as_json)
         files = files_at(places) if together and places else ()
         _one(source, asked, files, as_json=as_json, html=html, perfetto=perfetto)
-    except (RecordingError, HtmlError, HypothesisFileError, PerfettoError) as error:
-        raise CommandError(str(error)) from error
-    except (JournalError, DatabaseMissingError) as error:
+    except (JournalMissingError, PartMissingError) as error:
         raise CommandError(str(error), MISSING) from error
+    except (RecordingError, JournalError, HtmlError, HypothesisFileError, PerfettoError) as error:
+        raise CommandError(str(error)) from error
 
 
 def _one(
@@ -111,6 +116,8 @@ def _one(
     ``files`` are the recordings of its processes, where they are to be compared.
     """
     with Database(source) as database:
+        if html or perfetto:
+            database.keep()
         evidence = gather(database)
         for finding in joined(evidence, files, _unsaid) if files else ():
             evidence.add(finding)
@@ -122,33 +129,27 @@ def _one(
             written = write_perfetto(perfetto, slices_of(database), findings_of(evidence.findings))
             _say(f"{perfetto}: {written} slices and instants; open it in https://ui.perfetto.dev")
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
-        console = Console(markup=False)
-        render_report(console, report)
-        console.print(f"\nverdict: {report.verdict}", highlight=False, soft_wrap=True)
-    raise typer.Exit(CORRUPT if report.corrupt else OK)
+        show_report(report)
+    raise typer.Exit(of_reports(report))
 
 
 def _several(places: Sequence[Path], asked: Sequence[Hypothesis], as_json: bool) -> NoReturn:
     """Several runs: what differs."""
-    runs, corrupt = [], False
+    runs, reports = [], []
     for place in places:
         with Database(recordings_at([place], _say)) as database:
             evidence = gather(database)
             report = build_report(evidence, asked)
-        corrupt = corrupt or report.corrupt
+        reports.append(report)
         runs.append((str(place), evidence, report.hypotheses))
     comparison = compare(runs)
     if as_json:
-        _print_json(comparison)
+        print_json(comparison)
     else:
         show_comparison(Console(markup=False), comparison)
-    raise typer.Exit(CORRUPT if corrupt else OK)
-
-
-def _print_json(data: Any) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+    raise typer.Exit(of_reports(*reports))
 
 
 def _unsaid(_text: str) -> None:

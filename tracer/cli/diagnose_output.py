@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hicache_dbg.tracer.cli.render import table
+from hicache_dbg.tracer.cli.visible import visible
 from hicache_dbg.tracer.diagnose.compare import Comparison
 
 __all__ = ["show_comparison"]
@@ -11,8 +12,9 @@ __all__ = ["show_comparison"]
 _STYLE = {"new": "bold red", "gone": "green", "changed": "yellow"}
 
 
-def show_comparison(console: Console, comparison: Comparison) -> None:
+def show_comparison(console: Console, told: Comparison) -> None:
     """Print the rows that differ, kind by kind."""
+    comparison = visible(told)
     differing = comparison.differing
     if differing:
         shown = table("", "what", *comparison.runs, title="What differs")

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from hicache_dbg.tracer.cli.doctor_checks import Part, State, examine
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
+from hicache_dbg.tracer.cli.json_output import print_json
 
 __all__ = ["command"]
 
@@ -35,8 +35,7 @@ def command(
     parts = _sglang() if sglang else examine()
     missing = [part.name for part in parts if part.state is State.MISSING]
     if as_json:
-        told = msgspec.json.encode({"missing": missing, "parts": parts})
-        typer.echo(msgspec.json.format(told, indent=2).decode())
+        print_json({"missing": missing, "parts": parts})
     else:
         Console().print(_table(parts))
     raise typer.Exit(MISSING if missing else OK)

@@ -1,12 +1,24 @@
-"""Exit codes, and the error that carries one."""
+"""Exit codes, what gives one, and the error that carries one."""
 
-__all__ = ["CORRUPT", "INTERRUPTED", "MISSING", "OK", "USAGE", "CommandError"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.diagnose.report import Report
+
+__all__ = ["CORRUPT", "INTERRUPTED", "MISSING", "OK", "USAGE", "CommandError", "of_reports"]
 
 OK = 0
 CORRUPT = 1
 USAGE = 2
 MISSING = 3
 INTERRUPTED = 130
+
+
+def of_reports(*reports: "Report") -> int:
+    """1 where one of them is corrupt, 2 where one compared nothing and so proves nothing, else 0."""
+    if any(report.corrupt for report in reports):
+        return CORRUPT
+    return OK if all(report.tiles.verified for report in reports) else USAGE
 
 
 class CommandError(Exception):

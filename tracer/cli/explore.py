@@ -81,7 +81,7 @@ def explore(
             return replace(explored, simplest=first)
 
 
-def as_json(explored: Explored) -> str:
+def as_json(explored: Explored) -> dict[str, Any]:
     """Everything, for programs."""
     data: dict[str, Any] = {
         "explored": {
@@ -106,7 +106,7 @@ def as_json(explored: Explored) -> str:
         }
         finding = simplest.finding
         data["findings"] = [] if finding is None else [_finding(msgspec.to_builtins(finding))]
-    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+    return data
 
 
 def show(explored: Explored) -> None:

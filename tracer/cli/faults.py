@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
+
+from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.diagnose.meanings import MEANINGS
 
 if TYPE_CHECKING:
     from hicache_dbg.repro.faults.base import Fault
@@ -14,9 +16,9 @@ __all__ = ["command"]
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the faults that selftest rehearses, and the class that a detector should name.
+    """List the fault classes, what each means, and the faults of it that selftest rehearses.
 
-    Those marked with a star can also be injected into sessions: hicache-dbg repro --fault NAME,
+    The faults marked with a star can also be injected into sessions: hicache-dbg repro --fault NAME,
     with the option that stands behind the star, if any.
 
     Example: hicache-dbg faults
@@ -27,6 +29,7 @@ def command(
         {
             "fault": fault.name,
             "class": fault.cls.value,
+            "class_means": MEANINGS[fault.cls],
             "summary": fault.summary,
             "repro": fault.name in FAULTS,
             "needs": _needs(fault),
@@ -34,11 +37,14 @@ def command(
         for fault in ALL_FAULTS.values()
     ]
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        print_json(rows)
         return
-    for row in rows:
-        star = f" * {row['needs']}".rstrip() if row["repro"] else ""
-        typer.echo(f"{row['fault']}  ({row['class']}){star}\n    {row['summary']}")
+    for cls, meaning in MEANINGS.items():
+        typer.echo(f"{cls}: {meaning}")
+        for row in rows:
+            if row["class"] == cls:
+                star = f" * {row['needs']}".rstrip() if row["repro"] else ""
+                typer.echo(f"  {row['fault']}{star}\n      {row['summary']}")
 
 
 def _needs(fault: "Fault") -> str:

@@ -6,11 +6,11 @@ import subprocess
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from hicache_dbg.exporters.fields import IDENTIFIER
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.events import FaultClass, Op
 
 __all__ = ["Query", "command"]
@@ -152,23 +152,29 @@ def _table(query: Query, *, as_json: bool) -> None:
         ).stdout
     _succeeded(journal.returncode)
     if as_json:
-        rows = [_row(line) for line in table.splitlines()]
-        typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        rows = map(_row, table.splitlines())
+        print_json([row for row in rows if row is not None])
     elif table:
         typer.echo(table, nl=False)
     else:
         typer.echo("hicache-dbg: the journal holds no such copy", err=True)
 
 
-def _row(line: str) -> dict[str, Any]:
-    """A line of the table as an object: the line's own names, and how often it came."""
+def _row(line: str) -> dict[str, Any] | None:
+    """A line of the table as an object: the line's own names, and how often it came.
+
+    None where somebody else's entry is in the table: anybody may write to the journal.
+    """
     count, _, path = line.strip().partition(" ")
-    named: dict[str, Any] = dict(word.split("=", 1) for word in shlex.split(path)[1:])
-    return named | {
-        "token_granular": named["token_granular"] == str(True),
-        "slot_page": int(named["slot_page"]),
-        "count": int(count),
-    }
+    try:
+        named: dict[str, Any] = dict(word.split("=", 1) for word in shlex.split(path)[1:])
+        return named | {
+            "token_granular": named["token_granular"] == str(True),
+            "slot_page": int(named["slot_page"]),
+            "count": int(count),
+        }
+    except (KeyError, ValueError):
+        return None
 
 
 def _succeeded(status: int) -> None:

@@ -2,10 +2,8 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
-
-from hicache_dbg.tracer import autoattach
-from hicache_dbg.tracer.cli.exits import INTERRUPTED, MISSING, OK, USAGE, CommandError
 
 __all__ = ["main"]
 
@@ -15,20 +13,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 clean, 1 corruption found, 2 usage, 3 a part of the environment is missing, 130 interrupted.
     """
-    autoattach.suppress()  # the verbs set the gate themselves
+    # Inside, not above: what is imported takes long enough to be interrupted.
+    from hicache_dbg.tracer.cli.exits import INTERRUPTED, MISSING, CommandError
+
     try:
-        return _dispatch(argv)
+        from hicache_dbg.tracer import autoattach
+        from hicache_dbg.tracer.cli.streams import patient_streams
+
+        autoattach.suppress()  # the verbs set the gate themselves
+        with patient_streams():
+            code = _dispatch(argv)
     except CommandError as error:
-        _say(f"hicache-dbg: {error}")
+        from hicache_dbg.exporters.line import printable
+
+        _say(f"hicache-dbg: {printable(str(error))}")
         return error.code
+    except OSError as error:  # what no verb knows better: no temporary folder, say
+        _say(f"hicache-dbg: the system refused: {error}")
+        return MISSING
     except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         _say("hicache-dbg: interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        return OK
+    return code
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
+    from hicache_dbg.tracer.cli.exits import MISSING, OK, USAGE, CommandError
+
     try:
         import typer
 
@@ -58,4 +70,5 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201 - this is the command's own voice
+    with suppress(OSError):  # nobody listens any more
+        print(text, file=sys.stderr)  # noqa: T201 - this is the command's own voice

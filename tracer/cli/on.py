@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
-from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
+from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError, of_reports
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.settings import Checksum
 from hicache_dbg.tracer.switch.client import SwitchError, ask
 from hicache_dbg.tracer.switch.messages import Ask, Reply
@@ -65,18 +65,16 @@ def replies(pid: int, wish: Ask) -> Any:
 
 def finish(reply: Reply, *, as_json: bool) -> None:
     """Print the report of a run that ended, and exit as diagnose does."""
-    from hicache_dbg.tracer.cli.render import render_report
+    from hicache_dbg.tracer.cli.render import show_report
     from hicache_dbg.tracer.diagnose.report import Report
 
     report = msgspec.convert(reply.report, Report)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(report)
     else:
-        console = Console(markup=False)
-        render_report(console, report)
-        console.print(f"\nverdict: {report.verdict}", highlight=False, soft_wrap=True)
+        show_report(report)
     typer.echo(f"hicache-dbg: {reply.text} (detached in {reply.took_s * 1e3:.0f} ms)", err=True)
-    raise typer.Exit(CORRUPT if report.corrupt else OK)
+    raise typer.Exit(of_reports(report))
 
 
 def _span(text: str) -> float:

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["Advance", "progress"]
+__all__ = ["UNKNOWN", "Advance", "progress"]
 
 Advance = Callable[[int, int, str], None]
 """Called with what is done, all there is to do, and what is being done."""
+UNKNOWN = 0
+"""How much there is to do, where nobody knows."""
 
 
 @contextmanager
@@ -31,6 +33,6 @@ def progress() -> Iterator[Advance]:
         task = bar.add_task("starting", total=None)
 
         def advance(done: int, total: int, text: str) -> None:
-            bar.update(task, completed=done, total=total, description=text)
+            bar.update(task, completed=done, total=total or None, description=text)
 
         yield advance

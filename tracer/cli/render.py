@@ -8,17 +8,28 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hicache_dbg.exporters.line import printable
+from hicache_dbg.tracer.cli.visible import visible
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
 from hicache_dbg.tracer.diagnose.report import FindingRow, PathRow, Report
 from hicache_dbg.tracer.events import MirrorInfo
 
-__all__ = ["render_report", "table"]
+__all__ = ["render_report", "show_report", "table"]
 
 _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
 
-def render_report(console: Console, report: Report) -> None:
+def show_report(report: Report) -> None:
+    """Print everything, and the verdict last, where the eye is."""
+    console = Console(markup=False)
+    render_report(console, report)
+    # In one piece whatever the width, so that it can be searched for.
+    console.print(f"\nverdict: {printable(report.verdict)}", highlight=False, soft_wrap=True)
+
+
+def render_report(console: Console, told: Report) -> None:
     """Print what was attached, which paths were taken, what was checked, and what is wrong."""
+    report = visible(told)
     if report.mirrors:
         console.print(_geometry(report.mirrors))
     _classes(console, report)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hicache_dbg.repro.config import ConfigError
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.cli.progress import progress
 from hicache_dbg.tracer.cli.repro_options import TRACING, WORKLOAD, RunOptions
 from hicache_dbg.tracer.cli.verb import takes
@@ -28,7 +29,10 @@ def command(
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(help="Keep the events in this folder, for diagnose.", rich_help_panel=TRACING),
+        typer.Option(
+            help="Keep the events in this folder, made if need be, for diagnose.",
+            rich_help_panel=TRACING,
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON.", rich_help_panel=TRACING)
@@ -63,7 +67,7 @@ def command(
             record=record,
         )
     if as_json:
-        typer.echo(repro_output.as_json(outcome))
+        print_json(repro_output.as_json(outcome))
     else:
         repro_output.show(outcome)
     raise typer.Exit(repro_output.exit_code(outcome))
@@ -81,7 +85,7 @@ def _explore(options: RunOptions, schedules: int, record: Path | None, *, as_jso
             )
         explored = explore.explore(schedules, options.seed, options.injected(), progress())
     if as_json:
-        typer.echo(explore.as_json(explored))
+        print_json(explore.as_json(explored))
     else:
         explore.show(explored)
     raise typer.Exit(explored.exit_code)

@@ -7,6 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from hicache_dbg.exporters.line import printable
 from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
 from hicache_dbg.tracer.cli.render import render_report, table
@@ -34,7 +35,7 @@ def exit_code(outcome: Outcome) -> int:
     return OK if result.tiers_used else USAGE
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: Outcome) -> dict[str, Any]:
     """Everything, for programs."""
     result = outcome.result
     data: dict[str, Any] = {
@@ -57,7 +58,7 @@ def as_json(outcome: Outcome) -> str:
     }
     if outcome.report is not None:
         data |= msgspec.to_builtins(outcome.report)
-    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode()
+    return data
 
 
 def show(outcome: Outcome) -> None:
@@ -69,28 +70,11 @@ def show(outcome: Outcome) -> None:
         render_report(console, outcome.report)
     if result.exchanges:
         console.print(_said(result))
-    stats = result.stats
-    console.print(
-        f"\nengine: {stats.backups} backups, {stats.loads} loads, {stats.host_hit_pages} pages hit on the "
-        f"host, {stats.device_hit_pages} on the device, {stats.evicted_pages} evicted"
-    )
-    if result.config.storage:
-        console.print(
-            f"storage ({result.config.storage}): {stats.stored_pages} pages stored, {stats.fetched_pages} "
-            f"fetched; misses {stats.storage_misses}, not stored {stats.unstored}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if result.config.pd:
-        console.print(
-            f"prefill to decode: {stats.handed_pages} pages handed over, {stats.prefills_lost} prefill "
-            "processes lost",
-            highlight=False,
-        )
+    _engine(console, result)
     # In one piece whatever the width, so that they can be searched for.
     lines = [(wall_line(result), ""), (corruption_line(result), _verdict_style(outcome))]
     if outcome.report is not None:
-        lines.append((f"verdict: {outcome.report.verdict}", ""))
+        lines.append((f"verdict: {printable(outcome.report.verdict)}", ""))
     for line, style in lines:
         console.print(line, highlight=False, style=style, soft_wrap=True)
     if result.engine_error:
@@ -105,6 +89,29 @@ def show(outcome: Outcome) -> None:
         )
 
 
+def _engine(console: Console, result: RunResult) -> None:
+    """What the engine counted."""
+    stats = result.stats
+    console.print(
+        f"\nengine: {stats.backups} backups, {stats.loads} loads, {stats.host_hit_pages} pages hit on the "
+        f"host, {stats.device_hit_pages} on the device, {stats.evicted_pages} evicted",
+        soft_wrap=True,
+    )
+    if result.config.storage:
+        console.print(
+            f"storage ({result.config.storage}): {stats.stored_pages} pages stored, {stats.fetched_pages} "
+            f"fetched; misses {stats.storage_misses}, not stored {stats.unstored}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if result.config.pd:
+        console.print(
+            f"prefill to decode: {stats.handed_pages} pages handed over, {stats.prefills_lost} prefill "
+            "processes lost",
+            highlight=False,
+        )
+
+
 def _last_tier(result: RunResult) -> str:
     if result.config.pd:
         return "prefill"
@@ -112,7 +119,7 @@ def _last_tier(result: RunResult) -> str:
 
 
 def _verdict_style(outcome: Outcome) -> str:
-    return "bold green" if exit_code(outcome) == OK else "bold red"
+    return {OK: "bold green", USAGE: "bold yellow"}.get(exit_code(outcome), "bold red")
 
 
 def _said(result: RunResult) -> Table:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +22,7 @@ def command(
         str | None, typer.Option(help="HICACHE_DBG_SINKS for the command, comma-separated.")
     ] = None,
     record: Annotated[
-        str | None, typer.Option(help="Record into this folder (HICACHE_DBG_DIR).")
+        str | None, typer.Option(help="Record into this folder (HICACHE_DBG_DIR), made if need be.")
     ] = None,
 ) -> None:
     """Run a command with the gate on, as HICACHE_DBG=1 in its environment does.
@@ -34,8 +35,11 @@ def command(
     if checksum is not None:
         environ["HICACHE_DBG_CHECKSUM"] = checksum.value
     if record is not None:
-        environ["HICACHE_DBG_DIR"] = record
-        sinks = f"{sinks},recording" if sinks else environ.get("HICACHE_DBG_SINKS", "recording")
+        from hicache_dbg.tracer.cli.recorded import made
+
+        environ["HICACHE_DBG_DIR"] = str(made(Path(record)).absolute())
+        others = sinks or environ.get("HICACHE_DBG_SINKS", "")
+        sinks = ",".join(dict.fromkeys([*filter(None, others.split(",")), "recording"]))
     if sinks is not None:
         environ["HICACHE_DBG_SINKS"] = sinks
     try:
@@ -44,5 +48,10 @@ def command(
         raise CommandError(str(error)) from error
     program = shutil.which(context.args[0])
     if program is None:
-        raise CommandError(f"{context.args[0]!r} is not a program on PATH", MISSING)
-    os.execve(program, context.args, environ)  # noqa: S606 - running the command is the purpose
+        raise CommandError(
+            f"{context.args[0]!r} is no program on PATH, or may not be executed", MISSING
+        )
+    try:
+        os.execve(program, context.args, environ)  # noqa: S606 - running the command is the purpose
+    except OSError as error:
+        raise CommandError(f"cannot run {program}: {error.strerror or error}", MISSING) from error

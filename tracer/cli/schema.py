@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.diagnose.compare import Comparison
 from hicache_dbg.tracer.diagnose.report import Report
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Event
@@ -41,5 +42,4 @@ def command(
     """
     title, kind = _KINDS[of]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
-    schema = head | msgspec.json.schema(kind)
-    typer.echo(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode())
+    print_json(head | msgspec.json.schema(kind))

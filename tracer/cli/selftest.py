@@ -1,16 +1,15 @@
 """``hicache-dbg selftest``: every fault is injected, and every detector has to name it."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
+from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.progress import progress
 
 if TYPE_CHECKING:
     from hicache_dbg.repro.faults.base import Fault
@@ -37,10 +36,13 @@ def command(
     """
     from hicache_dbg.tracer.cli.selftest_matrix import row_of
 
-    rows = [row_of(item, seed=seed) for item in _progress(_chosen(fault or []))]
+    chosen, rows = _chosen(fault or []), []
+    with progress() as advance:
+        for done, item in enumerate(chosen):
+            advance(done, len(chosen), item.name)
+            rows.append(row_of(item, seed=seed))
     if as_json:
-        text = msgspec.json.encode({"matrix": rows})
-        typer.echo(msgspec.json.format(text, indent=2).decode())
+        print_json({"matrix": rows})
     else:
         _show(rows)
     raise typer.Exit(OK if all(row.good for row in rows) else CORRUPT)
@@ -53,14 +55,6 @@ def _chosen(names: list[str]) -> "list[Fault]":
     if unknown:
         raise CommandError(f"fault is {unknown[0]!r}, expected one of {', '.join(ALL_FAULTS)}")
     return [item for name, item in ALL_FAULTS.items() if not names or name in names]
-
-
-def _progress(faults: "list[Fault]") -> Iterable["Fault"]:
-    """The faults, with a bar on a terminal's standard error."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return faults
-    return track(faults, "rehearsing faults", console=console, transient=True)
 
 
 def _show(rows: "list[Row]") -> None:

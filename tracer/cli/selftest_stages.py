@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.repro.faults import aborts
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.repro.faults.handover import decode, prefill
 from hicache_dbg.repro.faults.rehearsal import Rehearsed, rehearse
@@ -81,6 +82,16 @@ def handover(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Even
     return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
 
 
+def given_up(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
+    """The same, where decode gives a request up while it is written."""
+    ours, theirs = MemorySink(), MemorySink()
+    with _runtime(ours) as (session, _):
+        sent = prefill(session, layout, given_up=aborts.GIVEN_UP)
+    with _runtime(theirs) as (session, _):
+        seen = aborts.decode(session, sent, fault, layout)
+    return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
+
+
 def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
     """A cache over a store of files, with a restart in the middle."""
     sink = MemorySink()
@@ -91,5 +102,11 @@ def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event]
 
 
 STAGES: Mapping[str, Run] = MappingProxyType(
-    {"cache": cache, "ranks": ranks, "handover": handover, "storage": storage}
+    {
+        "cache": cache,
+        "ranks": ranks,
+        "handover": handover,
+        "aborts": given_up,
+        "storage": storage,
+    }
 )

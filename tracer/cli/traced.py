@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hicache_dbg.repro.chats.smollm2 import INSTALL, ModelMissingError
 from hicache_dbg.repro.config import ConfigError, RunConfig
@@ -17,14 +18,17 @@ from hicache_dbg.repro.workload import Truth
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
 from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
+from hicache_dbg.tracer.cli.recorded import recording_in
 from hicache_dbg.tracer.cli.repro_output import Outcome
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Gate, Settings, SettingsError
-from hicache_dbg.tracer.sink import Sink
-from hicache_dbg.tracer.sinks import build_sinks, run_id
+from hicache_dbg.tracer.sinks import build_sinks
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.sink import Sink
 
 __all__ = ["asked_wrongly", "traced_run"]
 
@@ -100,17 +104,8 @@ def _tracing(gate: GateLevel, record: Path | None, memory: MemorySink) -> Iterat
     settings = replace(asked, gate=Gate.ON, checksum=CHECKSUMS[gate])
     sinks: list[Sink] = [memory]
     if record is not None:
-        sinks.append(_recording(record))
+        sinks.append(recording_in(record))
     if settings.sinks is not None:
         sinks.extend(build_sinks(settings, lambda: ()).sinks)
     with Runtime.start(settings, sinks=sinks) as runtime:
         yield runtime
-
-
-def _recording(folder: Path) -> Sink:
-    from hicache_dbg.exporters.recording import RecordingError, RecordingSink
-
-    try:
-        return RecordingSink(folder, run_id(0))
-    except RecordingError as error:
-        raise CommandError(str(error)) from error

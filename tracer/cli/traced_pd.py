@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hicache_dbg.exporters.recording import RecordingError, RecordingSink
+from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.recording_format import read, recordings_in
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
@@ -22,8 +22,8 @@ from hicache_dbg.repro.trace import Trace
 from hicache_dbg.repro.workload import Truth
 from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
 from hicache_dbg.tracer.checks.join import join
-from hicache_dbg.tracer.cli.exits import CommandError
 from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
+from hicache_dbg.tracer.cli.recorded import recording_in
 from hicache_dbg.tracer.cli.repro_output import Outcome
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.handed_over import settle
@@ -33,7 +33,7 @@ from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Gate, Settings
 from hicache_dbg.tracer.sink import Sink
-from hicache_dbg.tracer.sinks import build_sinks, run_id
+from hicache_dbg.tracer.sinks import build_sinks
 
 __all__ = ["traced_pd"]
 
@@ -78,7 +78,7 @@ def traced_pd(
             return Outcome(carry_out(job), None)
         memory, sinks = MemorySink(), list[RecordingSink]()
         if record is not None:
-            sinks.append(_recording(record))
+            sinks.append(recording_in(record))
         with _tracing(settings, [memory, *sinks]) as (runtime, attachment):
             result = carry_out(job)
             attachment.settle()
@@ -108,7 +108,7 @@ def traced_serve(
     if settings is None:
         serve(jobs, channel, config, fault, kill)
         return
-    with _tracing(settings, [_recording(settings.directory)]) as (runtime, attachment):
+    with _tracing(settings, [recording_in(settings.directory)]) as (runtime, attachment):
 
         def last_words() -> None:
             attachment.settle()
@@ -126,13 +126,6 @@ def _tracing(settings: Settings, own: list[Sink]) -> Iterator[tuple[Runtime, Han
         yield runtime, attachment
         attachment.settle()
         runtime.flush()
-
-
-def _recording(folder: Path) -> RecordingSink:
-    try:
-        return RecordingSink(folder, run_id(0))
-    except RecordingError as error:
-        raise CommandError(str(error)) from error
 
 
 def _others(folder: Path, known: set[Path]) -> list[list[Event]]:

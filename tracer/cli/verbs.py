@@ -3,11 +3,14 @@
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from hicache_dbg.tracer.cli.exits import CommandError
 
 __all__ = ["HELP", "VERBS", "Verb", "VerbGroup"]
 
@@ -72,10 +75,15 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb that is called, for real."""
-        verb = VERBS.get(args[0])
-        if verb is None:
+        name = args[0]
+        verb = VERBS.get(name)
+        if verb is not None:
+            return name, verb.load(name), args[1:]
+        if name.startswith("-"):  # an option that is none
             return super().resolve_command(ctx, args)
-        return args[0], verb.load(args[0]), args[1:]
+        near = get_close_matches(name, VERBS, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise CommandError(f"{name!r} is no verb: expected one of {', '.join(VERBS)}{meant}")
 
 
 def _named(name: str, command: Any) -> Any:

@@ -4,6 +4,7 @@ Every source offers the same table ``copies``, one row an operation, with the fi
 :class:`~hicache_dbg.tracer.events.Copied`. The rare events stay whole and are read one by one.
 """
 
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -15,10 +16,12 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
+from hicache_dbg.exporters.encoding import whole
+from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.recording_format import Header, RecordingError, read_header
 from hicache_dbg.tracer.events import Copied, Event
 
-__all__ = ["Database", "DatabaseMissingError", "RecordingSource", "Source"]
+__all__ = ["Database", "RecordingSource", "Source", "listed"]
 
 #: DuckDB's own cap; what does not fit goes to the spill folder.
 MEMORY = "1GB"
@@ -76,14 +79,8 @@ WHOLE = " AND ".join(
 )
 
 
-class DatabaseMissingError(Exception):
-    """DuckDB is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "reading recordings needs the duckdb package, which is not installed: "
-            "pip install 'hicache-dbg[cli]'"
-        )
+#: What DuckDB takes for a pattern.
+_PATTERN = re.compile(r"[*?[]")
 
 
 class Source(Protocol):
@@ -107,14 +104,14 @@ class Database:
     """One DuckDB in memory, with a folder to spill to that goes with it.
 
     Raises:
-        DatabaseMissingError: DuckDB is not installed.
+        PartMissingError: DuckDB is not installed.
     """
 
     def __init__(self, source: Source) -> None:
         try:
             import duckdb
         except ImportError as error:
-            raise DatabaseMissingError from error
+            raise PartMissingError("reading recordings needs", "duckdb", "cli") from error
         self._folder = Path(tempfile.mkdtemp(prefix="hicache-dbg-"))
         self._connection = duckdb.connect(
             config={
@@ -151,6 +148,12 @@ class Database:
         while rows := _fetched(cursor, size, self._source):
             yield rows
 
+    def keep(self) -> None:
+        """Read every copy once, for whoever asks much of them; what memory lacks is spilled."""
+        self.sql("CREATE TABLE kept AS SELECT * FROM copies")
+        self.sql("DROP VIEW copies")
+        self.sql("ALTER TABLE kept RENAME TO copies")
+
     def rare(self) -> Iterator[Event | Header]:
         """Every event that is no copy, and where files begin."""
         return self._source.rare(self)
@@ -184,6 +187,10 @@ class RecordingSource:
     def __init__(self, files: Sequence[Path], say: Callable[[str], None]) -> None:
         for file in files:
             read_header(file)
+            if whole(str(file)) != str(file):
+                raise RecordingError(
+                    f"cannot read {str(file)!r}: its name is no UTF-8; link to it by another name"
+                )
         self._files = [str(file) for file in files]
         self._say = say
 
@@ -196,10 +203,10 @@ class RecordingSource:
     def attach(self, database: Database) -> None:
         """One view over all files; a line that is not whole becomes a row of nothing."""
         columns = {"event": "VARCHAR", **COLUMNS}
-        listed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
+        typed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
         database.sql(
-            f"CREATE VIEW copies AS SELECT * FROM read_json({_listed(self._files)}, "  # noqa: S608 - quoted
-            f"format='newline_delimited', columns={{{listed}}}, ignore_errors=true) "
+            f"CREATE VIEW copies AS SELECT * FROM read_json({listed(self._files)}, "  # noqa: S608 - quoted
+            f"format='newline_delimited', columns={{{typed}}}, ignore_errors=true) "
             f"WHERE event = 'copied' AND {WHOLE}"
         )
 
@@ -209,7 +216,7 @@ class RecordingSource:
         damaged = Counter[str]()
         query = (
             "SELECT json::VARCHAR, file FROM read_ndjson_objects("  # noqa: S608 - quoted
-            f"{_listed(self._files)}, ignore_errors=true, filename='file') "
+            f"{listed(self._files)}, ignore_errors=true, filename='file') "
             """WHERE json IS NULL OR NOT starts_with(json::VARCHAR, '{"event":"copied"')"""
         )
         for rows in database.batches(query):
@@ -221,8 +228,8 @@ class RecordingSource:
                     yield event
         for file, count in damaged.items():
             self._say(
-                f"{file}: {count} lines skipped, not whole events: "
-                "the writer was stopped in them, or the file is damaged"
+                f"{file}: {count} {'line' if count == 1 else 'lines'} skipped, no whole events: "
+                "the writer was stopped there, or the file is damaged"
             )
 
     @staticmethod
@@ -263,6 +270,10 @@ def _header(text: str) -> Header | None:
         return None
 
 
-def _listed(files: Sequence[str]) -> str:
-    """File names as a DuckDB list of strings."""
-    return "[" + ", ".join("'" + file.replace("'", "''") + "'" for file in files) + "]"
+def listed(files: Sequence[str]) -> str:
+    """File names as a DuckDB list of strings, each of which means itself and no pattern."""
+    return (
+        "["
+        + ", ".join("'" + _PATTERN.sub(r"[\g<0>]", f).replace("'", "''") + "'" for f in files)
+        + "]"
+    )

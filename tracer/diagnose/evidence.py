@@ -86,6 +86,8 @@ class Evidence:
     sessions_corrupted: int | None = None
     #: Whether what the processes stated was compared.
     joined: bool = False
+    #: What could not be taken into account, by place.
+    errors: Counter[str] = field(default_factory=Counter)
     sql: Sql | None = None
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from hicache_dbg.exporters.html.page import Cell, Grid
 from hicache_dbg.tracer.checks.slots import ranges
@@ -10,6 +11,8 @@ from hicache_dbg.tracer.diagnose.database import Database
 __all__ = ["grids_of"]
 
 MOST_COLUMNS = 160
+#: What differs is said in so many pieces at most; the map has it all.
+MOST_PIECES = 8
 #: More layers are drawn as this many bands.
 MOST_ROWS = 128
 
@@ -27,74 +30,90 @@ _PAGES = f"""
           FROM copies)
     GROUP BY pool, page ORDER BY pool, page
 """  # noqa: S608 - nothing of it comes from outside
-_LAYERS = "SELECT pool, max(layers) FROM copies GROUP BY pool ORDER BY pool"
-#: Long operations list the first of their bad tiles; where one lists all and skipped none, its others
-#: are equal.
+#: Each query reads every recording: what one pass can tell is asked in one. Long operations list the
+#: first of their bad tiles; where one lists all and skipped none, its others are equal.
+_POOLS = """
+    SELECT pool, max(layers), list(DISTINCT rank), bool_or(
+        mismatched > len(bad_tiles)
+        OR (mismatched > 0 AND coalesce(list_sum(map_values(skipped)), 0) > 0))
+    FROM copies GROUP BY pool ORDER BY pool
+"""
 _BAD = """
-    SELECT pool, tile[1], tile[2] FROM (SELECT pool, unnest(bad_tiles) AS tile FROM copies)
-    GROUP BY ALL ORDER BY ALL
+    SELECT pool, rank, layers, list(page ORDER BY page) FROM (
+        SELECT pool, rank, tile[2] AS page, list(DISTINCT tile[1] ORDER BY tile[1]) AS layers
+        FROM (SELECT pool, rank, unnest(bad_tiles) AS tile FROM copies) GROUP BY ALL)
+    GROUP BY ALL ORDER BY min(page), pool, rank, layers
 """
-_UNLISTED = """
-    SELECT DISTINCT pool FROM copies
-    WHERE mismatched > len(bad_tiles)
-       OR (mismatched > 0 AND coalesce(list_sum(map_values(skipped)), 0) > 0)
-"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """Pages of one rank that differ in the same layers."""
+
+    rank: int
+    layers: Sequence[int]
+    pages: Sequence[int]
 
 
 def grids_of(database: Database) -> Iterator[Grid]:
     """One map a pool that moved pages whose ids are known."""
+    pools = database.sql(_POOLS)
+    unlisted = {pool for pool, *_, some in pools if some}
     pages: dict[str, list[tuple[int, Cell]]] = defaultdict(list)
-    unlisted = {pool for (pool,) in database.sql(_UNLISTED)}
     for pool, page, state in database.sql(_PAGES):
         cell = Cell(state)
         if cell is Cell.BESIDE and pool not in unlisted:
             cell = Cell.VERIFIED
         pages[pool].append((page, cell))
-    bad: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for pool, layer, page in database.sql(_BAD):
-        bad[pool].append((layer, page))
-    for pool, layers in database.sql(_LAYERS):
+    bad: dict[str, list[_Bad]] = defaultdict(list)
+    for pool, *where in database.sql(_BAD):
+        bad[pool].append(_Bad(*where))
+    for pool, layers, ranks, _ in pools:
         if pages[pool]:
             # An operation on some layers only has fewer of them than the pool.
-            tall = max([1, layers, *(layer + 1 for layer, _ in bad[pool])])
-            yield _grid(pool, tall, pages[pool], bad[pool])
+            tall = max([1, layers, *(one.layers[-1] + 1 for one in bad[pool])])
+            yield _grid(pool, tall, pages[pool], bad[pool], len(ranks))
 
 
 def _grid(
     pool: str,
     layers: int,
     pages: Sequence[tuple[int, Cell]],
-    bad: Sequence[tuple[int, int]],
+    bad: Sequence[_Bad],
+    ranks: int,
 ) -> Grid:
     """Pages that moved, in the order of their ids, in as many columns as fit."""
     wide = -(-len(pages) // MOST_COLUMNS)
     groups = [pages[at : at + wide] for at in range(0, len(pages), wide)]
     tall = -(-layers // MOST_ROWS)
     rows = -(-layers // tall)
-    cells = [[max(cell for _, cell in group) for group in groups] for _ in range(rows)]
+    worst = [max(cell for _, cell in group) for group in groups]
+    cells = [list(worst) for _ in range(rows)]
     column = {page: at for at, group in enumerate(groups) for page, _ in group}
-    for layer, page in bad:
-        if page in column and layer // tall < rows:
-            cells[layer // tall][column[page]] = Cell.MISMATCHED
+    for one in bad:
+        across = {column[page] for page in one.pages if page in column}
+        for row in {layer // tall for layer in one.layers}:
+            for at in across:
+                cells[row][at] = Cell.MISMATCHED
     return Grid(
         pool=pool,
         columns=[(group[0][0], group[-1][0]) for group in groups],
         sizes=[len(group) for group in groups],
         cells=cells,
-        bad=_where(bad),
+        bad=_where(bad, ranks),
+        ranks=ranks,
     )
 
 
-def _where(bad: Sequence[tuple[int, int]]) -> str:
-    """Which tiles differ: pages by the layers that they differ in."""
-    layers: dict[int, list[int]] = defaultdict(list)
-    for layer, page in bad:
-        layers[page].append(layer)
-    alike: dict[str, list[int]] = defaultdict(list)
-    for page, own in sorted(layers.items()):
-        alike[ranges(own)].append(page)
-    return "; ".join(
-        f"{'Layer' if own.isdecimal() else 'Layers'} {own} of host page{'s' * (len(pages) > 1)} "
-        f"{ranges(pages)} came back different"
-        for own, pages in alike.items()
-    )
+def _where(bad: Sequence[_Bad], ranks: int) -> str:
+    """Which tiles differ: pages by the layers that they differ in, and the rank where there are several."""
+    told = []
+    for one in bad[:MOST_PIECES]:
+        layers = ranges(one.layers)
+        name = f"{'Layer' if layers.isdecimal() else 'Layers'} {layers}"
+        pages = f"host page{'s' * (len(one.pages) > 1)} {ranges(one.pages)}"
+        rank = f" on rank {one.rank}" if ranks > 1 else ""
+        told.append(f"{name} of {pages}{rank} came back different")
+    if more := sum(len(one.pages) for one in bad[MOST_PIECES:]):
+        told.append(f"so did tiles of {more:,} more pages")
+    return "; ".join(told)

@@ -84,7 +84,7 @@ def _judged(hypothesis: Hypothesis, evidence: Evidence) -> tuple[Verdict, str]:
     try:
         verdict, reason = hypothesis.judge(evidence)
         return Verdict(verdict), str(reason)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is told
         reason = f"it could not be asked: {type(error).__name__}: {error}"
         return Verdict.UNDECIDED, " ".join(reason.split())
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from hicache_dbg.tracer.diagnose.database import COLUMNS, WHOLE, Database
+from hicache_dbg.tracer.diagnose.database import COLUMNS, WHOLE, Database, listed
 from hicache_dbg.tracer.events import Copied, Event
 
-__all__ = ["JournalError", "JournalSource"]
+__all__ = ["JournalError", "JournalMissingError", "JournalSource"]
 
 _RECORD = "HICACHE_RECORD"
 #: Where a column of ``copies`` is not the field of its own name.
@@ -39,7 +39,11 @@ _FIELDS = sorted(
 
 
 class JournalError(Exception):
-    """The journal can't be read; the message says why and what to do."""
+    """The journal can't be read as asked; the message says why and what to do."""
+
+
+class JournalMissingError(JournalError):
+    """There is no journal here."""
 
 
 class JournalSource:
@@ -63,7 +67,8 @@ class JournalSource:
         """Run journalctl once into the database's folder.
 
         Raises:
-            JournalError: journalctl is absent or did not succeed.
+            JournalMissingError: journalctl is absent.
+            JournalError: it did not succeed.
         """
         entries = database.folder / "entries.jsonl"
         with entries.open("wb") as file:
@@ -72,7 +77,7 @@ class JournalSource:
                     self._arguments, stdout=file, stderr=subprocess.PIPE, text=True, check=False
                 )
             except FileNotFoundError as error:
-                raise JournalError(
+                raise JournalMissingError(
                     "journalctl is not installed, so there is no journal to read; "
                     "set HICACHE_DBG_SINKS=recording and name the recordings instead"
                 ) from error
@@ -82,7 +87,7 @@ class JournalSource:
             )
         fields = ", ".join(f"{name}: 'VARCHAR'" for name in ("__REALTIME_TIMESTAMP", *_FIELDS))
         database.sql(
-            f"CREATE VIEW entries AS SELECT * FROM read_json('{entries}', "  # noqa: S608 - a path of ours
+            f"CREATE VIEW entries AS SELECT * FROM read_json({listed([str(entries)])}, "  # noqa: S608 - a path of ours
             f"format='newline_delimited', columns={{{fields}}}, ignore_errors=true)"
         )
         chosen = ", ".join(f"{_cast(name, kind)} AS {name}" for name, kind in COLUMNS.items())

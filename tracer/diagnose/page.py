@@ -10,6 +10,7 @@ from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.grids import grids_of
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
+from hicache_dbg.tracer.diagnose.meanings import MEANINGS
 from hicache_dbg.tracer.diagnose.report import Report, verdict_of
 from hicache_dbg.tracer.diagnose.sizes import geometry, same_size
 from hicache_dbg.tracer.diagnose.story import accesses, story_of
@@ -20,7 +21,29 @@ __all__ = ["page_of"]
 BACK = (Op.LOAD, Op.FETCH, Op.RECV)
 DOWN = (Op.BACKUP, Op.STORE, Op.SEND)
 BLIND, INNOCENT = "tracer_was_blind", "copies_are_innocent"
-_ANSWERS = {"bad": "Corrupt", "good": "No bad copy found", "unknown": "Not known"}
+_ANSWERS = {
+    "bad": "Corrupt",
+    "fault": "Fault found, no wrong byte seen",
+    "good": "No bad copy found",
+    "unknown": "Not known",
+}
+
+#: What a reader may not know.
+WORDS = (
+    (
+        "tier",
+        "where pages live: device (the GPU), host (memory), storage, remote (another process)",
+    ),
+    ("pool", "buffers of one geometry in one tier; its mirror is its copy in the next tier"),
+    ("page", "what moves together; slots are its entries, one a token in most pools"),
+    ("tile", "the bytes of one page, layer and pool: what is digested and compared"),
+    ("backup, load", "device to host, and back; store, fetch: host to storage, and back"),
+    (
+        "digest",
+        "a checksum (XXH3-64) of a tile, taken when it was backed up and again when it came back",
+    ),
+    ("generation", "how often a host page was handed out: another number is another owner"),
+)
 
 
 def page_of(database: Database, evidence: Evidence, report: Report, source: str) -> Page:
@@ -31,7 +54,7 @@ def page_of(database: Database, evidence: Evidence, report: Report, source: str)
     grids = list(grids_of(database))
     drawn = list(geometry(report.mirrors))
     return Page(
-        answer=_ANSWERS[state],
+        answer=_ANSWERS["fault" if report.corrupt and not report.tiles.mismatched else state],
         headline=_headline(evidence, grids),
         verdict=report.verdict,
         state=state,
@@ -53,6 +76,7 @@ def page_of(database: Database, evidence: Evidence, report: Report, source: str)
         same_size=same_size(report.mirrors, drawn),
         paths=_paths(evidence, report),
         unchecked=[*_unchecked(evidence, report, grids)],
+        words=WORDS,
         source=source,
         version=__version__,
     )
@@ -72,7 +96,7 @@ def _headline(evidence: Evidence, grids: Sequence[Grid]) -> str:
     bad = [grid.bad for grid in grids if grid.pool in first.pool.split("+") and grid.bad]
     if len(bad) == 1 and len(bad[0]) < 80:
         parts.append(bad[0].removesuffix(" came back different").lower())
-    parts.append("once" if times == 1 else f"{times} times")
+    parts.append("1 finding" if times == 1 else f"{times:,} findings")
     return ", ".join(parts)
 
 
@@ -135,10 +159,11 @@ def _findings(evidence: Evidence) -> list[Item]:
 
 
 def _found(finding: Finding, more: str = "") -> Item:
-    times = (f", {finding.count} times" if finding.count > 1 else "") + more
+    times = (f", {finding.count:,} times" if finding.count > 1 else "") + more
     return Item(
         label=finding.cls.value,
         title=f"{finding.pool} at {finding.op or finding.check}{times}",
+        means=MEANINGS[finding.cls],
         text=briefly(finding),
         advice=finding.advice,
         folded=[f"{step.when}: {step.what}" for step in accesses(finding)],

@@ -96,7 +96,7 @@ def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) 
         classes_unbuilt=sorted(evidence.classes_unbuilt),
         checked_share=evidence.checked_share,
         dropped=health.dropped if health else {},
-        internal_errors=health.errors if health else {},
+        internal_errors={**(health.errors if health else {}), **evidence.errors},
     )
 
 

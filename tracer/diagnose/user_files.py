@@ -18,13 +18,15 @@ def hypothesis_from(path: Path) -> Hypothesis:
     Raises:
         HypothesisFileError: the file can't be run, or has no :class:`Hypothesis` of that name.
     """
+    if not path.is_file():
+        raise HypothesisFileError(f"there is no file {path}: expected a Python file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise HypothesisFileError(f"{path} is no Python file: expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise HypothesisFileError(f"{path} failed: {type(error).__name__}: {error}") from error
     found = getattr(module, "HYPOTHESIS", None)
     if not isinstance(found, Hypothesis):

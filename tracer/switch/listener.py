@@ -25,11 +25,18 @@ def listen(answer: Answer) -> None:
 
     The thread is a daemon and sleeps in the kernel: an armed process pays nothing for it.
     """
-    _start(answer)
-    os.register_at_fork(after_in_child=lambda: _start(answer))
+    listening = [_start(answer)]
+
+    def in_child() -> None:
+        # The parent's name must end with the parent, or whoever asks for it waits for nobody.
+        if (parents := listening.pop()) is not None:
+            parents.close()
+        listening.append(_start(answer))
+
+    os.register_at_fork(after_in_child=in_child)
 
 
-def _start(answer: Answer) -> None:
+def _start(answer: Answer) -> socket.socket | None:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.bind(address(os.getpid()))
@@ -40,10 +47,11 @@ def _start(answer: Answer) -> None:
             file=sys.stderr,
         )
         server.close()
-        return
+        return None
     threading.Thread(
         target=_serve, args=(server, answer), name="hicache-dbg-switch", daemon=True
     ).start()
+    return server
 
 
 def _serve(server: socket.socket, answer: Answer) -> None:

@@ -80,18 +80,20 @@ class Switchboard:
 
     def answer(self, ask: Ask, reply: Callable[[Reply], None]) -> None:
         """Do what is asked; of a run with an end, answer again when it has ended."""
-        wishes = {"on": self._on, "off": self._off}
-        wish = wishes.get(ask.do)
-        if wish is None:
-            reply(Reply(done=False, text=f"{ask.do!r} is no wish, expected {' or '.join(wishes)}"))
+        if ask.do == "off":
+            reply(self._off())
             return
-        first = wish(ask)
+        if ask.do != "on":
+            reply(Reply(done=False, text=f"{ask.do!r} is no wish, expected on or off"))
+            return
+        ended = threading.Event()
+        first = self._on(ask, ended)
         reply(first)
-        if first.done and ask.do == "on" and ask.for_s:
-            self._ended.wait(ask.for_s)
-            reply(self._off(ask))
+        if first.done and ask.for_s:
+            ended.wait(ask.for_s)
+            reply(self._off(ended))
 
-    def _on(self, ask: Ask) -> Reply:
+    def _on(self, ask: Ask, ended: threading.Event) -> Reply:
         began = time.perf_counter()
         with self._lock:
             if self._runs:
@@ -102,6 +104,7 @@ class Switchboard:
                     done=False,
                     text=f"process {os.getpid()} holds no pools: none of {', '.join(SYSTEMS)} is imported",
                 )
+            self._ended = ended
             try:
                 notes = self._begin(ask, present)
             except Exception as error:  # noqa: BLE001 - the host goes on, whatever it is
@@ -121,7 +124,6 @@ class Switchboard:
         environ = {**os.environ, **ask.settings, "HICACHE_DBG": "1"}
         settings = Settings.from_environ(environ)
         self._watch = watch = Watch()
-        self._ended.clear()
 
         def sinks_of(ranked: Settings, pool_state: "PoolStateReader") -> "Sequence[Sink]":
             return [*build_sinks(ranked, pool_state).sinks, watch]
@@ -133,10 +135,12 @@ class Switchboard:
             notes.extend(said)
         return notes
 
-    def _off(self, _: Ask) -> Reply:
+    def _off(self, only: threading.Event | None = None) -> Reply:
+        """End the run; ``only`` that one, if somebody has ended it and begun another meanwhile."""
         began = time.perf_counter()
         with self._lock:
-            if not self._runs or self._watch is None:
+            another = only is not None and only is not self._ended
+            if another or not self._runs or self._watch is None:
                 return Reply(done=False, text="tracing is off already")
             evidence = self._watch.evidence
             self._end()

@@ -8,7 +8,7 @@ from hicache_dbg.tracer.events import FaultClass
 def _alibi(evidence: Evidence) -> str | None:
     """The ledger watches from the first allocation; what it did not see it says."""
     unwitnessed = evidence.skipped["unwitnessed"]
-    if not evidence.paths or unwitnessed or evidence.unseen:
+    if not evidence.paths or not evidence.starts or unwitnessed or evidence.unseen:
         return None
     return "every allocation and free was seen, and they add up"
 

@@ -10,12 +10,15 @@ from hicache_dbg.tracer.events import FaultClass, Op
 
 RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.SLOT_REUSE)
 
+#: Tiles of a pool that must differ, all of them, before chance is ruled out.
+OFTEN = 8
+
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     raced = [f for f in evidence.findings if f.cls in RACES]
     if raced:
         return Verdict.CONFIRMED, briefly(raced[0])
-    loads = {pool: evidence.of_pool(pool, Op.LOAD) for pool in evidence.pools}
+    loads = {pool: tiles for (pool, op), tiles in evidence.by_pool.items() if op == Op.LOAD}
     if not sum(tiles.verified + tiles.mismatched for tiles in loads.values()):
         return Verdict.UNDECIDED, "no loaded tile was compared"
     wrong = {pool: t for pool, t in loads.items() if t.mismatched}
@@ -29,7 +32,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
             f"before the first byte moved{_beside(loads, wrong)}"
         )
     always = {pool: t for pool, t in wrong.items() if not t.verified}
-    if always:
+    if always and max(t.mismatched for t in always.values()) >= OFTEN:
         return Verdict.FALSIFIED, (
             "a race hits now and then; here "
             + ", ".join(
@@ -39,7 +42,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
             + _beside(loads, wrong)
         )
     return Verdict.UNDECIDED, (
-        "some tiles differ and some do not: "
+        ("too few tiles were compared: " if always else "some tiles differ and some do not: ")
         + ", ".join(
             f"{pool} {t.mismatched} of {t.mismatched + t.verified}" for pool, t in wrong.items()
         )

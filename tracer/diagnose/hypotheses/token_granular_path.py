@@ -13,6 +13,10 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         for (pool, op, granular, _), count in evidence.paths.items()
         if granular
     }
+    if not taken and evidence.unseen:
+        return Verdict.UNDECIDED, (
+            f"all {total} copies here say token_granular=False, and {evidence.unseen} operations are not here"
+        )
     if not taken:
         return Verdict.FALSIFIED, f"all {total} copies say token_granular=False"
     return Verdict.CONFIRMED, (

@@ -1,0 +1,21 @@
+"""What keeps a file from being written, and what to do about it: the same words wherever it happens."""
+
+import errno
+from pathlib import Path
+
+__all__ = ["why_not"]
+
+
+def why_not(path: Path, error: OSError) -> str:
+    """Why ``path`` can't be written, with what to do, for the end of a sentence."""
+    folder = path.parent
+    advice = {
+        errno.ENOENT: f"the folder {folder} does not exist: create it, or name another one",
+        errno.ENOTDIR: f"{folder} is not a folder: name one",
+        errno.EISDIR: f"{path} is a folder: name a file in it",
+        errno.EACCES: f"the folder {folder} is not writable: change its mode, or name another one",
+        errno.EROFS: f"the folder {folder} is on a read-only file system: name another one",
+        errno.EEXIST: "it exists: name another one",
+        errno.ENOSPC: f"no space is left in {folder}: make room, or name another one",
+    }
+    return advice.get(error.errno or 0, error.strerror or str(error))

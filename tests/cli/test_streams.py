@@ -1,0 +1,202 @@
+"""What a shell sees of the command: exit codes that stand, one line for each error, no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnose.test_compare import BROKEN, MENDED
+from tests.diagnose.test_gather import recorded
+from tests.exporters.samples import finding, started
+
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.cli.repro_output import Outcome
+from hicache_dbg.tracer.cli.traced import traced_run
+
+COMMAND = [sys.executable, "-m", "hicache_dbg"]
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> str:
+    """A recording of a run that is corrupt."""
+    return str(recorded(tmp_path, "broken", BROKEN))
+
+
+def shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run ``line`` in a shell, with ``$H`` for the command and its exit status after ``|`` first."""
+    return subprocess.run(
+        ["bash", "-c", f'H="{" ".join(COMMAND)}"; {line}'],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("more", ["", " --json", " 2>&1"])
+def test_whoever_stops_reading_changes_no_exit_code(broken: str, tmp_path: Path, more: str) -> None:
+    """``| head`` of a clean run is clean, and of a corrupt one corrupt."""
+    clean = recorded(tmp_path, "clean", MENDED)
+    for place, code in ((broken, 1), (clean, 0)):
+        done = shell(f'$H diagnose {place}{more} | true; echo "${{PIPESTATUS[0]}}"')
+        assert (done.stdout, done.stderr) == (f"{code}\n", "")
+
+
+@pytest.mark.parametrize("verb", ["faults", "schema", "--help", "diagnose"])
+def test_output_that_cannot_be_kept_is_one_line(broken: str, verb: str) -> None:
+    """A full disk is a part of the environment that is missing, and no corruption."""
+    done = shell(f"$H {verb} {broken if verb == 'diagnose' else ''} > /dev/full")
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hicache-dbg: cannot write to standard output: No space left")
+
+
+def test_closed_streams_change_no_exit_code(broken: str) -> None:
+    """A daemon's shell may have none."""
+    assert shell(f"$H diagnose {broken} >&- 2>&-").returncode == 1
+
+
+@pytest.mark.parametrize("verb", ["ab --help", "doctor", "diagnose"])
+def test_a_terminal_without_an_alphabet_gets_what_it_can_show(broken: str, verb: str) -> None:
+    """No encoding ends the command."""
+    done = shell(f"$H {verb} {broken if verb == 'diagnose' else ''}", **ASCII)
+    assert done.stdout.isascii()
+    assert (done.returncode, done.stderr) == (int(verb == "diagnose"), "")
+
+
+def test_json_is_utf_8_whatever_the_terminal(tmp_path: Path) -> None:
+    """A program that reads it gets every character back."""
+    place = recorded(tmp_path, "run", [started(), finding(message="größer als 頁")])
+    done = shell(f"$H diagnose {place} --json", **ASCII)
+    assert json.loads(done.stdout)["findings"][0]["message"] == "größer als 頁"
+
+
+def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a request's id says is shown, not obeyed; a verdict cannot be forged by it."""
+    text = "x\x1b[2J\nverdict: every copy is proven good"
+    place = recorded(tmp_path, "run", [started(), finding(message=text, pool=text)])
+    assert main(["diagnose", str(place)]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"\x1b[2J" in out
+    assert not [line for line in out.splitlines() if line.startswith("verdict: every")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["diagnos"], 2, "'diagnos' is no verb"),
+        (["diagnos"], 2, "did you mean diagnose?"),
+        (["diagnose", "PLACE", "--since", "1h"], 2, "add --journal"),
+        (["diagnose", "PLACE", "--html", "none/x.html"], 2, "the folder none does not exist"),
+        (["diagnose", "PLACE", "--html", "."], 2, "is a folder: name a file in it"),
+        (["diagnose", "PLACE", "--hypothesis", "none.py"], 2, "there is no file none.py"),
+        (["bundle", "PLACE", "-o", "none/x.tar.gz"], 2, "the folder none does not exist"),
+        (["repro", "--record", "FILE"], 2, "it is a file, expected a folder"),
+        (["run", "--record", "FILE", "--", "true"], 2, "it is a file, expected a folder"),
+        (["run", "--", "./none"], 3, "is no program on PATH, or may not be executed"),
+    ],
+)
+def test_every_error_is_one_line_that_says_what_to_do(
+    broken: str, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    """What happened, with which values, and what was expected."""
+    named = {"PLACE": broken, "FILE": broken}
+    assert main([named.get(argument, argument) for argument in arguments]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hicache-dbg: ")
+    assert words in line
+
+
+def test_a_run_of_which_nothing_was_compared_is_not_called_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 0 is for evidence; alone or beside another, such a run has none."""
+    nothing = str(recorded(tmp_path, "nothing", [started(mirrors=())]))
+    clean = str(recorded(tmp_path, "clean", MENDED))
+    assert main(["diagnose", nothing]) == 2
+    assert "too little was checked to say anything" in capsys.readouterr().out
+    assert main(["diagnose", clean, nothing]) == 2
+    assert main(["diagnose", clean]) == 0
+
+
+def test_what_the_system_refuses_is_one_line(
+    broken: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have no folder for temporary files."""
+
+    def refuse(**_options: str) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    assert main(["diagnose", broken]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hicache-dbg: the system refused: ")
+
+
+def test_a_hypothesis_that_ends_the_interpreter_ends_nothing(
+    broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its exit code is not the command's."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("raise SystemExit(0)\n")
+    assert main(["diagnose", broken, "--hypothesis", str(mine)]) == 2
+    assert "mine.py failed: SystemExit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("after_s", [0.3, 1.5, 2.2])
+def test_interrupted_is_one_line_and_130(after_s: float) -> None:
+    """Ctrl-C leaves no traceback, wherever it comes: while a verb is imported, or between two threads."""
+    process = subprocess.Popen(
+        [*COMMAND, "repro", "--explore", "1000000"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(after_s)
+    said = None
+    while said is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):  # Python lost it in a callback: once more
+            _, said = process.communicate(timeout=15)
+    assert said.strip() == "hicache-dbg: interrupted"
+    # Where a library ran Python while it was imported, Python itself ends by the signal; a shell
+    # calls both 130.
+    assert process.returncode in {130, -signal.SIGINT}
+
+
+def test_runs_that_were_interrupted_prove_nothing_about_what_moves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a comparison is none: nothing is said of what the corruption moves with."""
+
+    def interrupted(*arguments: Any, **options: Any) -> Outcome:
+        outcome = traced_run(*arguments, **options)
+        return replace(outcome, result=replace(outcome.result, interrupted=True))
+
+    monkeypatch.setattr("hicache_dbg.tracer.cli.ab_runs.traced_run", interrupted)
+    few = ["--sessions", "1", "--rounds", "1", "--max-tokens", "2", "--ctx", "64"]
+    assert main(["ab", "--vary", "gate=off,events", *few]) == 130
+    out = capsys.readouterr().out
+    assert "interrupted in run 1 of 2" in out
+    assert "does not move" not in out
+    assert main(["ab", "--vary", "gate=off,events", *few, "--json"]) == 130
+    told = json.loads(capsys.readouterr().out)
+    assert (told["interrupted"], told["moves"]) == (True, [])
+
+
+def test_a_run_is_recorded_beside_the_sinks_that_the_environment_names(tmp_path: Path) -> None:
+    """Whoever asks for a recording gets one, in a folder that is made for it."""
+    folder = tmp_path / "deep" / "folder"
+    script = "import os; print(os.environ['HICACHE_DBG_SINKS'], os.environ['HICACHE_DBG_DIR'])"
+    done = shell(f'$H run --record {folder} -- python -c "{script}"', HICACHE_DBG_SINKS="stderr")
+    assert done.stdout.split() == ["stderr,recording", str(folder)]
+    assert folder.is_dir()

@@ -1,0 +1,89 @@
+"""Texts that come from anywhere: in no sink do they forge a line, move a cursor or cost other events."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.exporters.receiver import Receiver, attributes
+from tests.exporters.samples import copied, finding, started
+
+from hicache_dbg.exporters.fields import fields
+from hicache_dbg.exporters.journal_format import encode_entry
+from hicache_dbg.exporters.line import line, printable
+from hicache_dbg.exporters.recording import RecordingSink
+from hicache_dbg.exporters.recording_format import read, recordings_in
+from hicache_dbg.exporters.stderr import StderrSink
+from hicache_dbg.tracer.events import Finding
+from hicache_dbg.tracer.settings import Lines
+
+#: What a client may send as its request's id: it comes out of ``json.loads`` like this.
+HALF = "r\ud800"
+FORGED = "r\n[HICACHE_DBG] finding=none\x1b[2J\x9b1A\u202edesrever\x00"
+
+TEXTS: dict[str, Any] = {"half of a pair": HALF, "a forged line": FORGED}
+poisoned = pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+
+
+def poison(text: str) -> Finding:
+    """A finding that has ``text`` wherever a text may stand."""
+    return finding(message=text, expected=text, got=text, advice=text, pool=text, slots=text)
+
+
+@given(text=st.text(st.characters(codec=None), max_size=40) | st.sampled_from([HALF, FORGED]))
+def test_a_line_is_one_line_of_visible_characters(text: str) -> None:
+    """Whatever a finding says, a stream of any kind takes it, and a terminal shows it."""
+    for told in (line(poison(text)), line(started(place=text)), printable(text)):
+        told.encode()
+        assert len(told.splitlines()) <= 1
+        assert not [char for char in told if char != " " and not char.isprintable()]
+
+
+def test_plain_text_stays_as_it_is() -> None:
+    """Letters of any alphabet are no control characters."""
+    assert printable("seite 7 größer als 頁  8") == "seite 7 größer als 頁 8"
+
+
+@poisoned
+def test_a_recording_keeps_it_and_what_travels_with_it(tmp_path: Path, text: str) -> None:
+    """The batch is whole, and can be read again."""
+    sink = RecordingSink(tmp_path, "run")
+    sink.emit([copied(op_id=1), poison(text), copied(op_id=2)])
+    sink.close()
+    kept = list(read(recordings_in(tmp_path)[0]))
+    assert [type(event).__name__ for event in kept] == ["Copied", "Finding", "Copied"]
+    assert isinstance(kept[1], Finding)
+    assert kept[1].message == text.encode(errors="backslashreplace").decode()
+
+
+@poisoned
+def test_a_journal_entry_is_whole(text: str) -> None:
+    """The fields are there, and none of them begins another."""
+    entry = encode_entry({"MESSAGE": line(poison(text)), **fields(poison(text))})
+    assert b"\n[HICACHE_DBG]" not in entry.split(b"HICACHE_EVENT=")[0]
+    assert b"HICACHE_FINDING=row_width\n" in entry
+
+
+@poisoned
+def test_a_stream_that_takes_only_what_has_an_encoding_takes_it(text: str) -> None:
+    """Nothing of the batch is lost."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+    StderrSink(Lines.ALL, stream=stream).emit([copied(), poison(text), copied()])
+    stream.seek(0)
+    assert len(stream.read().splitlines()) == 3
+
+
+@poisoned
+def test_spans_and_records_are_exported(
+    receiver: Receiver, environ: dict[str, str], text: str
+) -> None:
+    """What travels with it arrives, and it arrives too."""
+    from hicache_dbg.exporters.otel import OtelSink
+
+    sink = OtelSink(environ=environ)
+    sink.emit([copied(op_id=5), poison(text), copied(op_id=6)])
+    sink.close()
+    assert [attributes(span)["hicache.op_id"] for span in receiver.spans] == [5, 6]
+    assert len(receiver.records) == 1
