@@ -32,11 +32,6 @@ class Run:
         """Bytes one slot has in this run."""
         return self.rows * self.row_bytes
 
-    def is_packed(self) -> bool:
-        """Whether consecutive slots lie side by side without a gap, in tile order."""
-        rows_packed = self.rows == 1 or self.row_stride == self.row_bytes
-        return rows_packed and self.slot_stride == self.slot_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -75,15 +70,6 @@ class View:
     def tile_bytes(self, slots: int | None = None) -> int:
         """Payload bytes of a tile of ``slots`` slots (default: a whole page), padding left out."""
         return self.slot_bytes * (self.slots_per_page if slots is None else slots)
-
-    def contiguous_bytes(self) -> int | None:
-        """The tile's length where its bytes lie in one piece from the page's base, else None."""
-        position = 0
-        for run in self.runs:
-            if run.offset != position or not run.is_packed():
-                return None
-            position += run.slot_bytes * self.slots_per_page
-        return position
 
     def segments(self, first: int = 0, last: int | None = None) -> list[tuple[int, int]]:
         """``(offset, length)`` pieces of slots ``first .. last - 1`` from the page's base, in tile order.

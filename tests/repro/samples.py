@@ -12,8 +12,6 @@ from hicache_dbg.repro.model import Model
 from hicache_dbg.repro.sets import POOL_SETS
 from hicache_dbg.repro.workload import content_tokens
 
-DTYPES: tuple[IndexDtype, ...] = ("bf16", "fp8")
-
 #: Six sessions of four pages at most, of which the device holds two: every second turn loads.
 SMALL = RunConfig(sessions=6, rounds=2, ctx=140, max_tokens=10, device_pages=8, host_pages=64)
 

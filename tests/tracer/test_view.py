@@ -33,7 +33,6 @@ def test_a_page_of_keys_then_scales_is_one_piece() -> None:
     """The fp8 index-K page, 64 keys then 64 scales, is 8,448 contiguous bytes."""
     page = view(64, *FP8_PAGE)
     assert page.tile_bytes() == 8448
-    assert page.contiguous_bytes() == 8448
     assert page.segments() == [(0, 8448)]
 
 
@@ -46,13 +45,13 @@ def test_heads_kept_apart_come_out_in_slot_order() -> None:
     """A page_head host page gives slot 0's heads first, then slot 1's, as the device stores them."""
     page = view(2, Run(0, 16, 8, rows=2, row_stride=32), span=64)
     assert page.segments() == [(0, 8), (32, 8), (16, 8), (48, 8)]
-    assert page.contiguous_bytes() is None
 
 
 def test_padding_between_pages_is_left_out() -> None:
     """The DeepSeek-V4 C128 page, 2 x 584 B padded to 1,728 B, has 1,168 B of payload."""
     page = view(2, Run(0, 576, 576), Run(1152, 8, 8), span=1728)
-    assert page.contiguous_bytes() == 1168
+    assert page.tile_bytes() == 1168
+    assert page.segments() == [(0, 1168)]
     assert page.page_span == 1728
 
 
