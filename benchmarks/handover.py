@@ -1,11 +1,11 @@
 """What recording tiles costs a handover over NIXL: prefill and decode in two processes, on the CPU.
 
-    python benchmarks/handover.py [--pairs 15] [--pages 8] [--requests 4] [--json]
+    python benchmarks/handover.py [--pairs 15] [--pages 8] [--requests 4] [--consecutive] [--json]
 
 A pass hands so many requests over, offered all at once, and is timed at decode: from the moment that it
 asks for them to the moment that it may read the last. Pairs of passes, with both ends' tracers
 attached and with neither, in alternating order; the median of the pairs' ratios counts. Every tile of
-every page is digested at both ends.
+every page is digested at both ends. Decode's pages are in any order, or ``--consecutive``.
 """
 
 import argparse
@@ -88,16 +88,16 @@ def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, de
 
 
 def one_pass(  # noqa: PLR0917 - what a pass is
-    jobs: Connection, end: DecodeEnd, number: int, traced: bool, pages: int, requests: int
+    jobs: Connection, end: DecodeEnd, number: int, traced: bool, order: np.ndarray, requests: int
 ) -> float:
     """Seconds from asking for the first request to reading the last."""
     jobs.send((number, traced))
     jobs.recv()
-    order = np.random.default_rng(number).permutation(pages)
     began = time.perf_counter()
     jobs.send("go")
     expected = [
-        end.expect(f"{number}.{request}", order, pages * PAGE_TOKENS) for request in range(requests)
+        end.expect(f"{number}.{request}", order, len(order) * PAGE_TOKENS)
+        for request in range(requests)
     ]
     for one in expected:
         end.wait(one, WAIT_S)
@@ -105,7 +105,12 @@ def one_pass(  # noqa: PLR0917 - what a pass is
 
 
 def measure(
-    pairs: int, pages: int, requests: int, devices: tuple[str, str] = ("cpu", "cpu")
+    pairs: int,
+    pages: int,
+    requests: int,
+    devices: tuple[str, str] = ("cpu", "cpu"),
+    *,
+    consecutive: bool = False,
 ) -> dict[str, float]:
     """Ratios and rates over ``pairs`` pairs, after one that warms up.
 
@@ -132,9 +137,12 @@ def measure(
     ):
         for pair in range(pairs + 1):
             took: dict[bool, float] = {}
+            order = np.arange(pages)
+            if not consecutive:
+                order = np.random.default_rng(pair).permutation(pages)
             for traced in (pair % 2 == 0, pair % 2 == 1):
                 (attachment.attach if traced else attachment.detach)()
-                took[traced] = one_pass(jobs, end, 2 * pair + traced, traced, pages, requests)
+                took[traced] = one_pass(jobs, end, 2 * pair + traced, traced, order, requests)
             if pair:  # the first one connects
                 ratios.append(took[True] / took[False])
                 plain.append(took[False])
@@ -157,9 +165,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--pages", type=int, default=8)
     parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--consecutive", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    found = measure(asked.pairs, asked.pages, asked.requests)
+    found = measure(asked.pairs, asked.pages, asked.requests, consecutive=asked.consecutive)
     if asked.json:
         print(json.dumps(found))
     else:

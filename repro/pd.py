@@ -19,7 +19,7 @@ from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.errors import HandoverError, NixlMissing, PeerLost
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.repro.cache import Lease
-from hicache_dbg.repro.engine import DeviceMissing, device_pools, mirrors
+from hicache_dbg.repro.engine import DeviceMissing, device_pools, mirrors, torch_device
 from hicache_dbg.repro.faults.base import Target
 from hicache_dbg.repro.model import LayerGate, Model, open_gate
 from hicache_dbg.repro.pd_process import PrefillProcess
@@ -48,7 +48,7 @@ class PdRun(Run):
         config, plan = self._config, self._plan
         workload = workload_of(config, None)
         self._transcripts = workload.transcripts
-        pools = device_pools(plan.pools, config.device_pages or 0, self._device)
+        pools = device_pools(plan.pools, config.device_pages or 0, _decodes(self._device))
         with closing(PoolGroup(mirrors(plan, pools))) as group:
             controller = HiCacheController(group, io_backend=plan.io_backend)
             target = Target(controller)
@@ -75,6 +75,13 @@ class PdRun(Run):
             finally:
                 self._stats = replace(prefills.close(), handed_pages=pages.handed)
                 self._close(controller)
+
+
+def _decodes(device: torch.device) -> torch.device:
+    """Of several GPUs the last one, which becomes the current one: prefill is on the first."""
+    if device.type == "cuda":
+        torch.cuda.set_device(torch.cuda.device_count() - 1)
+    return torch_device(device.type)
 
 
 class _Prefills:

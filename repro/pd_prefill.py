@@ -19,10 +19,8 @@ from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.channel import SILENCE_S
 from hicache_dbg.pools.handover.errors import HandoverError
-from hicache_dbg.pools.handover.link import Link
-from hicache_dbg.pools.handover.planes import regions_of
+from hicache_dbg.pools.handover.link import Link, nixl_wire
 from hicache_dbg.pools.handover.prefill import PrefillEnd
-from hicache_dbg.pools.handover.wire import NixlWire
 from hicache_dbg.pools.transfer import TransferError
 from hicache_dbg.repro.config import RunConfig
 from hicache_dbg.repro.engine import device_pools, mirrors, plan_of, torch_device
@@ -99,8 +97,8 @@ def _link(
     if fault is None or fault.stage != "handover":
         return Link("prefill", group, channel, model=name, silence_s=START_S)
     scratch = scratch_for(group, config.pages_of(config.first_prompt + 4096))
-    regions = [*regions_of(group), (scratch.ctypes.data, scratch.nbytes, 0)]
-    wire = FaultyWire(NixlWire(regions), group, scratch, target.wire)
+    room = scratch.data_ptr(), scratch.nbytes, max(0, scratch.get_device())
+    wire = FaultyWire(nixl_wire(group, channel, room), group, scratch, target.wire)
     return Link("prefill", group, channel, model=name, silence_s=START_S, wire=wire)
 
 

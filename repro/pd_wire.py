@@ -1,12 +1,11 @@
 """Wires that do harm: to tiles on their way, or by dying in the middle of a write."""
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.messages import Landed, decode
@@ -16,12 +15,11 @@ from hicache_dbg.repro.faults.base import Parcel
 
 __all__ = ["DyingWire", "FaultyWire", "scratch_for"]
 
-Bytes = npt.NDArray[np.uint8]
 
-
-def scratch_for(group: PoolGroup, pages: int) -> Bytes:
-    """Room for every tile of a request of ``pages`` pages."""
-    return np.zeros(pages * sum(plane.page_bytes for plane in planes_of(group)), np.uint8)
+def scratch_for(group: PoolGroup, pages: int) -> torch.Tensor:
+    """Room for every tile of a request of ``pages`` pages, uint8, where the group's pools lie."""
+    size = pages * sum(plane.page_bytes for plane in planes_of(group))
+    return torch.zeros(size, dtype=torch.uint8, device=group.mirrors[0].device.device)
 
 
 class _Through:
@@ -74,11 +72,17 @@ class FaultyWire(_Through):
         self,
         wire: Wire,
         group: PoolGroup,
-        scratch: Bytes,
+        scratch: torch.Tensor,
         change: Callable[[Parcel], bytes | None],
     ) -> None:
         super().__init__(wire)
         self._planes = planes_of(group)
+        self._memory = [
+            tensor.view(torch.uint8).view(-1)
+            for mirror in group.mirrors
+            for buffer in mirror.device.buffers.values()
+            for tensor in buffer.tensors
+        ]
         self._scratch = scratch
         self._change = change
 
@@ -90,18 +94,27 @@ class FaultyWire(_Through):
         used = 0
         places = places_of(self._planes, told.pages)
         for place, ours, theirs in zip(places, local.tolist(), remote.tolist(), strict=True):
-            whole = ctypes.string_at(ours[0], ours[1])
+            whole = self._bytes(ours[0], ours[1])
             parcel = Parcel(f"{told.attempt}", place.pool, place.layer, place.page, whole)
             payload = self._change(parcel)
             if payload is None:
                 continue
             size = min(len(payload), ours[1])
-            self._scratch[used : used + size] = np.frombuffer(payload[:size], np.uint8)
-            source = ours[0] if payload == whole else self._scratch.ctypes.data + used
+            changed = torch.from_numpy(np.frombuffer(payload[:size], np.uint8).copy())
+            self._scratch[used : used + size] = changed
+            source = ours[0] if payload == whole else self._scratch.data_ptr() + used
             used += size
             rows.append(((source, size, ours[2]), (theirs[0], size, theirs[2])))
         sources, targets = zip(*rows, strict=True)
         return super().write(np.array(sources, np.uint64), np.array(targets, np.uint64), note)
+
+    def _bytes(self, address: int, size: int) -> bytes:
+        """What lies at ``address``, in one of the pools' tensors."""
+        for memory in self._memory:
+            at = address - memory.data_ptr()
+            if 0 <= at < memory.numel():
+                return memory[at : at + size].cpu().numpy().tobytes()
+        raise LookupError(f"address {address:#x} is in none of the {len(self._memory)} tensors")
 
 
 class DyingWire(_Through):

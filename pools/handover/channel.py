@@ -12,7 +12,7 @@ import msgspec
 from hicache_dbg.pools.handover.errors import PeerLost
 from hicache_dbg.pools.handover.messages import Beat, Message, decode, encode
 
-__all__ = ["SILENCE_S", "Channel"]
+__all__ = ["SILENCE_S", "Channel", "same_host"]
 
 #: A peer that says nothing for so long is lost, in seconds.
 SILENCE_S = 20.0
@@ -83,9 +83,22 @@ class Channel:
         self._connection.close()
 
 
+def same_host(connection: Connection) -> bool:
+    """Whether the other end is on this host: a pipe, or a socket between addresses of one host."""
+    with _socket_of(connection) as same:
+        if same.family == socket.AF_UNIX:
+            return True
+        return bool(same.getpeername()[0] == same.getsockname()[0])
+
+
 def _bounded(connection: Connection, seconds: float) -> None:
     """Half a message, or one that nobody takes, holds nobody up for longer."""
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with _socket_of(connection) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """The connection's socket, under a descriptor of its own."""
+    return socket.socket(fileno=os.dup(connection.fileno()))

@@ -87,7 +87,7 @@ class DecodeEnd:
         self._offers: dict[str, Offer] = {}
         self._granted: dict[int, Receiving] = {}
         self._held = Quarantine()
-        self._pump = Pump(self.step, self._lose, "hicache-decode") if pump else None
+        self._pump = Pump(self.step, self._lose, "hicache-decode", link.device) if pump else None
 
     @property
     def link(self) -> Link:

@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+import torch
+
 from hicache_dbg.pools.group import PoolGroup
-from hicache_dbg.pools.handover.channel import SILENCE_S, Channel
+from hicache_dbg.pools.handover.channel import SILENCE_S, Channel, same_host
 from hicache_dbg.pools.handover.contract import Fields, contract_of, require_same
 from hicache_dbg.pools.handover.errors import HandoverError, PeerLost
 from hicache_dbg.pools.handover.messages import Hello
 from hicache_dbg.pools.handover.planes import planes_of, regions_of
 from hicache_dbg.pools.handover.wire import NixlWire, Wire
 
-__all__ = ["Link", "Pump"]
+__all__ = ["Link", "Pump", "nixl_wire"]
 
 #: How long the pump listens at a time, in seconds: with a transfer under way, and without.
 _BUSY_S, _IDLE_S = 0.0002, 0.005
@@ -43,9 +45,8 @@ class Link:
     ) -> None:
         self.role = role
         self.group = group
-        device = group.mirrors[0].device.device
-        kind = "VRAM" if device.type == "cuda" else "DRAM"
-        self.wire: Wire = wire if wire is not None else NixlWire(regions_of(group), kind)
+        self.device = device = group.mirrors[0].device.device
+        self.wire: Wire = wire or nixl_wire(group, connection)
         self.channel = Channel(connection, silence_s)
         self.ours = Hello(
             role=role,
@@ -93,6 +94,19 @@ class Link:
         self.channel.close()
 
 
+def nixl_wire(group: PoolGroup, connection: Connection, *more: tuple[int, int, int]) -> NixlWire:
+    """NIXL over the group's device memory and ``more`` regions of the same kind.
+
+    ``connection`` says whether the peer is on this host. CUDA wants a GPU's memory looked at under
+    its own device.
+    """
+    device = group.mirrors[0].device.device
+    on_gpu = device.type == "cuda"
+    regions = [*regions_of(group), *more]
+    with torch.cuda.device(device if on_gpu else -1):
+        return NixlWire(regions, "VRAM" if on_gpu else "DRAM", near=same_host(connection))
+
+
 def _ends(ours: Hello, theirs: Hello) -> tuple[Fields, Fields]:
     """The contracts of prefill and of decode."""
     ends = {ours.role: ours.contract, theirs.role: theirs.contract}
@@ -109,18 +123,26 @@ class Pump:
     Args:
         step: listens for so many seconds at most; says whether anything is under way.
         lose: gives the peer up, and says why: whatever a step raises must leave nobody waiting.
+        device: where the pools lie; a GPU is the thread's current one, as CUDA and UCX want it.
     """
 
     def __init__(
-        self, step: Callable[[float], bool], lose: Callable[[str], None], name: str
+        self,
+        step: Callable[[float], bool],
+        lose: Callable[[str], None],
+        name: str,
+        device: torch.device,
     ) -> None:
         self._step = step
         self._lose = lose
+        self._device = device
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         busy = True
         while not self._ended:
             try:

@@ -14,6 +14,7 @@ __all__ = [
     "Place",
     "Plane",
     "descriptors_of",
+    "merged",
     "places_of",
     "planes_of",
     "regions_of",
@@ -77,6 +78,26 @@ def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descri
         row[:, 1] = plane.page_bytes
     rows[:, :, 2] = device
     return rows.reshape(-1, 3)
+
+
+def merged(local: Descriptors, remote: Descriptors) -> tuple[Descriptors, Descriptors]:
+    """The same bytes in fewer rows: what lies side by side at both ends is one.
+
+    A transport takes as long for a row as for many kilobytes, and pages are often neighbours.
+    """
+    together = np.ones(max(0, len(local) - 1), np.bool_)
+    for rows in (local, remote):
+        together &= rows[:-1, 0] + rows[:-1, 1] == rows[1:, 0]
+        together &= rows[:-1, 2] == rows[1:, 2]
+    first = np.flatnonzero(np.concatenate([[True], ~together]))[: len(local)]
+    if not first.size:
+        return local, remote
+    found = []
+    for rows in (local, remote):
+        kept = rows[first]
+        kept[:, 1] = np.add.reduceat(rows[:, 1], first)
+        found.append(kept)
+    return found[0], found[1]
 
 
 def places_of(planes: tuple[Plane, ...], pages: int) -> list[Place]:

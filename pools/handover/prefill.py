@@ -78,7 +78,7 @@ class PrefillEnd:
         self._attempts = count(1)
         self._changed = threading.Condition()
         self._sendings: dict[int, Sending] = {}
-        self._pump = Pump(self.step, self._lose, "hicache-prefill") if pump else None
+        self._pump = Pump(self.step, self._lose, "hicache-prefill", link.device) if pump else None
 
     @property
     def link(self) -> Link:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hicache_dbg.pools.handover.errors import HandoverError, NixlMissing
-from hicache_dbg.pools.handover.planes import Descriptors
+from hicache_dbg.pools.handover.planes import Descriptors, merged
 
 __all__ = ["NixlWire", "Transfer", "TransferState", "Wire"]
 
@@ -18,6 +18,7 @@ Transfer = Any
 """A transfer's handle; only its wire looks into it."""
 
 _PACKAGES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
+_FAILURES = "ucx_error_handling_mode"
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _names = count(1)
 
@@ -61,19 +62,29 @@ class NixlWire:
     Args:
         regions: (address, bytes, device) of the memory that may be read and written.
         kind: where it lies, ``DRAM`` or ``VRAM``.
+        near: the peer is on the same host, and whoever owns this learns of its death by itself.
+            UCX then moves host memory through the kernel, which tells of no dead peer, and needs
+            no thread, which would take a core.
 
     Raises:
         NixlMissing: the package is not here, or UCX does not start.
     """
 
-    def __init__(self, regions: Sequence[tuple[int, int, int]], kind: str = "DRAM") -> None:
+    def __init__(
+        self,
+        regions: Sequence[tuple[int, int, int]],
+        kind: str = "DRAM",
+        *,
+        near: bool = False,
+    ) -> None:
         self._kind = kind
         self._peer = ""
         api = _api()
         try:
-            self._agent: Any = api.nixl_agent(
-                f"hicache-{os.getpid()}-{next(_names)}", api.nixl_agent_config(backends=["UCX"])
-            )
+            alone = near and kind == "DRAM"
+            config = api.nixl_agent_config(enable_prog_thread=not alone, backends=[])
+            self._agent: Any = api.nixl_agent(f"hicache-{os.getpid()}-{next(_names)}", config)
+            self._agent.create_backend("UCX", {_FAILURES: "none"} if alone else {})
             rows = [(*region, "") for region in regions]
             self._memory = self._agent.register_memory(rows, kind)
         except Exception as error:
@@ -97,11 +108,12 @@ class NixlWire:
             HandoverError: NIXL refuses it, or the peer is gone.
         """
         agent = self._agent
+        ours, theirs = merged(local, remote)
         try:
             handle = agent.initialize_xfer(
                 "WRITE",
-                agent.get_xfer_descs(local, self._kind),
-                agent.get_xfer_descs(remote, self._kind),
+                agent.get_xfer_descs(ours, self._kind),
+                agent.get_xfer_descs(theirs, self._kind),
                 self._peer,
                 note,
             )

@@ -1,18 +1,17 @@
 """The one place where pages cross between host and store: whole operations, each page with its end."""
 
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.radix_input import TOKEN_BYTES
+from hicache_dbg.pools.storage.digests import Digests, Job
 from hicache_dbg.pools.storage.header import HEADER_BYTES, Header, check
 from hicache_dbg.pools.storage.image import HostImage
 from hicache_dbg.pools.storage.keys import Identity, PageKey, page_keys
@@ -22,7 +21,7 @@ from hicache_dbg.pools.storage.store import PageStore, Record
 __all__ = ["StorageEngine", "StorageOp"]
 
 #: Below this a second thread costs more than it hashes, in bytes a page.
-BESIDE_BYTES = 256 << 10
+BESIDE_BYTES = 1 << 20
 #: Ends after which a record is of no use to anybody and makes room for a good one.
 _WORTHLESS = frozenset({PageState.SHORT, PageState.DAMAGED, PageState.FOREIGN})
 
@@ -48,7 +47,7 @@ class StorageEngine:
     """Carries operations out on the calling thread, against one store.
 
     Every page has a digest in its header, taken of the host memory when it is stored and compared
-    when it is fetched; large pages are hashed on a thread beside the one that moves them.
+    when it is fetched; large pages are hashed beside the one that is moved, where there is a core for it.
 
     Args:
         group: the pools, whose host pages are stored as they lie.
@@ -70,7 +69,7 @@ class StorageEngine:
         self._digests = digests
         self._numbers = count(1)
         beside = digests and self.image.page_bytes >= BESIDE_BYTES
-        self._beside = ThreadPoolExecutor(1, "hicache-hash") if beside else None
+        self._hasher = Digests(backend.ahead if beside else 0)
         self.header(PageKey("0" * 32, 0), digest=2**64 - 1).encode()
         backend.register(self.image.regions())
 
@@ -126,7 +125,9 @@ class StorageEngine:
         finally:  # an error keeps what it came through alive, and its thread may write to our pages
             if isinstance(arriving, Generator):
                 arriving.close()
-        op.results = [end.result() if isinstance(end, Future) else end for end in ends]
+        # From the last one on: the second thread is at the first.
+        settled = [end.result() if isinstance(end, _Coming) else end for end in reversed(ends)]
+        op.results = settled[::-1]
         for key, result in zip(op.keys, op.results, strict=True):
             if result.state in _WORTHLESS:
                 self.backend.discard(key.name)
@@ -140,8 +141,7 @@ class StorageEngine:
 
     def close(self) -> None:
         """Let the store go."""
-        if self._beside is not None:
-            self._beside.shutdown(wait=False)
+        self._hasher.close()
         self.backend.close()
 
     def _records(self, op: StorageOp) -> list[Record]:
@@ -151,6 +151,7 @@ class StorageEngine:
                 bytearray(HEADER_BYTES),
                 self.image.pieces(page),
                 *self.image.addresses(page),
+                digests=self._digests,
             )
             for key, page in zip(op.keys, op.host.tolist(), strict=True)
         ]
@@ -169,44 +170,44 @@ class StorageEngine:
         )
 
     def _hashed(self, records: Sequence[Record]) -> Iterator[int]:
-        """The payloads' digests in order, one ahead of another's use where there is a second thread."""
+        """The payloads' digests in order, others begun ahead of their use."""
         if not self._digests:
             return iter([0] * len(records))
-        map_ = map if self._beside is None else self._beside.map
-        return iter(map_(_digest, [record.pieces for record in records]))
+        return self._hasher.in_order([record.pieces for record in records])
 
-    def arrived(
-        self, key: PageKey, record: Record, got: PageResult
-    ) -> "PageResult | Future[PageResult]":
+    def arrived(self, key: PageKey, record: Record, got: PageResult) -> "PageResult | _Coming":
         """Judge one page that the store has delivered: header, length, and the payload's digest."""
         if not got.good:
             return got
         result = check(record.header, self.header(key), got.nbytes)
         if not result.good or not result.digest or not self._digests:
             return result
-        if self._beside is None:
-            return _compared(record, result)
-        return self._beside.submit(_compared, record, result)
+        digest = record.digest
+        taken = self._hasher.of_arrived(record.pieces) if digest is None else digest
+        return _Coming(result, taken) if isinstance(taken, Job) else _compared(result, taken)
 
 
-def _digest(pieces: Sequence[memoryview]) -> int:
-    if len(pieces) == 1:
-        return xxhash.xxh3_64_intdigest(pieces[0])
-    hasher = xxhash.xxh3_64()
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.intdigest()
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A page whose payload is being digested."""
+
+    page: PageResult
+    digest: Job
+
+    def result(self) -> PageResult:
+        """How the page ended."""
+        return _compared(self.page, self.digest.result())
 
 
-def _compared(record: Record, result: PageResult) -> PageResult:
-    digest = _digest(record.pieces)
-    if digest == result.digest:
-        return result
+def _compared(page: PageResult, digest: int) -> PageResult:
+    """A page that is good so far, and what its payload's digest turned out to be."""
+    if digest == page.digest:
+        return page
     return PageResult(
         PageState.DAMAGED,
         "payload digest differs from its header's",
-        expected=f"{result.digest:016x}",
+        expected=f"{page.digest:016x}",
         got=f"{digest:016x}",
-        nbytes=result.nbytes,
-        digest=result.digest,
+        nbytes=page.nbytes,
+        digest=page.digest,
     )

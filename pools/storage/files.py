@@ -5,36 +5,44 @@ is forced to the disk: after a power cut a file may be short or full of zeros, a
 """
 
 import os
-import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count
+from errno import EDQUOT, ENOSPC
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 
+from hicache_dbg.pools.storage.file_io import (
+    read_at_once,
+    read_cached,
+    read_in_steps,
+    write_all,
+)
+from hicache_dbg.pools.storage.partials import PARTIAL, Partial, remove_abandoned
 from hicache_dbg.pools.storage.results import PageResult, PageState
+from hicache_dbg.pools.storage.side_by_side import side_by_side
 from hicache_dbg.pools.storage.store import Record
+from hicache_dbg.pools.storage.write_back import WriteBack
 
 __all__ = ["FileStore"]
 
 SUFFIX = ".page"
-PARTIAL = ".partial"
-#: Tells this process from one of the same number: in a container the next life has it again.
-LIFE = secrets.token_hex(4)
-_numbers = count()  # of all stores of this process: two may be over one folder
-#: From how many bytes a page on two threads read faster than one: a disk wants more than one request.
-TWO_AT_A_TIME_BYTES = 256 << 10
-#: Pieces that one system call takes.
-MOST_PIECES = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 1024
+#: A record of so many bytes is worth a look whether it is in memory, and a thread where it is not.
+LARGE_BYTES = 1 << 20
+#: Files that are read from the disk at a time: it wants more than one request.
+READERS = 4
+#: Out of the page cache a file is a copy on the caller's core. With fewer cores than this another one
+#: is seldom idle, and to wait for a thread on it takes longer than to digest what is in the cache still.
+CORES_TO_SPARE = 4
+_FULL = frozenset({ENOSPC, EDQUOT})
 
 
 class FileStore:
     """Pages as files under ``folder``, at most ``max_bytes`` of them, the least recently used go first.
 
-    The bound holds for what this process knows of: what was there at the start, and what it wrote
-    or read. Safe from any thread.
+    They go also where the disk is full. The bound holds for what this process knows of: what was
+    there at the start, and what it wrote or read. Safe from any thread.
 
     Raises:
         OSError: the folder cannot be made or read.
@@ -42,6 +50,7 @@ class FileStore:
 
     name = "file"
     fallback = ""
+    ahead = 2 if (os.cpu_count() or 1) >= CORES_TO_SPARE else 0
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int = 1 << 40) -> None:
         if max_bytes < 1:
@@ -51,6 +60,7 @@ class FileStore:
         self.max_bytes = max_bytes
         self.evicted = 0
         self._lock = Lock()
+        self._write_back = WriteBack()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # the least recently used first
         self._bytes = 0
         for digit in "0123456789abcdef":
@@ -71,18 +81,16 @@ class FileStore:
                 yield self._write(record)
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
-        """Read each file straight into the record's pieces; large ones two at a time."""
-        if len(records) < 2 or records[0].nbytes < TWO_AT_A_TIME_BYTES:
-            yield from map(self._read, records)
+        """Read each file straight into the record's pieces; large ones from the disk several at a time."""
+        if not records or records[0].nbytes < LARGE_BYTES:
+            yield from (self._end(record, read_at_once) for record in records)
             return
-        ends: SimpleQueue[PageResult] = SimpleQueue()
-        other = Thread(target=self._read_beside, args=(records[1::2], ends), daemon=True)
-        other.start()
-        try:
-            for number, record in enumerate(records):
-                yield ends.get() if number % 2 else self._read(record)
-        finally:
-            other.join()  # nothing is written to the pieces once this has returned
+        for number, record in enumerate(records):
+            end = self._read(record, read_cached)
+            if end is None:
+                yield from side_by_side(self._read_from_disk, records[number:], READERS)
+                return
+            yield end
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Which pages are there now, whoever put them there or removed them; counts as a use."""
@@ -118,27 +126,34 @@ class FileStore:
                 expected=f"at most {self.max_bytes} B",
             )
         self._make_room(size)
-        place = self._place(record.name)
-        partial = f"{place}.{LIFE}.{os.getpid()}.{next(_numbers)}{PARTIAL}"
+        end = self._written(record, size)
+        if end.errno in _FULL and self._let_go(size):
+            end = self._written(record, size)
+        return end
+
+    def _written(self, record: Record, size: int) -> PageResult:
         try:
-            _write_all(partial, [memoryview(record.header), *record.pieces])
-            with self._lock:
-                os.rename(partial, place)  # noqa: PTH104 (paths as text: this runs once a page)
-                self._note(record.name, size)
+            with Partial(self._place(record.name)) as unfinished:
+                write_all(unfinished.descriptor, [memoryview(record.header), *record.pieces])
+                if size >= LARGE_BYTES:
+                    self._write_back.begin(unfinished.descriptor)
+                with self._lock:
+                    unfinished.move()
+                    self._note(record.name, size)
         except OSError as error:
-            with suppress(OSError):
-                Path(partial).unlink()
             return _failed("write", error)
         return PageResult(nbytes=size)
 
-    def _read_beside(self, records: Sequence[Record], ends: "SimpleQueue[PageResult]") -> None:
-        for record in records:
-            try:
-                ends.put(self._read(record))
-            except Exception as error:  # noqa: BLE001 (whatever it is, the other thread waits for an end)
-                ends.put(PageResult(PageState.FAILED, f"read: {error}"))
+    def _read_from_disk(self, record: Record) -> PageResult:
+        return self._end(record, partial(read_in_steps, digest=record.digests))
 
-    def _read(self, record: Record) -> PageResult:
+    def _end(self, record: Record, read: Callable[[int, Record], int]) -> PageResult:
+        end = self._read(record, read)
+        assert end is not None  # noqa: S101 - nothing but a read that may give up gives none
+        return end
+
+    def _read(self, record: Record, read: Callable[[int, Record], int | None]) -> PageResult | None:
+        """How a page's read ended; None if ``read`` did not do it."""
         try:
             descriptor = os.open(self._place(record.name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -147,14 +162,14 @@ class FileStore:
         except OSError as error:
             return _failed("open", error)
         try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             held = os.fstat(descriptor).st_size
-            got = _read_all(descriptor, [memoryview(record.header), *record.pieces])
+            got = read(descriptor, record)
         except OSError as error:
             return _failed("read", error)
         finally:
             os.close(descriptor)
+        if got is None:
+            return None
         self._is_there(record.name)  # it may have been evicted while it was read
         return PageResult(nbytes=min(held, got) if held < record.nbytes else held)
 
@@ -170,9 +185,7 @@ class FileStore:
         for _, name, size in sorted(found):
             self._note(name, size)
         for place in self.folder.glob(f"?/*{PARTIAL}"):
-            if not _alive(place):
-                with suppress(OSError):
-                    place.unlink()
+            remove_abandoned(place)
         self._make_room(0)
 
     def _is_there(self, name: str) -> bool:
@@ -197,55 +210,26 @@ class FileStore:
             self.path(name).unlink()
 
     def _make_room(self, wanted: int) -> None:
-        while self._bytes + wanted > self.max_bytes:
-            with self._lock:
-                if not self._sizes:
-                    return
-                self._remove(next(iter(self._sizes)))
-                self.evicted += 1
+        while self._bytes + wanted > self.max_bytes and self._evict() is not None:
+            pass
 
+    def _let_go(self, wanted: int) -> bool:
+        """Evict ``wanted`` bytes, whatever the bound; False where there is nothing to evict."""
+        left = wanted
+        while left > 0 and (size := self._evict()) is not None:
+            left -= size
+        return left < wanted
 
-def _write_all(place: str, pieces: list[memoryview]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(place, flags, 0o644)
-    try:
-        while pieces:
-            pieces = _after(pieces, os.writev(descriptor, pieces[:MOST_PIECES]))
-    finally:
-        os.close(descriptor)
-
-
-def _read_all(descriptor: int, pieces: list[memoryview]) -> int:
-    """Bytes read: all the pieces hold, or less where the file ends before."""
-    total = 0
-    while pieces and (got := os.readv(descriptor, pieces[:MOST_PIECES])):
-        total += got
-        pieces = _after(pieces, got)
-    return total
-
-
-def _after(pieces: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of ``pieces`` after ``done`` bytes."""
-    for number, piece in enumerate(pieces):
-        if done < len(piece):
-            return [piece[done:], *pieces[number + 1 :]]
-        done -= len(piece)
-    return []
+    def _evict(self) -> int | None:
+        """Remove the page that was not used for longest; its bytes, None where there is none."""
+        with self._lock:
+            if not self._sizes:
+                return None
+            name, size = next(iter(self._sizes.items()))
+            self._remove(name)
+            self.evicted += 1
+            return size
 
 
 def _failed(verb: str, error: OSError) -> PageResult:
     return PageResult(PageState.FAILED, f"{verb}: {error.strerror}", errno=error.errno or 0)
-
-
-def _alive(partial: Path) -> bool:
-    """Whether the process that writes this file is still there; its number is in the name."""
-    *_, life, process, _number, _suffix = partial.name.split(".")
-    if not process.isdecimal() or (int(process) == os.getpid() and life != LIFE):
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -22,6 +22,8 @@ __all__ = ["MooncakeMissing", "MooncakeStore"]
 #: Pages, and bytes, that one call moves at most: enough to hide a round trip, few enough to hash the
 #: next ones meanwhile.
 BATCH, BATCH_BYTES = 16, 32 << 20
+#: Pages that are digested while a call is under way.
+AHEAD = 4
 CLOSE_TIMEOUT_S = 2.0
 #: What the store says where there is no such object, and where one is of another size.
 NO_OBJECT = -704
@@ -51,7 +53,8 @@ class MooncakeStore:
     """
 
     name = "mooncake"
-    evicted = 0
+    evicted: int | None = None  # the master evicts, and tells no client
+    ahead = AHEAD
 
     def __init__(
         self,

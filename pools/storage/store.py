@@ -13,7 +13,8 @@ __all__ = ["PageStore", "Record"]
 class Record:
     """One page on its way: a header's room, and the pieces of host memory that hold the payload.
 
-    ``addresses`` and ``sizes`` name the same pieces, for transports that go by address.
+    ``addresses`` and ``sizes`` name the same pieces, for transports that go by address. ``digest`` is
+    the payload's, where a store took it as the bytes came; ``digests`` says that one is wanted.
     """
 
     name: str
@@ -21,6 +22,8 @@ class Record:
     pieces: list[memoryview]
     addresses: list[int]
     sizes: list[int]
+    digests: bool = False
+    digest: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -39,8 +42,13 @@ class PageStore(Protocol):
     name: str
     #: Why bytes take a slower way than they could, e.g. through a copy; empty where they do not.
     fallback: str
-    #: Pages the store itself has let go of to make room, as far as it knows.
-    evicted: int
+    #: How many large pages are worth digesting ahead of the one that is moved.
+    ahead: int
+
+    @property
+    def evicted(self) -> int | None:
+        """Pages the store itself has let go of to make room; None where it does not say."""
+        ...
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
         """Keep each record; one that is there already may be left as it is."""

@@ -13,8 +13,9 @@ from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["Fault", "Parcel", "Stage", "Target", "inside", "sidecar"]
 
-Stage = Literal["cache", "ranks", "handover", "storage"]
-"""One cache; ranks that should do the same; prefill and decode; a cache over a store."""
+Stage = Literal["cache", "ranks", "handover", "aborts", "storage"]
+"""One cache; ranks that should do the same; prefill and decode; the same where decode gives a request
+up under its write; a cache over a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Target:
         collective: called where all ranks call each other, with the call's name.
         wire: what becomes of a tile's bytes between prefill and decode; None: they are lost.
         handed: how many of a request's pages prefill hands over, and what it says of it.
+        holds_given_up: whether decode keeps the pages of a request that it gave up until nobody
+            writes them any more.
         pages: the pages that the fault has done harm to, which a finding should name; empty if it
             harms all or none in particular.
     """
@@ -59,6 +62,7 @@ class Target:
     collective: Callable[[str], None] = _said_to_nobody
     wire: Callable[["Parcel"], bytes | None] = _as_sent
     handed: Callable[[str, int], tuple[int, str]] = _all_of_it
+    holds_given_up: bool = True
     pages: set[int] = field(default_factory=set)
 
     def harmed(self, pages: Iterable[int]) -> None:

@@ -14,13 +14,16 @@ __all__ = ["FAULTS"]
 
 
 def _flipped(which: Callable[[Target], int], bits: int) -> Callable[[Target], None]:
-    """One byte of the first host page of each backup changes after it has been acknowledged."""
+    """One byte of the first host page of each backup changes after it has been acknowledged.
+
+    Of its last layer: a load's digests are judged when all of it has come, before that layer is read.
+    """
 
     def install(target: Target) -> None:
         state = inside(target.controller)
         pool = target.controller.group.mirrors[which(target)].host
         buffer = next(iter(pool.buffers.values()))
-        memory = buffer.tensors[0].view(torch.uint8)
+        memory = buffer.tensors[-1].view(torch.uint8)
         seen: set[int] = set()
 
         def end(host: Ids, device: Ids) -> None:
@@ -31,6 +34,8 @@ def _flipped(which: Callable[[Target], int], bits: int) -> Callable[[Target], No
             seen.add(page)
             at = [0] * memory.ndim
             at[buffer.dims.index("page")] = page
+            if "layer" in buffer.dims:
+                at[buffer.dims.index("layer")] = -1
             memory[tuple(at)] ^= bits
             target.harmed([page])
 

@@ -31,9 +31,11 @@ from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.events import Topic
 from hicache_dbg.tracer.session import Session
 
-__all__ = ["Sent", "decode", "prefill"]
+__all__ = ["NOT_TAKEN", "Sent", "arrive", "decode", "prefill", "read", "state"]
 
 REQUESTS = 2
+#: What both ends say of a request that was given up.
+NOT_TAKEN = "not taken over"
 
 
 @dataclass(slots=True)
@@ -44,8 +46,8 @@ class Sent:
     handed: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
-def prefill(session: Session, layout: Layout = Layout.PAGE_FIRST) -> Sent:
-    """Compute every request's pages and read their bytes for the wire."""
+def prefill(session: Session, layout: Layout = Layout.PAGE_FIRST, *, given_up: str = "") -> Sent:
+    """Compute every request's pages and read their bytes for the wire; decode gives one up."""
     sent, plan = Sent(), plan_of(layout)
     pools = device_pools(plan.pools, DEVICE_PAGES, torch.device("cpu"))
     with (
@@ -65,8 +67,8 @@ def prefill(session: Session, layout: Layout = Layout.PAGE_FIRST) -> Sent:
                                 request, pool.geometry.name, layer, at, bytes_of.numpy().tobytes()
                             )
                         )
-            sent.handed[request] = len(pages), "complete"
-            _state(session, "prefill", Topic.SENT, controller, request, pages, sent.handed[request])
+            sent.handed[request] = len(pages), NOT_TAKEN if request == given_up else "complete"
+            state(session, "prefill", Topic.SENT, controller, request, pages, sent.handed[request])
             controller.free_device(pages)
     return sent
 
@@ -89,16 +91,16 @@ def decode(
             pages = controller.alloc_device(count)
             for parcel in sent.parcels:
                 if parcel.request == request and parcel.page < count:
-                    _arrive(target, parcel, int(pages[parcel.page]), seen)
+                    arrive(target, parcel, int(pages[parcel.page]), seen)
             took = count, status
-            _state(session, "decode", Topic.RECEIVED, controller, request, pages, took)
-            _read(controller, number, pages, seen)
+            state(session, "decode", Topic.RECEIVED, controller, request, pages, took)
+            read(controller, number, pages, seen)
             controller.free_device(pages)
         seen.harmed = target.pages
         return seen
 
 
-def _arrive(target: Target, parcel: Parcel, page: int, seen: Rehearsed) -> None:
+def arrive(target: Target, parcel: Parcel, page: int, seen: Rehearsed) -> None:
     """Write what came through the wire to where this end has the tile."""
     payload = target.wire(parcel)
     if payload is None:
@@ -111,7 +113,8 @@ def _arrive(target: Target, parcel: Parcel, page: int, seen: Rehearsed) -> None:
     seen.moved += 1
 
 
-def _read(controller: HiCacheController, number: int, pages: Ids, seen: Rehearsed) -> None:
+def read(controller: HiCacheController, number: int, pages: Ids, seen: Rehearsed) -> None:
+    """Compare every tile of a sequence with what prefill computed."""
     tokens = sequence(number)
     for name, pool in controller.group.device.items():
         for layer in range(LAYERS):
@@ -123,7 +126,7 @@ def _read(controller: HiCacheController, number: int, pages: Ids, seen: Rehearse
                     seen.bad([(name, layer, at)])
 
 
-def _state(  # noqa: PLR0917
+def state(  # noqa: PLR0917
     session: Session,
     role: str,
     topic: Topic,

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.faults import (
+    aborts,
     bit_flip,
     control_table,
     dead_store,
@@ -41,6 +42,7 @@ ALL_FAULTS: Mapping[str, Fault] = MappingProxyType(
             *index_space.FAULTS,
             *sidecar_missing.FAULTS,
             *slot_reuse.FAULTS,
+            *aborts.FAULTS,
             *store_before_write.FAULTS,
             *read_before_load.FAULTS,
             *failed_load.FAULTS,
@@ -62,7 +64,7 @@ ALL_FAULTS: Mapping[str, Fault] = MappingProxyType(
 """Every fault that ``selftest`` rehearses, in the order of their classes."""
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {name: fault for name, fault in ALL_FAULTS.items() if fault.stage != "ranks"}
+    {name: fault for name, fault in ALL_FAULTS.items() if fault.stage not in {"ranks", "aborts"}}
 )
 """Those that ``repro`` injects into sessions: in a cache, behind it, or on the way to another one."""
 

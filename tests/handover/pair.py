@@ -45,7 +45,8 @@ WAIT_S = 60.0
 
 def require_nixl() -> None:
     """Skip where NIXL is not installed, unless services are promised."""
-    services.require(find_spec("nixl_cu12") is not None, "NIXL is not installed (extra nixl)")
+    here = any(find_spec(name) is not None for name in ("nixl_cu12", "nixl_cu13", "nixl"))
+    services.require(here, "NIXL is not installed (extra nixl)")
 
 
 @dataclass(eq=False)
@@ -165,7 +166,7 @@ def compute(group: PoolGroup, tokens: Tokens, pages: Pages) -> None:
 
 def arrived(group: PoolGroup, tokens: Tokens, pages: Pages) -> bool:
     """Whether every tile of ``pages`` is what prefill computed."""
-    return all(torch.equal(target, wanted) for target, wanted in _tiles(group, tokens, pages))
+    return all(torch.equal(target.cpu(), wanted) for target, wanted in _tiles(group, tokens, pages))
 
 
 def _tiles(
@@ -216,7 +217,13 @@ def agree(*both: Link) -> list[Exception | None]:
 
 
 @contextmanager
-def pair(*, by_hand: bool, device_pages: int = 16, pump: bool = False) -> Iterator[Pair]:
+def pair(
+    *,
+    by_hand: bool,
+    device_pages: int = 16,
+    pump: bool = False,
+    devices: tuple[str, str] = ("cpu", "cpu"),
+) -> Iterator[Pair]:
     """Two ends that have agreed; ``by_hand`` with a wire that the test moves."""
     if not by_hand:
         require_nixl()
@@ -226,7 +233,7 @@ def pair(*, by_hand: bool, device_pages: int = 16, pump: bool = False) -> Iterat
         other = HandWire(peer=one)
         one.peer = other
         wires = one, other
-    ours, theirs = group_of(device_pages), group_of(device_pages)
+    ours, theirs = (group_of(device_pages, device=device) for device in devices)
     a, b, ends = links(ours, theirs, wires)
     assert agree(a, b) == [None, None]
     allocator = PageAllocator(device_pages, "decode")

@@ -1,8 +1,8 @@
 """What the tracer says of a handover: every tile accounted for, and a wrong one by page and layer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -21,50 +21,19 @@ from tests.handover.pair import (
     tokens_of,
 )
 from tests.handover.test_contract import with_bf16_index
+from tests.handover.watched import ON, by_role, traced
 from tests.pools.caching import LAYERS, group_of, page_of
 
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.pools.controller import HiCacheController
-from hicache_dbg.tracer.attach import hicache_handover
-from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
+from hicache_dbg.pools.handover.quarantine import Quarantine
+from hicache_dbg.tracer.attach import hicache_handover, hicache_handover_held
 from hicache_dbg.tracer.checks.join import join
-from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Op, Started, Stated, Topic
-from hicache_dbg.tracer.memory_sink import MemorySink
-from hicache_dbg.tracer.runtime import Runtime
-from hicache_dbg.tracer.settings import Checksum, Gate, Settings
-from hicache_dbg.tracer.sink import Sink
-
-ON = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started, Stated, Topic
+from hicache_dbg.tracer.settings import Checksum
 
 
-@dataclass
-class Told:
-    """Both parts that have to be done before what was seen can be looked at."""
-
-    runtime: Runtime
-    attachment: HandoverAttachment
-
-    def flush(self) -> None:
-        """Wait until everything so far is with the sinks."""
-        self.attachment.settle()
-        self.runtime.flush()
-
-
-@contextmanager
-def _traced(chosen: Settings = ON, more: Sequence[Sink] = ()) -> Iterator[tuple[MemorySink, Told]]:
-    sink = MemorySink()
-    with Runtime.start(chosen, sinks=[sink, *more]) as runtime:
-        yield sink, Told(runtime, handover_of(runtime))
-
-
-def _by_role(events: list[Event]) -> tuple[list[Event], list[Event]]:
-    """One process did both: what each end would have recorded."""
-    prefill = [e for e in events if getattr(e, "role", "prefill") == "prefill"]
-    decode = [e for e in events if getattr(e, "role", "decode") == "decode"]
-    return prefill, decode
-
-
-def _hand_over(made: Pair, count: int, before: Callable[[], None] = lambda: None) -> None:
+def _hand_over(made: Pair, count: int, before: Callable[[], object] = lambda: None) -> None:
     tokens, source = tokens_of(1, count), np.arange(count)[::-1].copy()
     made.computed(tokens, source)
     receiving = made.decode.expect("r", made.alloc(count), len(tokens))
@@ -80,7 +49,7 @@ def _hand_over(made: Pair, count: int, before: Callable[[], None] = lambda: None
 
 def test_both_ends_of_a_handover_over_nixl_account_for_every_tile_and_agree() -> None:
     """One copy a pool and end, all tiles witnessed, the same trace, and a join without a finding."""
-    with _traced() as (sink, runtime), pair(by_hand=False, pump=True) as made:
+    with traced() as (sink, runtime), pair(by_hand=False, pump=True) as made:
         tokens, source = tokens_of(1, 3), np.array([7, 2, 9])
         made.computed(tokens, source)
         room = made.alloc(3)
@@ -102,7 +71,7 @@ def test_both_ends_of_a_handover_over_nixl_account_for_every_tile_and_agree() ->
     assert [
         said.values for said in sink.of(Stated) if said.topic in {Topic.SENT, Topic.RECEIVED}
     ] == [("3", "complete")] * 2
-    assert join(_by_role(sink.events)) == []
+    assert join(by_role(sink.events)) == []
 
 
 @settings(max_examples=15, deadline=None)
@@ -115,7 +84,7 @@ def test_a_byte_changed_on_the_way_is_named_by_pool_page_and_layer(
     page: int, layer: int, pool: str
 ) -> None:
     """Any tile of any request: the join says which, in the request's own pages."""
-    with _traced() as (sink, runtime), pair(by_hand=True) as made:
+    with traced() as (sink, runtime), pair(by_hand=True) as made:
 
         def flip() -> None:
             wire = made.prefill.link.wire
@@ -125,7 +94,7 @@ def test_a_byte_changed_on_the_way_is_named_by_pool_page_and_layer(
 
         _hand_over(made, 4, flip)
         runtime.flush()
-    (found,) = join(_by_role(sink.events))
+    (found,) = join(by_role(sink.events))
     assert (found.cls, found.pool, found.layer) == (FaultClass.PD_CONTRACT, pool, layer)
     assert found.pages == (page,)
 
@@ -134,7 +103,7 @@ def test_a_byte_changed_on_the_way_is_named_by_pool_page_and_layer(
 def test_tiles_that_are_not_looked_at_are_skipped_with_the_reason(checksum: Checksum) -> None:
     """And under a sample both ends look at the same pages."""
     chosen = replace(ON, checksum=checksum, sample=0.5)
-    with _traced(chosen) as (sink, runtime), pair(by_hand=True) as made:
+    with traced(chosen) as (sink, runtime), pair(by_hand=True) as made:
         _hand_over(made, 12)
         runtime.flush()
     reason = {Checksum.OFF: "off", Checksum.SAMPLE: "sampled_out"}[checksum]
@@ -153,7 +122,7 @@ def test_tiles_that_are_not_looked_at_are_skipped_with_the_reason(checksum: Chec
 
 def test_counts_that_differ_are_a_finding_of_the_join() -> None:
     """Nothing was moved, every tile is skipped as failed, and both counts are named."""
-    with _traced() as (sink, runtime), pair(by_hand=True) as made:
+    with traced() as (sink, runtime), pair(by_hand=True) as made:
         made.decode.expect("r", made.alloc(2), 12)
         made.prefill.send("r", np.array([1, 2, 3]), 12)
         made.settle()
@@ -162,13 +131,13 @@ def test_counts_that_differ_are_a_finding_of_the_join() -> None:
         Op.SEND: {"failed": 3 * LAYERS},
         Op.RECV: {"failed": 2 * LAYERS},
     }
-    (found,) = join(_by_role(sink.events))
+    (found,) = join(by_role(sink.events))
     assert "prefill sent 3 pages (not taken over), decode took 2 pages" in found.message
 
 
 def test_a_refused_contract_is_a_finding_a_pool_and_the_join_makes_the_same() -> None:
     """By field, with both values, read off the tensors."""
-    with _traced() as (sink, runtime):
+    with traced() as (sink, runtime):
         ours, theirs = group_of(), with_bf16_index()
         a, b, _ = links(ours, theirs, (HandWire(), HandWire()))
         with HiCacheController(ours):
@@ -199,7 +168,7 @@ def test_the_spans_of_both_ends_link_to_the_request_at_prefill(
     receiver = Receiver()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
     sinks = [OtelSink(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})]
-    with _traced(more=sinks) as (_, runtime), pair(by_hand=True) as made:
+    with traced(more=sinks) as (_, runtime), pair(by_hand=True) as made:
         made.decode.expect("r", made.alloc(1), 4)
         with tracer.start_as_current_span("request") as span:
             made.prefill.send("r", np.array([1]), 4)
@@ -230,7 +199,7 @@ def test_detaching_restores_the_very_function_objects() -> None:
         *((DecodeEnd, name) for name in ("landed", "fail")),
     ]
     before = [owner.__dict__[name] for owner, name in names]
-    with _traced():
+    with traced():
         assert all(
             owner.__dict__[name] is not old
             for (owner, name), old in zip(names, before, strict=True)
@@ -243,7 +212,7 @@ def test_a_page_that_had_another_life_before_it_was_digested_is_skipped(
 ) -> None:
     """Of a large request: its last page is digested at once, the others count if they are still its own."""
     monkeypatch.setattr(hicache_handover, "AT_ONCE_BYTES", 0)
-    with _traced() as (sink, runtime), pair(by_hand=True) as made:
+    with traced() as (sink, runtime), pair(by_hand=True) as made:
         lives = iter((np.zeros(4, np.uint32), np.array([0, 1, 0, 1], np.uint32)))
         made.decode.generation = lambda _pages: next(lives)
         _hand_over(made, 4)
@@ -253,4 +222,82 @@ def test_a_page_that_had_another_life_before_it_was_digested_is_skipped(
         assert (copy.skipped, copy.tiles) == (skipped, 4 * LAYERS)
     tiles = {(s.role, s.page) for s in sink.of(Stated) if s.topic is Topic.TILES}
     assert tiles == {("prefill", page) for page in range(4)} | {("decode", at) for at in (0, 2, 3)}
-    assert join(_by_role(sink.events)) == []
+    assert join(by_role(sink.events)) == []
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_page_is_not_given_away_before_it_was_digested(
+    monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    """Of a large request: whoever frees a page waits for the thread beside, and only for so long."""
+    monkeypatch.setattr(hicache_handover, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(hicache_handover_held, "MOST_S", 10.0 if patient else 0.0)
+    go_on, begun = Event(), Event()
+
+    def busy() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
+        made.decode.generation = made.pages.generation
+        beside = told.attachment._beside
+        assert beside is not None
+        _hand_over(made, 4, lambda: beside.submit(busy))
+        assert begun.wait(10)
+        owner = Thread(target=_given_away, args=(made,))
+        owner.start()
+        owner.join(0.1 if patient else 10)
+        assert owner.is_alive() is patient
+        go_on.set()
+        owner.join(10)
+        told.flush()
+    skipped = {sum(copy.skipped.values()) for copy in sink.of(Copied) if copy.op is Op.RECV}
+    assert skipped == {0 if patient else 3 * LAYERS}
+
+
+def _given_away(made: Pair) -> None:
+    """Its first three pages are freed, and are another's at once."""
+    made.pages.free(np.arange(3))
+    made.pages.alloc(3)
+
+
+def test_a_write_that_lands_in_reused_pages_is_named_and_held_pages_are_never_reused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were nothing held back: the request that has the pages now, and whose bytes came late."""
+    for holds in (True, False):
+        if not holds:
+            monkeypatch.setattr(Quarantine, "hold", lambda *_: None)
+        with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
+            wire = made.prefill.link.wire
+            assert isinstance(wire, HandWire)
+            requests = []
+            for name in (1, 2):
+                tokens, source = tokens_of(name, 2), np.array([2 * name - 2, 2 * name - 1])
+                made.computed(tokens, source)
+                receiving = made.decode.expect(f"r{name}", made.alloc(2), len(tokens))
+                requests.append(
+                    (receiving, made.prefill.send(f"r{name}", source, len(tokens)), tokens)
+                )
+                made.settle()
+                if name == 1:
+                    wire.move()
+                    made.decode.abort(receiving, "decode does not want it")
+                    made.settle()
+                    if not holds:
+                        made.pages.free(receiving.pages)
+            while not wire.writes[1].done:
+                wire.move(1)
+            wire.move_all()
+            made.settle()
+            (_, (landed, _, tokens)) = requests
+            assert arrived(made.theirs, tokens, landed.pages) is holds
+            told.flush()
+        findings = join(by_role(sink.events))
+        if holds:
+            assert findings == []
+            continue
+        late = [finding for finding in findings if finding.cls is FaultClass.SLOT_REUSE]
+        assert {finding.pool for finding in late} == {"mla", "dsa_index_k"}
+        assert all("request r2" in finding.message for finding in late)
+        assert all("was sent for request r1" in finding.message for finding in late)

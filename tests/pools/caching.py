@@ -17,7 +17,10 @@ Pages = npt.NDArray[np.int64]
 
 
 def group_of(
-    device_pages: int = 8, host_pages: int = 32, layout: Layout = Layout.PAGE_FIRST
+    device_pages: int = 8,
+    host_pages: int = 32,
+    layout: Layout = Layout.PAGE_FIRST,
+    device: str = "cpu",
 ) -> PoolGroup:
     """A small latent pool with its index-K sidecar."""
     return PoolGroup.build(
@@ -28,6 +31,7 @@ def group_of(
         device_pages=device_pages,
         host_pages=host_pages,
         layout=layout,
+        device=device,
     )
 
 

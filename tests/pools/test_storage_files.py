@@ -1,23 +1,32 @@
 """The file store: what was put comes back byte for byte, and anything else is a miss with a reason."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pools.stored import OURS, Bench, files_of
 
 from hicache_dbg.pools.geometry import Layout
-from hicache_dbg.pools.storage import files
-from hicache_dbg.pools.storage.files import LIFE, FileStore
+from hicache_dbg.pools.storage import file_io, files
+from hicache_dbg.pools.storage.files import FileStore
 from hicache_dbg.pools.storage.header import HEADER_BYTES, Header
 from hicache_dbg.pools.storage.keys import Identity
+from hicache_dbg.pools.storage.partials import Partial
 from hicache_dbg.pools.storage.results import PageState
+from hicache_dbg.pools.storage.store import Record
+from hicache_dbg.pools.storage.write_back import WriteBack
+
+ONE_PAGE = np.zeros(1, np.int64), np.ones(1, np.uint32)
 
 
 @pytest.mark.parametrize(
@@ -121,24 +130,91 @@ def test_the_oldest_pages_make_room(tmp_path: Path) -> None:
     assert FileStore(tmp_path / "two", max_bytes=size).nbytes == size
 
 
-def test_what_a_dead_writer_left_is_removed_and_never_read(tmp_path: Path) -> None:
-    """A partial file is no page, whoever left it; a living writer's is left alone."""
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
+WRITER = """
+import sys
+from hicache_dbg.pools.storage.partials import Partial
+unfinished = Partial(sys.argv[1])
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_dead_writers_unfinished_file_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    """Whoever wrote it, in whatever container: the kernel lets the writer's lock go with it."""
     FileStore(tmp_path)
     name = "0" * 32
-    writers = {
-        f"{LIFE}.{int(dead.stdout)}": False,
-        f"{LIFE}.{os.getpid()}": True,
-        f"0badcafe.{os.getpid()}": False,  # the same number in an earlier life of a container
-    }
-    places = [tmp_path / "0" / f"{name}.page.{writer}.0.partial" for writer in writers]
-    for place in places:
-        place.write_bytes(b"half")
-    store = FileStore(tmp_path)
-    assert [place.exists() for place in places] == list(writers.values())
+    place = tmp_path / "0" / f"{name}.page"
+    command = [sys.executable, "-c", WRITER, str(place)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        (left,) = tmp_path.glob("0/*.partial")
+        with Partial(str(place)):
+            FileStore(tmp_path)
+            assert len(list(tmp_path.glob("0/*.partial"))) == 2
+        writer.kill()
+        writer.wait()
+        assert left.exists()
+        store = FileStore(tmp_path)
+    assert not left.exists()
     assert store.exists([name]) == [False]
+
+
+def test_a_file_taken_for_abandoned_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may look between a file's making and its lock."""
+    own, taken = fcntl.flock, list[Path]()
+
+    def lock(descriptor: int, operation: int) -> None:
+        if not taken:
+            taken.extend(tmp_path.glob("*.partial"))
+            taken[0].unlink()
+        own(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with Partial(str(tmp_path / "one.page")) as unfinished:
+        unfinished.move()
+    assert [place.name for place in tmp_path.iterdir()] == ["one.page"]
+
+
+def test_a_full_disk_lets_the_oldest_pages_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is short of room on the disk is evicted and written again, once; the evicted are counted."""
+    store = FileStore(tmp_path)
+    bench = Bench(store)
+    size = bench.engine.image.page_bytes + HEADER_BYTES
+    own = os.writev
+
+    def write(descriptor: int, pieces: list[memoryview]) -> int:
+        if sum(place.stat().st_size for place in files_of(tmp_path)) > 2 * size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return own(descriptor, pieces)
+
+    monkeypatch.setattr(os, "writev", write)
+    assert {end.state for end in bench.store(6).results} == {PageState.OK}
+    assert store.evicted == 3
+    assert bench.fetch(6) == [PageState.MISSING] * 3 + [PageState.OK] * 3
+    assert not list(tmp_path.glob("?/*.partial"))
+
+
+def test_a_disk_that_stays_full_is_a_failure_with_its_errno(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else fills it: one page is given up for each that is tried, and no more."""
+    store = FileStore(tmp_path)
+    bench = Bench(store)
+    bench.store(3)
+
+    def full(_descriptor: int, _pieces: list[memoryview]) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "writev", full)
+    keys = bench.keys[3:5]
+    ends = bench._done("store", keys, np.arange(2)).results
+    assert [(end.state, end.errno) for end in ends] == [(PageState.FAILED, errno.EDQUOT)] * 2
+    assert store.evicted == 2
 
 
 def test_an_error_of_the_disk_is_in_the_result(tmp_path: Path) -> None:
@@ -162,20 +238,48 @@ def test_a_file_put_by_another_process_is_found(tmp_path: Path) -> None:
     assert ours.exists([key.name for key in bench.keys[:2]]) == [True, False]
 
 
-def test_pages_read_two_at_a_time_end_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("layout", [Layout.PAGE_FIRST, Layout.LAYER_FIRST])
+@pytest.mark.parametrize("cached", [True, False])
+def test_large_pages_end_in_their_order_from_memory_and_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, layout: Layout
 ) -> None:
-    """Large pages are read by two threads: bytes and ends are each page's own, also where one is missing."""
-    monkeypatch.setattr("hicache_dbg.pools.storage.files.TWO_AT_A_TIME_BYTES", 0)
+    """Bytes and ends are each page's own, also where one is missing, short or damaged."""
+    monkeypatch.setattr(files, "LARGE_BYTES", 0)
+    monkeypatch.setattr(file_io, "STEP_BYTES", 1000)
+    if not cached:
+        monkeypatch.setattr(files, "read_cached", lambda _descriptor, _record: None)
     store = FileStore(tmp_path)
-    bench = Bench(store)
+    bench = Bench(store, layout=layout)
     before = [bench.page(page) for page in range(8)]
     bench.store(8)
-    store.path(bench.keys[5].name).unlink()
-    ends = bench.fetch(8)
-    assert ends == [PageState.OK] * 5 + [PageState.MISSING] + [PageState.OK] * 2
-    for page in {*range(8)} - {5}:
+    places = [store.path(key.name) for key in bench.keys]
+    places[5].unlink()
+    os.truncate(places[3], places[3].stat().st_size - 1)
+    raw = bytearray(places[1].read_bytes())
+    raw[-1] ^= 1
+    places[1].write_bytes(raw)
+    bad = {1: PageState.DAMAGED, 3: PageState.SHORT, 5: PageState.MISSING}
+    assert bench.fetch(8) == [bad.get(page, PageState.OK) for page in range(8)]
+    for page in {*range(8)} - bad.keys():
         assert bench.page(page) == before[page]
+
+
+def test_a_file_that_is_not_all_in_memory_is_left_to_the_disks_readers(tmp_path: Path) -> None:
+    """What was dropped from the page cache is not waited for; where a file system cannot drop, it is read."""
+    store = FileStore(tmp_path)
+    bench = Bench(store)
+    bench.store(1)
+    place = store.path(bench.keys[0].name)
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fdatasync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        (record,) = bench.engine._records(bench.engine.op("fetch", bench.keys[:1], *ONE_PAGE))
+        got = file_io.read_cached(descriptor, record)
+    finally:
+        os.close(descriptor)
+    assert got in {None, place.stat().st_size}
+    assert bench.fetch(1) == [PageState.OK]
 
 
 def test_a_page_that_another_process_removed_is_put_again(tmp_path: Path) -> None:
@@ -190,15 +294,6 @@ def test_a_page_that_another_process_removed_is_put_again(tmp_path: Path) -> Non
     assert bench.fetch(2) == [PageState.OK] * 2
 
 
-def test_an_earlier_life_with_the_same_number_is_in_nobodys_way(tmp_path: Path) -> None:
-    """In a container every life has the same process number: what one left does not stop the next."""
-    FileStore(tmp_path)
-    bench = Bench(FileStore(tmp_path / "other"))
-    name = bench.keys[0].name
-    (tmp_path / name[0] / f"{name}.page.{os.getpid()}.0.partial").write_bytes(b"half")
-    assert [end.state for end in Bench(FileStore(tmp_path)).store(1).results] == [PageState.OK]
-
-
 def test_a_page_that_is_evicted_while_it_is_read_is_not_known_of_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,13 +301,13 @@ def test_a_page_that_is_evicted_while_it_is_read_is_not_known_of_afterwards(
     store = FileStore(tmp_path)
     bench = Bench(store)
     bench.store(1)
-    own = files._read_all
+    own = file_io.read_at_once
 
-    def read(descriptor: int, pieces: list[memoryview]) -> int:
+    def read(descriptor: int, record: Record) -> int:
         store._make_room(store.max_bytes)
-        return own(descriptor, pieces)
+        return own(descriptor, record)
 
-    monkeypatch.setattr(files, "_read_all", read)
+    monkeypatch.setattr(files, "read_at_once", read)
     assert bench.fetch(1) == [PageState.OK]
     assert store.nbytes == 0
     assert store._sizes == {}
@@ -234,14 +329,43 @@ def test_two_stores_of_one_process_may_write_one_page_at_once(
 ) -> None:
     """Their unfinished files have names of their own."""
     ours, theirs = (Bench(FileStore(tmp_path)) for _ in range(2))
-    own, ends = files._write_all, list[PageState]()
+    own, ends = file_io.write_all, list[PageState]()
 
-    def write(place: str, pieces: list[memoryview]) -> None:
-        own(place, pieces)
+    def write(descriptor: int, pieces: list[memoryview]) -> None:
+        own(descriptor, pieces)
         if not ends:
             ends.append(PageState.FAILED)
             ends[:] = [end.state for end in theirs.store(1).results]
 
-    monkeypatch.setattr(files, "_write_all", write)
+    monkeypatch.setattr(files, "write_all", write)
     assert [end.state for end in ours.store(1).results] == [PageState.OK]
     assert ends == [PageState.OK]
+
+
+def test_a_large_file_begins_its_way_to_the_disk_and_its_descriptor_is_given_back(
+    tmp_path: Path,
+) -> None:
+    """By another thread, after its writer has closed it."""
+    place, begun = tmp_path / "one.page", list[int]()
+    came, closed = Event(), Event()
+
+    def begin(descriptor: int, *_range: int) -> int:
+        begun.extend((descriptor, os.fstat(descriptor).st_ino))
+        came.set()
+        closed.wait(10)
+        return 0
+
+    writing = WriteBack()
+    writing._begin = begin
+    with place.open("wb") as file:
+        writing.begin(file.fileno())
+        assert came.wait(10)
+    assert begun[1] == place.stat().st_ino
+    closed.set()
+    for _ in range(1000):
+        try:
+            os.fstat(begun[0])
+        except OSError:
+            return
+        Event().wait(0.01)
+    pytest.fail("the descriptor was not closed within 10 s")

@@ -27,7 +27,7 @@ from hicache_dbg.tracer.settings import Gate, Settings
         (
             "a_getter_without_a_wait",
             "kernel read layer 1 on stream forward",
-            "load \\d+, layer 1 on",
+            "load \\d+ on",
         ),
         (
             "backup_without_a_wait",

@@ -17,8 +17,10 @@ from hicache_dbg.pools.storage.files import FileStore
 from hicache_dbg.pools.storage.header import HEADER_BYTES
 from hicache_dbg.pools.storage.results import PageResult
 from hicache_dbg.pools.storage.store import Record
+from hicache_dbg.tracer.attach import hicache_storage
 from hicache_dbg.tracer.checks.storage import NEVER_PAGES, Contents, Stored, TierState
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Tier
+from hicache_dbg.tracer.events import Event as TracedEvent
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
@@ -72,6 +74,39 @@ def test_every_tile_of_a_clean_run_is_accounted_for(tmp_path: Path, checksum: Ch
             assert all(event.bytes and event.io_backend == "file" for event in fetches)
 
 
+class _Stalled(MemorySink):
+    """A sink that holds the bus's thread until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = Event()
+
+    def emit(self, events: Sequence[TracedEvent]) -> None:
+        self.go_on.wait(30)
+        super().emit(events)
+
+
+def test_pages_given_away_before_the_bus_came_to_them_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever frees a fetched page reads it first: a bus that stands still leaves none unlooked at."""
+    monkeypatch.setattr(hicache_storage, "AT_ONCE_BYTES", -1)
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    sink = _Stalled()
+    with Runtime.start(Settings(gate=Gate.ON, checksum=Checksum.LOADS), sinks=[sink]) as runtime:
+        with cache_of(FileStore(tmp_path)) as controller:
+            take_turns(controller, sequences(THREE) * 3)
+        assert not sink.events
+        sink.go_on.set()
+        watched = Watched(sink, runtime)
+        fetches = watched.copies(Op.FETCH)
+        assert len(fetches) > 2
+        for event in fetches:
+            assert event.verified == event.tiles > 0
+        assert watched.findings == []
+
+
 @pytest.mark.parametrize(
     ("checksum", "reason"), [(Checksum.OFF, "off"), (Checksum.SAMPLE, "sampled_out")]
 )
@@ -122,9 +157,7 @@ def test_damage_that_the_store_lets_through_is_found(
         take_turns(controller, sequences(THREE))
     for place in files_of(tmp_path):
         place.write_bytes(_flip(place.read_bytes()))
-    monkeypatch.setattr(
-        "hicache_dbg.pools.storage.engine._compared", lambda _record, result: result
-    )
+    monkeypatch.setattr("hicache_dbg.pools.storage.engine._compared", lambda page, _digest: page)
     with watching() as watched:
         bench = cache_of(FileStore(tmp_path))
         assert bench.prefetch(sequences(THREE)[0]) == 4
@@ -148,7 +181,10 @@ def test_an_errno_is_in_the_event_and_the_finding(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_never_answers_is_told_once() -> None:
-    """Misses of pages known to be stored add up to one finding, unless any hit or eviction explains them."""
+    """Misses of pages known to be stored add up to one finding, unless a hit or an eviction explains them.
+
+    Of a store that does not say what it evicts, the finding says so.
+    """
     tier = TierState()
     told = [tier.looked_up(1, 0, 0) for _ in range(3 * NEVER_PAGES)]
     assert [at for at, fault in enumerate(told) if fault] == [NEVER_PAGES - 1]
@@ -156,6 +192,9 @@ def test_a_tier_that_never_answers_is_told_once() -> None:
         tier = TierState()
         tier.looked_up(1, hit, evicted)
         assert not any(tier.looked_up(1, 0, evicted) for _ in range(3 * NEVER_PAGES))
+    silent = TierState()
+    (fault,) = filter(None, (silent.looked_up(1, 0, None) for _ in range(3 * NEVER_PAGES)))
+    assert fault.got.endswith("the store does not say what it evicts")
 
 
 @pytest.mark.parametrize("is_ours", [False, True])

@@ -6,7 +6,7 @@ requests are written; no write begins before its tiles are digested, so that a p
 it is seen. At decode a small request, and of a large one the last page, which the next token may go
 into, is digested after the notification and before the request is admitted; a large one's other pages,
 which nobody writes, beside whoever reads them, if their generation tells whether they had another life
-by then.
+by then; whoever frees one before waits a little.
 """
 
 import time
@@ -15,18 +15,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Self
 
+import numpy.typing as npt
+
+from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.handover.decode import DecodeEnd, Receiving, RecvState
 from hicache_dbg.pools.handover.errors import ContractRefused
 from hicache_dbg.pools.handover.link import Link
 from hicache_dbg.pools.handover.messages import Hello
 from hicache_dbg.pools.handover.prefill import PrefillEnd, Sending, SendState
 from hicache_dbg.pools.host import Mirror
+from hicache_dbg.tracer.attach.hicache_handover_held import HeldPages
 from hicache_dbg.tracer.attach.hicache_handover_record import (
     HandoverRecord,
     TileStatements,
     open_record,
 )
-from hicache_dbg.tracer.attach.hicache_views import mirror_views
+from hicache_dbg.tracer.attach.hicache_handover_views import KnownViews, current
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.attach.requests import current_span
 from hicache_dbg.tracer.checks.contract import compare_fields
@@ -53,11 +57,12 @@ class HandoverAttachment:
 
     def __init__(self, session: Session, views: Views | None = None) -> None:
         self._session = session
-        self._views = views or _Views()
+        self._views = views or KnownViews()
         self._patches = Patches()
         self._digester = TileDigester()
         self._under_way: dict[int, HandoverRecord] = {}  # by identity of the sending
         self._beside: ThreadPoolExecutor | None = None
+        self._held = HeldPages()
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet."""
@@ -69,6 +74,7 @@ class HandoverAttachment:
         self._patches.replace(PrefillEnd, "finish", self._around_finish)
         self._patches.replace(DecodeEnd, "landed", self._around_landed)
         self._patches.replace(DecodeEnd, "fail", self._around_fail)
+        self._patches.replace(PageAllocator, "free", self._around_free)
 
     def detach(self) -> None:
         """Put the engine's own functions back, and finish what is being digested."""
@@ -181,7 +187,15 @@ class HandoverAttachment:
         if now.all():
             rest()
         else:
-            self._later(rest)
+            self._held.hold(end, record.pages, self._later(rest))
+
+    def _around_free(self, original: Callable[..., None]) -> Callable[..., None]:
+        def free(allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
+            with self._session.errors.at("handover/free"):
+                self._held.freed(allocator, page_ids)
+            original(allocator, page_ids)
+
+        return free
 
     def _around_fail(self, original: Callable[..., None]) -> Callable[..., None]:
         def fail(end: DecodeEnd, receiving: Receiving, reason: str) -> None:
@@ -232,8 +246,10 @@ class HandoverAttachment:
         for mirror in record.mirrors:
             for component, view in mirror.device.items():
                 digests = record.room(mirror.pool, component, view.layers)
-                found = self._digester.digest(view, tuple(range(view.layers)), record.pages[which])
-                self._digester.join()
+                with current(view.device):
+                    layers = tuple(range(view.layers))
+                    found = self._digester.digest(view, layers, record.pages[which])
+                    self._digester.join()
                 digests[:, which] = found
         if say:
             self._say_tiles(record)
@@ -283,19 +299,6 @@ class HandoverAttachment:
 
 def _nothing() -> None:
     """Do nothing, in its turn."""
-
-
-class _Views:
-    """Views of mirrors, read off the tensors once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Mirror, MirrorViews]] = {}
-
-    def __call__(self, mirror: Mirror) -> MirrorViews:
-        known = self._known.get(id(mirror))
-        if known is None or known[0] is not mirror:
-            known = self._known[id(mirror)] = mirror, mirror_views(mirror, None)
-        return known[1]
 
 
 def _trace() -> tuple[str, str]:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
+import numpy.typing as npt
 
+from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.host import Mirror
 from hicache_dbg.pools.state import CacheState
 from hicache_dbg.pools.storage.engine import StorageEngine, StorageOp
@@ -15,6 +17,7 @@ from hicache_dbg.pools.storage.fetches import Fetches, FetchRequest
 from hicache_dbg.pools.storage.keys import PageKey
 from hicache_dbg.pools.storage.results import PageResult, PageState
 from hicache_dbg.tracer.attach.hicache_storage_judge import StorageJudge
+from hicache_dbg.tracer.attach.hicache_storage_late import UnreadPages
 from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord, sample_of
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.events import Op
@@ -50,6 +53,7 @@ class StorageAttachment:
         self._patches = Patches()
         self._judge = StorageJudge(session)
         self._asked = threading.local()
+        self._unread = UnreadPages(self._read)
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet."""
@@ -61,6 +65,7 @@ class StorageAttachment:
         ):
             self._patches.replace(StorageEngine, name, around)
         self._patches.replace(Fetches, "enter", self._around_enter)
+        self._patches.replace(PageAllocator, "free", self._around_free)
 
     def detach(self) -> None:
         """Put the engine's own functions back."""
@@ -115,9 +120,21 @@ class StorageAttachment:
                 pages = op.host[: good.size][good]
                 generations = op.generations[: good.size][good].astype(np.int64)
                 self._filled(fetches.state, pages, generations)
+                record = getattr(self._asked, "record", None)
+                if record is not None and record.op_id == op.op_id:
+                    self._unread.add(fetches.state.host, record)
+                self._asked.record = None
             return original(fetches, request, op)
 
         return enter
+
+    def _around_free(self, original: Callable[..., None]) -> Callable[..., None]:
+        def free(allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
+            with self._session.errors.at("storage/free"):
+                self._unread.freed(allocator, page_ids)
+            original(allocator, page_ids)
+
+        return free
 
     # -- one operation ------------------------------------------------------------------------
 
@@ -219,9 +236,15 @@ class StorageAttachment:
             record.payloads = {at: record.payload_now(at) for at in vouched}
             return
         if at_once:
-            record.payloads = {at: record.payload_now(at) for at in pages}
-            odd = [at for at in pages if not self._judge.knows(record, at)]
-            record.tiles = {at: self._judge.tiles_now(record, at) for at in odd}
+            for at in pages:
+                self._read(record, at)
+        self._asked.record = record if pages and not at_once else None
+
+    def _read(self, record: StorageRecord, at: int) -> None:
+        """Digest a fetched page, and its tiles if they are not what was stored."""
+        record.payloads[at] = record.payload_now(at)
+        if not self._judge.knows(record, at):
+            record.tiles[at] = self._judge.tiles_now(record, at)
 
     @staticmethod
     def _samples(record: StorageRecord) -> dict[int, int]:

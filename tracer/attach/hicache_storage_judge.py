@@ -58,11 +58,12 @@ class StorageJudge:
             *(finding for at in wrong for finding in self._other_bytes(record, at)),
             *self._findings(record, self._tiers[record.store].fallback(record.fallback), ()),
         ]
+        record.judged = True
         rank = self._session.settings.rank
         return [_copied(record, mirror, Counter(verdicts), rank) for mirror in record.mirrors]
 
     def looked_up(
-        self, store: object, names: Sequence[str], found: int, evicted: int, *, pool: str
+        self, store: object, names: Sequence[str], found: int, evicted: int | None, *, pool: str
     ) -> list[Finding]:
         """``store`` was asked for ``names`` and believes to have the first ``found`` of them."""
         known = sum(
@@ -118,7 +119,9 @@ class StorageJudge:
         if got is None:
             got = record.payload_now(at)
             if not record.still(at):
-                return SkipReason.REUSED
+                got = record.payloads.get(at)  # whoever gave it away meanwhile has read it
+        if got is None:
+            return SkipReason.REUSED
         return Outcome.VERIFIED if got == expected else Outcome.MISMATCHED
 
     def _keep(self, record: StorageRecord, at: int) -> None:

@@ -31,7 +31,8 @@ class StorageRecord:
     pages, ``tiles`` those of their tiles, as far as they were taken at once; ``before`` and
     ``after`` a few bytes of each page, which tell one that was not written at all. ``findings`` is
     filled when the record is judged. ``store`` stands for the store, and ``let_go`` are pages that it
-    did not give and no longer says it has: it made room between the two questions.
+    did not give and no longer says it has: it made room between the two questions. ``judged`` says
+    that nobody needs its pages any more.
     """
 
     op: Op
@@ -57,6 +58,7 @@ class StorageRecord:
     status: str = "ok"
     findings: list[Finding] = field(default_factory=list)
     let_go: frozenset[int] = frozenset()
+    judged: bool = False
     judge: "Judge | None" = None
     requests: Sequence[SpanIds] = ()
 

@@ -6,6 +6,7 @@ whole contract says that something differs, a field says what.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from hicache_dbg.tracer.checks.late_writes import late_writes
 from hicache_dbg.tracer.checks.processes import Process
 from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
 from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, MirrorInfo, Topic
@@ -32,6 +33,7 @@ def check_contract(prefill: Process, decode: Process) -> list[Finding]:
             ends = [{k: v for k, v in end.items() if "bytes" not in k} for end in ends]
         found += compare_fields(pool, ends[0], ends[1], time_ns=decode.last_ns)
     found += _counts(prefill, decode)
+    found += late_writes(prefill, decode, WHOLE)
     found += differing_tiles(
         (prefill, decode),
         FaultClass.PD_CONTRACT,
@@ -127,15 +129,13 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
     """What was handed over against what was taken over, request by request, where no word is lost."""
     if prefill.lost or decode.lost:
         return
-    sent, received = (
-        {said.request: said.values for said in end.on(topic)}
-        for end, topic in ((prefill, Topic.SENT), (decode, Topic.RECEIVED))
-    )
-    wrong = [request for request in received if received[request] != sent.get(request)]
+    sent = {said.request: said.values for said in prefill.on(Topic.SENT)}
+    received = {said.request: said for said in decode.on(Topic.RECEIVED)}
+    wrong = [said for request, said in received.items() if said.values != sent.get(request)]
     if not wrong:
         return
-    first = wrong[0]
-    has, got = sent.get(first, ("0", "never sent")), received[first]
+    first, got = wrong[0].request, wrong[0].values
+    has = sent.get(first, ("0", "never sent"))
     yield _finding(
         "+".join(decode.mirrors),
         f"{len(wrong)} requests were not taken over as they were handed over; first: request {first}: "
@@ -143,7 +143,7 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
         expected=_pages(has),
         got=_pages(got),
         advice="let decode commit a request only when prefill says that it is complete, with the count",
-        time_ns=decode.last_ns,
+        time_ns=wrong[0].time_ns,
     )
 
 

@@ -139,8 +139,11 @@ class TierState:
     unanswered: int = 0
     _told: set[str] = field(default_factory=set)
 
-    def looked_up(self, known: int, found: int, evicted: int) -> Fault | None:
-        """Of pages known to be stored, ``known`` were asked for and ``found`` believed there."""
+    def looked_up(self, known: int, found: int, evicted: int | None) -> Fault | None:
+        """Of pages known to be stored, ``known`` were asked for and ``found`` believed there.
+
+        ``evicted`` are those that the store let go of; None where it does not say.
+        """
         self.fetched += found
         self.unanswered += known - found
         if self.fetched or evicted or self.unanswered < NEVER_PAGES or not self._first("never"):
@@ -149,7 +152,8 @@ class TierState:
             FaultClass.DEAD_TIER,
             "the tier is written and never answers: pages that were stored are looked up and none is found",
             "a hit",
-            f"{self.unanswered} misses of stored pages",
+            f"{self.unanswered} misses of stored pages"
+            + ("; the store does not say what it evicts" if evicted is None else ""),
             "compare the keys of put and get: same tokens, same chain, same namespace and model",
         )
 

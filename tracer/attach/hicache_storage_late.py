@@ -1,0 +1,50 @@
+"""Fetched host pages that the bus has yet to read: whoever gives one away reads it first."""
+
+from collections.abc import Callable
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_dbg.pools.allocator import PageAllocator
+from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord
+
+__all__ = ["UnreadPages"]
+
+Read = Callable[[StorageRecord, int], None]
+"""Digests one page of a record, by its number in the operation."""
+
+#: So much is read at most before one page is given away; what is left then is ``skipped{reused}``.
+MOST_BYTES = 256 << 20
+
+
+class UnreadPages:
+    """Operations whose pages are compared on the bus's thread, until they have been.
+
+    A page's bytes are its own until it is free. So a bus that lags behind loses nothing: the thread
+    that frees a page reads it, and holds up only itself.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._lock = Lock()
+        self._waiting: list[tuple[PageAllocator, StorageRecord]] = []
+
+    def add(self, allocator: PageAllocator, record: StorageRecord) -> None:
+        """Look after the pages of ``record``, which are ``allocator``'s."""
+        with self._lock:
+            self._waiting = [one for one in self._waiting if not one[1].judged]
+            self._waiting.append((allocator, record))
+
+    def freed(self, allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
+        """These pages are about to be free."""
+        if not self._waiting:
+            return
+        with self._lock:
+            waiting = [one for one in self._waiting if one[0] is allocator and not one[1].judged]
+        left = MOST_BYTES
+        for _, record in waiting:
+            for at in np.flatnonzero(np.isin(record.host, page_ids)).tolist():
+                if at not in record.payloads and left > 0:
+                    self._read(record, at)
+                    left -= record.image.page_bytes
