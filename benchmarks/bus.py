@@ -3,9 +3,10 @@
     python benchmarks/bus.py [--copies 4000]
 
 The notes and records of many copies wait in the ring; then the bus's thread takes them, and its own
-clock (processor time) is read before and after. Digests are compared, and ownership, components,
-completion, identity and, once a kernel was told of, order are looked at. The goal is 10,000 copies of
-16 pages a second. Below it, the memory of the books.
+clock (processor time) is read before and after. Every other copy is a load that opens a gate a layer
+and is reported at its end, as the engine's own workers do. Digests are compared, and ownership,
+components, completion, identity and, once a kernel was told of, order are looked at. The goal is
+10,000 copies of 16 pages a second, in the slowest of all runs. Below it, the memory of the books.
 """
 
 import argparse
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.kinds import index_k
 from hicache_dbg.pools.state import CacheState
+from hicache_dbg.pools.ticket import Load
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.attach.hicache_streams import Touch
 from hicache_dbg.tracer.bench.table import Row, markdown, median
@@ -30,6 +33,7 @@ from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 
 GOAL = 10_000
+OVER = "judged over 10,000 a second"
 LAYERS = 4
 #: Records that wait before the clock runs, at most.
 QUEUE = 1 << 20
@@ -52,20 +56,31 @@ class Clock:
         return iter(())
 
 
+def back_up(state: CacheState, host: Ids, device: Ids) -> None:
+    """Carry a backup out, from its submission to its end."""
+    with state.changed:
+        op = state.begin("backup", host, device)
+    state.engine.backup(op)
+    with state.changed:
+        state.end(host, device)
+
+
+def load_again(state: CacheState, host: Ids, device: Ids) -> None:
+    """Carry a load out, with a gate a layer and a report at its end."""
+    with state.changed:
+        op = state.begin("load", host, device)
+    load = Load(op.op_id, host, device, state.group.layer_ids)
+    state.engine.load(op, load.open)
+    with state.changed:
+        state.end(host, device)
+    load.finish()
+
+
 def copies(state: CacheState, count: int, pages: int) -> None:
     """Back pages up and load them again, ``count`` copies in all."""
     host, device = state.host.alloc(pages), state.device.alloc(pages)
     for number in range(count):
-        if number % 2:
-            with state.changed:
-                op = state.begin("load", host, device)
-            state.engine.load(op, lambda _layer: None)
-        else:
-            with state.changed:
-                op = state.begin("backup", host, device)
-            state.engine.backup(op)
-        with state.changed:
-            state.end(host, device)
+        (load_again if number % 2 else back_up)(state, host, device)
     state.host.free(host)
     state.device.free(device)
 
@@ -111,15 +126,18 @@ def a_second(pages: int, count: int, *, ordered: bool) -> float:
 
 def rows(count: int) -> Iterator[Row]:
     """A row for each number of pages, with the order of accesses looked at and without."""
+    slowest = float("inf")
     for ordered in (False, True):
         for pages in (1, 16, 256):
-            rates = [a_second(pages, count, ordered=ordered) for _ in range(3)]
+            rates = [a_second(pages, count, ordered=ordered) for _ in range(5)]
             case = f"{pages} pages, {'order looked at' if ordered else 'no kernel declared'}"
             spread = (
                 f"{median(rates):.0f} copies a second (min {min(rates):.0f} max {max(rates):.0f})"
             )
-            goal = ">= 1.0" if pages == 16 else ""
-            yield Row("judged over 10,000 a second", case, median(rates) / GOAL, spread, goal)
+            yield Row(OVER, case, median(rates) / GOAL, spread)
+            slowest = min(slowest, *rates) if pages == 16 else slowest
+    case = "16 pages, the slowest run"
+    yield Row(OVER, case, slowest / GOAL, f"{slowest:.0f} copies a second", ">= 1.0")
 
 
 def memory_rows(layers: int = 61, pages: int = 10_000) -> Iterator[Row]:

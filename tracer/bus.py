@@ -76,6 +76,7 @@ class Bus:
         errors: where failures of the tracer itself are counted.
         rank: written into the bus's own events.
         overhead: seconds the instrument has cost the host's threads so far.
+        on_finding: called on the bus's thread with each finding that is delivered.
         heartbeat_s: seconds between two health events; the last one comes at close.
     """
 
@@ -87,6 +88,7 @@ class Bus:
         errors: InternalErrors,
         rank: int = 0,
         overhead: Callable[[], float] = lambda: 0.0,
+        on_finding: Callable[[Finding], None] = lambda _: None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._sinks = tuple(sinks)
@@ -94,6 +96,7 @@ class Bus:
         self._errors = errors
         self._rank = rank
         self._overhead = overhead
+        self._on_finding = on_finding
         self._heartbeat_s = heartbeat_s
         self.closed = False
         self._begin()
@@ -122,11 +125,18 @@ class Bus:
 
     def push(self, record: Record) -> bool:
         """Append a record; False (and one more drop counted) if the ring is full or closed."""
-        return self._append(record, self._capacity)
+        if self._stop or len(self._ring) >= self._capacity:
+            return self._append(record, self._capacity)
+        self._ring.append(record)
+        return True
 
     def publish(self, event: Event) -> bool:
         """Append an event that is complete already: copies do not crowd it out of a full ring."""
-        return self._append(_Ready(event), self._capacity + RESERVE)
+        return self.insist(_Ready(event))
+
+    def insist(self, record: Record) -> bool:
+        """As :meth:`publish`, for a rare record that has to be judged in its turn."""
+        return self._append(record, self._capacity + RESERVE)
 
     def _append(self, record: Record, room: int) -> bool:
         if self._stop:
@@ -210,21 +220,20 @@ class Bus:
 
     def _turn(self) -> bool:
         """Take the readable records, a turn's worth at most; False if there was none."""
-        ring, events, taken = self._ring, list[Event](), 0
+        events: list[Event] = []
+        ring, taken = self._ring, 0
         self._at_work = bool(ring)
         while taken < TURN and ring and self._is_ready(ring[0]):
             taken += 1
             try:
-                found = ring[0].events()
-                if found:  # most notes have nothing to say
-                    events.extend(self._collapser.pass_on(found))
+                events += ring[0].events()
             except Exception as error:
                 self._errors.record("bus", error)
                 if self._errors.reraise:
                     raise
             ring.popleft()
         if events:
-            self._deliver(events)
+            self._deliver([*self._collapser.pass_on(events)])
         self._at_work = False
         with self._idle:
             self._idle.notify_all()
@@ -241,6 +250,8 @@ class Bus:
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
             self._totals.add(event)
+            if isinstance(event, Finding):
+                self._on_finding(event)
         for outbox in self._outboxes:
             outbox.put(events)
 

@@ -1,16 +1,14 @@
 """Whole operations that a device follows by itself: how a copy is handed to it, part by part."""
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from hicache_dbg.tracer.digest.rollup import keys_of
 from hicache_dbg.tracer.digest.watch import MOST_PAGES, Wanted, Watch
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.ledger import Flags, Pages
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.view import View
 
-__all__ = ["Part", "Watcher", "parts_of"]
+__all__ = ["Part", "Watcher", "let_go", "parts_of"]
 
 
 @runtime_checkable
@@ -22,8 +20,7 @@ class Watcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A watch of some of a copy's digested pages, of one component."""
 
     component: str
@@ -38,31 +35,28 @@ def parts_of(  # noqa: PLR0917
 
     None at all if its device cannot follow every one of them. ``writes`` are the copy's host pages'.
     """
+    mirror, loads, layers = copy.mirror, copy.op is Op.LOAD, copy.layers
     pages, entries, generations = copy.device_pages, copy.host_pages, copy.generations
     if digested is not None:
         pages, entries = pages[digested], entries[digested]
         generations, writes = generations[digested], writes[digested]
-    keys = keys_of(generations, writes)
+    size, count = len(mirror.writes), len(pages)
     parts: list[Part] = []
-    for first in range(0, len(pages), MOST_PAGES):
-        these = slice(first, min(first + MOST_PAGES, len(pages)))
-        watch = watcher.watch(
-            Wanted(
-                mirror=copy.mirror,
-                component=component,
-                view=view,
-                loads=copy.op is Op.LOAD,
-                layers=copy.layers,
-                pages=pages[these],
-                entries=entries[these],
-                keys=keys[these],
-                size=len(copy.mirror.writes),
-            )
+    for first in range(0, count, MOST_PAGES):
+        these = slice(first, min(first + MOST_PAGES, count))
+        wanted = Wanted(
+            mirror, component, view, loads, layers, pages, entries, generations, writes, size
         )
+        watch = watcher.watch(wanted if count <= MOST_PAGES else wanted.part(these))
         if watch is None:
-            for part in parts:
-                part.watch.finish()
-                part.watch.drop()
+            let_go(parts)
             return []
         parts.append(Part(component, these, watch))
     return parts
+
+
+def let_go(parts: list[Part]) -> None:
+    """Nobody will ask for these."""
+    for part in parts:
+        part.watch.finish()
+        part.watch.drop()

@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from weakref import finalize
 
+import msgspec
 import numpy as np
 
 from hicache_dbg.tracer.checks.content import Mismatch, explain
 from hicache_dbg.tracer.events import Copied, Event, Finding, Op, SkipReason
 from hicache_dbg.tracer.ledger import Book, Digests, Flags, Ledger
-from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.mirror import Copy, MirrorViews
 from hicache_dbg.tracer.probe import CopyRecord, Digester, Point, digest_tiles
+from hicache_dbg.tracer.record import DEVICE_END
 from hicache_dbg.tracer.settings import Checksum, Settings
 
 __all__ = ["Judge"]
 
 MOST_PAGES_KEPT = 64
+_Books = tuple[tuple[str, Book], ...]
 
 
 @dataclass(slots=True)
@@ -39,74 +43,74 @@ class Judge:
     Args:
         settings: how closely to look.
         digester: digests the host end under ``checksum=ends``, and looks again at a mismatch.
-        on_finding: called with each finding, on the bus's thread.
+        watched: whether every write since the copy was counted, as far as is known.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        digester: Digester,
-        *,
-        on_finding: Callable[[Finding], None] = lambda _: None,
+        self, settings: Settings, digester: Digester, watched: Callable[[], bool] = lambda: True
     ) -> None:
         self.ledger = Ledger()
+        self._books: dict[int, _Books] = {}  # by identity of the mirror
         self._settings = settings
         self._digester = digester
-        self._on_finding = on_finding
+        self._watched = watched
 
     def __call__(self, record: CopyRecord) -> list[Event]:
         """The copy's event, then its findings."""
-        tally = _Tally()
-        for component in record.copy.mirror.device:
-            self._component(record, component, tally)
-        for finding in tally.findings:
-            self._on_finding(finding)
+        tally, mirror = _Tally(), record.copy.mirror
+        for component, book in self._books.get(id(mirror)) or self._open(mirror):
+            self._component(record, component, book, tally)
         return [_copied(record, tally, self._settings.rank), *tally.findings]
 
-    def _component(self, record: CopyRecord, component: str, tally: _Tally) -> None:
-        copy = record.copy
-        tiles = len(copy.layers) * len(copy.host_pages)
-        book = self._book(copy, component)
-        reason = _not_judged(record, component)
-        if reason is not None:
-            if copy.op is Op.BACKUP:
-                book.forget(copy.host_pages)
-            tally.skip(reason, tiles)
-            return
-        backup = copy.op is Op.BACKUP
-        if _whole(record) and (self._witnessed if backup else self._as_it_should)(
-            record, component, book, tally
-        ):
-            return  # as nearly always
-        (self._backup if backup else self._load)(record, component, book, tally)
+    def _open(self, mirror: MirrorViews) -> _Books:
+        """The books of a mirror's components, from its first copy on."""
+        books = self._books[id(mirror)] = tuple(
+            (
+                component,
+                self.ledger.book(
+                    mirror, component, device.layers, mirror.host.get(component, device).pages
+                ),
+            )
+            for component, device in mirror.device.items()
+        )
+        finalize(mirror, self._books.pop, id(mirror), None)
+        return books
 
-    def _witnessed(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> bool:
-        """Keep the source's digests of whole pages, where the other end is not to be looked at."""
-        looked_at = (Point.DESTINATION, component) in record.digests
-        if looked_at or self._settings.checksum is Checksum.ENDS:
-            return False
-        copy = record.copy
-        source = record.digests[Point.SOURCE_BEFORE, component]
-        book.witness(copy.host_pages, copy.generations, copy.layers, source, _every_slot(copy))
-        tally.witnessed += source.size
-        return True
+    def _component(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
+        copy, backup = record.copy, record.copy.op is Op.BACKUP
+        taken = record.digests.get((DEVICE_END[copy.op], component))
+        if record.status != "ok" or record.skip is not None or taken is None:
+            if backup:
+                book.forget(copy.host_pages)
+            tally.skip(_not_judged(record), len(copy.layers) * len(copy.host_pages))
+        elif self._is_plain(record, component) and self._plain(record, book, taken, tally):
+            pass  # as nearly always
+        else:
+            (self._backup if backup else self._load)(record, component, book, tally)
+
+    def _is_plain(self, record: CopyRecord, component: str) -> bool:
+        """Whether it is of whole pages, which were all digested, at the device end and nowhere else."""
+        return (
+            record.copy.spans is None
+            and self._settings.checksum is not Checksum.ENDS
+            and len(record.digests) == len(record.copy.mirror.device)
+            and component not in record.confirmed
+            and b"\0" not in record.digested.tobytes()
+        )
 
     @staticmethod
-    def _as_it_should(record: CopyRecord, component: str, book: Book, tally: _Tally) -> bool:
-        """Whether every tile of whole pages is known, and is what arrived."""
-        copy, got = record.copy, record.digests[Point.DESTINATION, component]
-        if component in record.confirmed:
+    def _plain(record: CopyRecord, book: Book, taken: Digests, tally: _Tally) -> bool:
+        """Keep the digests of a backup; of a load, whether every tile is known and what arrived."""
+        copy, whole = record.copy, record.copy.mirror.whole_page
+        what = copy.host_pages, copy.generations, copy.layers, taken, whole, record.writes
+        if copy.op is Op.BACKUP:
+            book.witness(*what)
+            tally.witnessed += taken.size
+        elif book.holds(*what):
+            tally.verified += taken.size
+        else:
             return False
-        known = book.whole(copy.host_pages, copy.generations, copy.layers, _every_slot(copy))
-        if known is None or known.tobytes() != got.tobytes():
-            return False
-        tally.verified += got.size
         return True
-
-    def _book(self, copy: Copy, component: str) -> Book:
-        device = copy.mirror.device[component]
-        host = copy.mirror.host.get(component, device)
-        return self.ledger.book(copy.mirror, component, device.layers, host.pages)
 
     def _backup(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
         copy, layers = record.copy, len(record.copy.layers)
@@ -120,11 +124,12 @@ class Judge:
                 tally.skip(SkipReason.PARTIAL, layers * int(group.sum()))
                 continue
             pages, generations = _pages(record, group)
-            book.witness(pages, generations, copy.layers, source[:, group], span)
             writes = record.writes[record.digested][group]
+            book.witness(pages, generations, copy.layers, source[:, group], span, writes)
             at_copy = (Point.DESTINATION, component) in record.digests
             # Read without a lock: it counts only if the pages are the same afterwards.
-            if host is None or not (at_copy or copy.mirror.still(pages, generations, writes)):
+            still = at_copy or (copy.mirror.still(pages, generations, writes) and self._watched())
+            if host is None or not still:
                 tally.witnessed += layers * len(pages)
                 continue
             self._compare_backup(record, component, group, source[:, group], host[:, group], tally)
@@ -177,7 +182,8 @@ class Judge:
         tally.skip(SkipReason.SAMPLED_OUT, layers * int(left_out.sum()))
         for span, group in _groups(copy, record.digested):
             pages, generations = _pages(record, group)
-            expected = book.expect(pages, generations, copy.layers, span)
+            writes = record.writes[record.digested][group]
+            expected = book.expect(pages, generations, copy.layers, span, writes)
             known, got = expected.known, destination[:, group]
             if confirmed is not None:  # the device compared these, and did not send them home
                 got = np.where(confirmed[group], expected.digests, got)
@@ -206,30 +212,16 @@ class Judge:
             )
 
 
-def _not_judged(record: CopyRecord, component: str) -> SkipReason | None:
-    """Why no tile of the copy can be judged; None where they can."""
-    if record.status != "ok":
-        return SkipReason.FAILED
-    if record.skip is not None:
-        return record.skip
-    point = Point.SOURCE_BEFORE if record.copy.op is Op.BACKUP else Point.DESTINATION
-    return None if (point, component) in record.digests else SkipReason.OFF
-
-
-def _whole(record: CopyRecord) -> bool:
-    """Whether the copy is of whole pages, all of which were digested."""
-    return record.copy.spans is None and b"\0" not in record.digested.tobytes()
-
-
-def _every_slot(copy: Copy) -> tuple[int, int]:
-    return 0, next(iter(copy.mirror.device.values())).slots_per_page
+def _not_judged(record: CopyRecord) -> SkipReason:
+    """Why no tile of the copy can be judged."""
+    return SkipReason.FAILED if record.status != "ok" else record.skip or SkipReason.OFF
 
 
 def _groups(copy: Copy, digested: Flags) -> Iterator[tuple[tuple[int, int], Flags]]:
     """The digested pages by host slot range: (range, which of the digested pages)."""
     count = int(digested.sum())
     if copy.spans is None:
-        yield _every_slot(copy), np.ones(count, np.bool_)
+        yield copy.mirror.whole_page, np.ones(count, np.bool_)
         return
     spans = copy.spans[digested][:, 0:2]
     for first, last in np.unique(spans, axis=0):
@@ -242,29 +234,19 @@ def _pages(record: CopyRecord, group: Flags) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
+    """The copy as an event: one of its shape, with what is its own."""
     copy = record.copy
-    source, destination = copy.tiers
-    device = next(iter(copy.mirror.device.values()))
+    shape = copy.op is Op.LOAD, copy.token_granular, copy.io_backend, len(copy.layers), rank
+    like = copy.mirror.described.get(shape)
+    if like is None:
+        like = copy.mirror.described[shape] = _of_shape(copy, rank)
     (trace_id, span_id), *others = copy.asked_by
-    return Copied(
+    event: Copied = msgspec.structs.replace(
+        like,
         time_ns=record.time_ns,
-        rank=rank,
-        pool=copy.mirror.pool,
-        op=copy.op,
-        token_granular=copy.token_granular,
-        layout=copy.mirror.layout,
         h=copy.h,
         d=copy.d,
-        slot_page=copy.mirror.slot_page,
-        unit=copy.mirror.index_unit,
         pages=len(copy.host_pages),
-        item_bytes=copy.mirror.item_bytes,
-        dtype=device.dtype,
-        layers=len(copy.layers),
-        cls=copy.mirror.host_cls,
-        io_backend=copy.io_backend,
-        src=source,
-        dst=destination,
         bytes=copy.moved_bytes,
         duration_us=record.duration_us,
         verified=tally.verified,
@@ -272,15 +254,47 @@ def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
         mismatched=tally.mismatched,
         skipped=tally.skipped,
         op_id=copy.op_id,
-        host_pages=tuple(copy.host_pages[:MOST_PAGES_KEPT].tolist()),
-        device_pages=tuple(copy.device_pages[:MOST_PAGES_KEPT].tolist()),
-        generations=tuple(copy.generations[:MOST_PAGES_KEPT].tolist()),
+        host_pages=_first(copy.host_pages),
+        device_pages=_first(copy.device_pages),
+        generations=_first(copy.generations),
         trace_id=trace_id,
         span_id=span_id,
         shared_with=tuple(others),
         status=record.status,
         bad_tiles=tuple(tally.bad[:MOST_PAGES_KEPT]),
     )
+    return event
+
+
+def _of_shape(copy: Copy, rank: int) -> Copied:
+    """What every copy of one shape on a mirror has in common."""
+    mirror, (source, destination) = copy.mirror, copy.tiers
+    return Copied(
+        time_ns=0,
+        rank=rank,
+        pool=mirror.pool,
+        op=copy.op,
+        token_granular=copy.token_granular,
+        layout=mirror.layout,
+        h=0,
+        d=0,
+        slot_page=mirror.slot_page,
+        unit=mirror.index_unit,
+        pages=0,
+        item_bytes=mirror.item_bytes,
+        dtype=next(iter(mirror.device.values())).dtype,
+        layers=len(copy.layers),
+        cls=mirror.host_cls,
+        io_backend=copy.io_backend,
+        src=source,
+        dst=destination,
+        bytes=0,
+        duration_us=0.0,
+    )
+
+
+def _first(pages: np.ndarray) -> tuple[int, ...]:
+    return tuple((pages if len(pages) <= MOST_PAGES_KEPT else pages[:MOST_PAGES_KEPT]).tolist())
 
 
 def _bad_tiles(record: CopyRecord, seen: Mismatch) -> list[tuple[int, int]]:

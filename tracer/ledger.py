@@ -2,14 +2,15 @@
 
 Keyed by (mirror, component, layer, host page, allocation generation): two caches may have pools
 of one name. Filled when a backup's record is taken off the ring, asked when a load's is; both on
-the bus's thread, so nothing here locks. Memory: 8 B a tile, 17 B a page and component; lengths are
-the views', one a pool.
+the bus's thread, so nothing here locks. Which write of a page was witnessed is kept where it is known:
+a later one whose record was lost is not to be taken for damage. Memory: 8 B a tile, 24 B a page and
+component; lengths are the views', one a pool.
 """
 
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +20,18 @@ __all__ = ["Book", "Digests", "Ledger", "PageState", "Pages"]
 Pages = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
+Span = tuple[int, int]
 
 
 class PageState(IntEnum):
     """What the ledger knows of a page of one component."""
 
     UNKNOWN = 0
+    #: Some of its layers.
     WITNESSED = 1
-    SAMPLED_OUT = 2
-
-
-#: A plain int: numpy asks an enum for a dozen attributes at each comparison.
-_WITNESSED = int(PageState.WITNESSED)
-_ONE_WITNESSED = bytes([_WITNESSED])
+    #: All of its layers.
+    WHOLE = 2
+    SAMPLED_OUT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,121 +49,157 @@ class Expected:
     digests: Digests
 
 
+#: Of a page whose writes nobody counts.
+_ANY = -1
+
+
 class Book:
     """Digests of one component of one pool, for every layer and host page."""
 
     def __init__(self, layers: int, pages: int) -> None:
+        # A page's digests are one item: they come and go together, at the cost of a single number.
+        self._items = np.zeros(pages, f"V{8 * layers}")
         # 0 is not known: a backup may bring some layers only, and a tile whose digest really is 0
         # (one in 2**64) is then never vouched for.
-        self._digests = np.zeros((layers, pages), np.uint64)
+        self._digests = self._items.view(np.uint64).reshape(pages, layers)
         self._layers = tuple(range(layers))
         self._generations = np.full(pages, -1, np.int64)
-        self._spans = np.zeros(pages, np.int64)  # first << 32 | last
-        self._state = np.zeros(pages, np.uint8)
+        self._marks = np.zeros(pages, np.int64)  # slot range and state
+        self._writes = np.full(pages, _ANY, np.int64)  # how often it had begun to be written
 
     @property
     def nbytes(self) -> int:
         """Host memory the book takes, in bytes."""
-        arrays = (self._digests, self._generations, self._spans, self._state)
+        arrays = (self._digests, self._generations, self._marks, self._writes)
         return sum(array.nbytes for array in arrays)
 
-    def witness(
+    def witness(  # noqa: PLR0917 - a tile's digest, and all that it is kept under
         self,
         pages: Pages,
         generations: Pages,
         layers: tuple[int, ...],
         digests: Digests,
-        span: tuple[int, int],
+        span: Span,
+        writes: Pages | int = _ANY,
     ) -> None:
-        """Keep ``digests`` (uint64 [layers, pages]) of slots ``span[0] .. span[1] - 1``."""
-        again = self._all_witnessed(pages, generations, span)
-        if layers == self._layers:
-            self._digests[:, pages] = digests
-        else:
-            if not again:
-                self._digests[:, pages[~self._witnessed(pages, generations, span)]] = 0
-            for layer, row in zip(layers, digests, strict=True):
-                self._digests[layer][pages] = row
-        if not again:
-            self._set(pages, generations, PageState.WITNESSED, span)
+        """Keep ``digests`` (uint64 [layers, pages]) of slots ``span[0] .. span[1] - 1``.
+
+        ``writes``: how often each page had begun to be written by then.
+        """
+        self._writes[pages] = writes
+        if layers == self._layers and np.count_nonzero(digests) == digests.size:
+            self._items[pages] = self._as_items(digests)
+            self._set(pages, generations, _mark(span, PageState.WHOLE))
+            return
+        self._digests[pages[~self._witnessed(pages, generations, span)]] = 0
+        self._digests[pages[:, None], list(layers)] = digests.T
+        whole = self._digests[pages].all(axis=1)
+        marks = [_mark(span, state) for state in (PageState.WHOLE, PageState.WITNESSED)]
+        self._set(pages, generations, np.where(whole, *marks))
 
     def leave_out(self, pages: Pages, generations: Pages) -> None:
         """Remember that these pages were written but not digested, on purpose."""
-        self._set(pages, generations, PageState.SAMPLED_OUT, (0, 0))
+        self._set(pages, generations, _mark((0, 0), PageState.SAMPLED_OUT))
 
     def forget(self, pages: Pages) -> None:
         """These pages were written in a way the ledger could not follow; there may be no such page."""
-        self._state[pages[(pages >= 0) & (pages < len(self._state))]] = PageState.UNKNOWN
+        self._marks[pages[(pages >= 0) & (pages < len(self._marks))]] = PageState.UNKNOWN
 
-    def whole(
-        self, pages: Pages, generations: Pages, layers: tuple[int, ...], span: tuple[int, int]
-    ) -> Digests | None:
-        """What these tiles should hold, as [layers, pages]; None unless every one of them is known."""
-        if not self._all_witnessed(pages, generations, span):
-            return None
-        digests = self._of(pages, layers)
-        return digests if np.count_nonzero(digests) == digests.size else None
+    def forget_all(self) -> None:
+        """Every page was written, for all that is known."""
+        self._marks[:] = PageState.UNKNOWN
+
+    def holds(  # noqa: PLR0917 - as witness
+        self,
+        pages: Pages,
+        generations: Pages,
+        layers: tuple[int, ...],
+        digests: Digests,
+        span: Span,
+        writes: Pages,
+    ) -> bool:
+        """Whether every one of these tiles is known, and has this very digest."""
+        whole = _mark(span, PageState.WHOLE).to_bytes(8, sys.byteorder) * len(pages)
+        return (
+            layers == self._layers
+            and self._marks[pages].tobytes() == whole
+            and self._generations[pages].tobytes() == generations.tobytes()
+            and self._writes[pages].tobytes() == writes.tobytes()
+            and self._items[pages].tobytes() == digests.T.tobytes()
+        )
 
     def expect(
-        self, pages: Pages, generations: Pages, layers: tuple[int, ...], span: tuple[int, int]
+        self,
+        pages: Pages,
+        generations: Pages,
+        layers: tuple[int, ...],
+        span: Span,
+        writes: Pages | int = _ANY,
     ) -> Expected:
-        """What these pages should hold under ``generations``."""
-        same = self._generations[pages] == generations
-        digests = self._of(pages, layers)
+        """What these pages should hold under ``generations``, after so many ``writes``."""
+        same, states = self._generations[pages] == generations, self._marks[pages] & _STATES
+        digests = np.ascontiguousarray(self._digests[pages][:, list(layers)].T)
         return Expected(
-            known=(digests != 0) & self._witnessed(pages, generations, span),
-            sampled_out=same & (self._state[pages] == PageState.SAMPLED_OUT),
-            reused=~same & (self._state[pages] != PageState.UNKNOWN),
+            known=(digests != 0)
+            & self._witnessed(pages, generations, span)
+            & self._written(pages, writes),
+            sampled_out=same & (states == PageState.SAMPLED_OUT),
+            reused=~same & (states != PageState.UNKNOWN),
             digests=digests,
         )
 
-    def _all_witnessed(self, pages: Pages, generations: Pages, span: tuple[int, int]) -> bool:
-        """Whether :meth:`_witnessed` is true of every page, at a fraction of its cost for a few."""
-        many = len(pages)
-        return (
-            self._generations[pages].tobytes() == generations.tobytes()
-            and self._state[pages].tobytes() == _ONE_WITNESSED * many
-            and self._spans[pages].tobytes() == _packed(span).to_bytes(8, sys.byteorder) * many
-        )
-
-    def _witnessed(self, pages: Pages, generations: Pages, span: tuple[int, int]) -> Flags:
+    def _witnessed(self, pages: Pages, generations: Pages, span: Span) -> Flags:
         """Pages of which some layers were witnessed under this generation and slot range."""
+        marks = [_mark(span, state) for state in (PageState.WHOLE, PageState.WITNESSED)]
         same = self._generations[pages] == generations
-        covers = self._spans[pages] == _packed(span)
-        witnessed: Flags = same & covers & (self._state[pages] == _WITNESSED)
+        witnessed: Flags = same & np.isin(self._marks[pages], marks)
         return witnessed
 
-    def _of(self, pages: Pages, layers: tuple[int, ...]) -> Digests:
-        digests = self._digests.take(pages, axis=1)
-        return digests if layers == self._layers else digests[list(layers)]
+    def _written(self, pages: Pages, writes: Pages | int) -> Flags:
+        """Pages that were not begun to be written again since they were witnessed, as far as is known."""
+        kept = self._writes[pages]
+        same: Flags = (kept == writes) | (kept == _ANY) | (np.asarray(writes) == _ANY)
+        return same
 
-    def _set(
-        self, pages: Pages, generations: Pages, state: PageState, span: tuple[int, int]
-    ) -> None:
+    def _as_items(self, digests: Digests) -> npt.NDArray[np.void]:
+        items = np.ascontiguousarray(digests.T).view(self._items.dtype)
+        return items.reshape(-1)
+
+    def _set(self, pages: Pages, generations: Pages, marks: int | Pages) -> None:
         self._generations[pages] = generations
-        self._state[pages] = state
-        self._spans[pages] = _packed(span)
+        self._marks[pages] = marks
 
 
-def _packed(span: tuple[int, int]) -> int:
-    return span[0] << 32 | span[1]
+_STATES = 3
+
+
+def _mark(span: Span, state: PageState) -> int:
+    """A slot range and a state in one number."""
+    return (span[0] << 32 | span[1]) << 2 | state
 
 
 class Ledger:
     """The books of every mirror's components, opened at first use and gone with the mirror."""
 
     def __init__(self) -> None:
-        self._books: WeakKeyDictionary[object, dict[str, Book]] = WeakKeyDictionary()
+        self._books: dict[int, dict[str, Book]] = {}  # by identity: asked for at every copy
 
     def book(self, mirror: object, component: str, layers: int, pages: int) -> Book:
         """The book of a component of ``mirror``; its extent is fixed when it is first opened."""
-        books = self._books.get(mirror)
+        books = self._books.get(id(mirror))
         if books is None:
-            books = self._books[mirror] = {}
+            books = self._books[id(mirror)] = {}
+            finalize(mirror, self._books.pop, id(mirror), None)
         book = books.get(component)
         if book is None:
             book = books[component] = Book(layers, pages)
         return book
+
+    def forget(self) -> None:
+        """Nothing is known any more: pages were written while nobody looked."""
+        for books in self._books.values():
+            for book in books.values():
+                book.forget_all()
 
     @property
     def nbytes(self) -> int:

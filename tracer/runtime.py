@@ -84,7 +84,7 @@ class Runtime:
 
     def switch(self, *, on: bool) -> None:
         """Start or stop tracing without detaching."""
-        self.session.probe.enabled = on
+        self.session.switch(on=on)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until every event so far was offered to every sink; False if time ran out."""
@@ -124,6 +124,7 @@ def _scrubber(session: Session) -> Scrubber | None:
         rank=settings.rank,
     )
     session.on_judged.append(scrubber.judged)
+    session.on_gap.append(scrubber.forget)
     return scrubber
 
 

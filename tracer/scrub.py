@@ -112,6 +112,10 @@ class Scrubber:
         else:
             resting.forget(pages)
 
+    def forget(self) -> None:
+        """On the bus's thread: whatever rests may have been written since, unseen."""
+        self._resting.clear()
+
     def turn(self) -> float:
         """Read one piece of each component of each pool; the seconds to rest after it."""
         answer: list[_Piece] = []

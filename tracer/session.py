@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.bus import Bus, Record
 from hicache_dbg.tracer.checks.layout import check_layout
 from hicache_dbg.tracer.checks.pinning import check_pinning
 from hicache_dbg.tracer.checks.registration import check_mirror
 from hicache_dbg.tracer.checks.shared_space import check_shared_space
 from hicache_dbg.tracer.events import Event, Finding, MirrorInfo, Started, Stated, Topic
+from hicache_dbg.tracer.host_budget import HostBudget
 from hicache_dbg.tracer.judge import Judge
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.probe import CopyRecord, Digester, Probe
@@ -52,16 +53,22 @@ class Session:
         self._mirrors: dict[str, MirrorInfo] = {}  # facts only: views keep a pool's memory alive
         self._built: set[str] = set()
         self._first: Finding | None = None
+        self._budget = HostBudget(settings.host_gb)
         self._lock = threading.Lock()
-        #: Called on the bus's thread with each copy that was judged.
+        #: Called on the bus's thread with each copy that was judged while tracing is on.
         self.on_judged: list[Callable[[CopyRecord], None]] = []
-        self.judge = Judge(settings, digester, on_finding=self._found)
+        #: Called on the bus's thread where what pages hold is not known any more.
+        self.on_gap: list[Callable[[], None]] = []
+        self._on = True
+        self._switched, self._told = 0, 0  # how often, and how many of them the bus's thread knows
+        self.judge = Judge(settings, digester, self._watched)
         self.bus = Bus(
             sinks,
             capacity=settings.queue,
             errors=self.errors,
             rank=settings.rank,
             overhead=lambda: self.probe.overhead_s,
+            on_finding=self._found,
         )
         self.probe = Probe(
             bus=self.bus,
@@ -107,7 +114,8 @@ class Session:
                 place=self._place,
             )
         )
-        for finding in self._geometry(traced, now):
+        over = self._budget.hold(mirrors, time_ns=now, rank=self.settings.rank)
+        for finding in [*self._geometry(traced, now), *over]:
             self._found(finding)
             self.bus.publish(finding)
 
@@ -127,21 +135,48 @@ class Session:
 
     def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
         """Run ``detect`` on the bus's thread, in its turn; False if the ring had no room for it."""
-        return self.bus.push(_Check(detect, self._found))
+        return self.bus.push(_Check(detect))
 
-    def state(self, topic: Topic, values: Sequence[str], **about: Any) -> None:
+    def push(self, record: Record) -> bool:
+        """Let ``record`` have its turn on the bus's thread; False if the ring had no room for it."""
+        return self.bus.push(record)
+
+    def state(
+        self,
+        topic: Topic,
+        values: Sequence[str],
+        *,
+        alone: bool = False,
+        time_ns: int = 0,
+        **about: Any,
+    ) -> None:
         """Say something that other processes must agree on; one rank by itself says nothing.
 
-        ``about`` are further fields of :class:`~hicache_dbg.tracer.events.Stated`; with a ``role``
-        it is said by a single rank too.
+        ``about`` are further fields of :class:`~hicache_dbg.tracer.events.Stated`; with a ``role``,
+        or where it stands ``alone``, it is said by a single rank too. ``time_ns`` is when it was so; 0:
+        now.
         """
-        if self.settings.ranks > 1 or about.get("role"):
-            rank = self.settings.rank
+        if self.settings.ranks > 1 or alone or about.get("role"):
+            rank, when = self.settings.rank, time_ns or time.time_ns()
             self.bus.publish(
-                Stated(
-                    time_ns=time.time_ns(), rank=rank, topic=topic, values=tuple(values), **about
-                )
+                Stated(time_ns=when, rank=rank, topic=topic, values=tuple(values), **about)
             )
+
+    def switch(self, *, on: bool) -> None:
+        """Start or stop tracing; what happens to pages in between is not seen, so nothing is known after."""
+        self._switched += 1
+        self.probe.enabled = self._on = on
+        self.bus.insist(_Check(self._gap))
+
+    def _watched(self) -> bool:
+        return self._on and self._switched == self._told
+
+    def _gap(self) -> Sequence[Finding]:
+        self._told += 1
+        self.judge.ledger.forget()
+        for forget in self.on_gap:
+            forget()
+        return ()
 
     def enforce(self) -> None:
         """Under ``HICACHE_DBG_ACTION=raise``, stop the host at the first finding.
@@ -162,7 +197,7 @@ class Session:
 
     def _judged(self, record: CopyRecord) -> list[Event]:
         events = self.judge(record)
-        for look in self.on_judged:
+        for look in self.on_judged if self._on else ():
             look(record)
         return events
 
@@ -176,13 +211,9 @@ class _Check:
     """A detector's turn, in the order in which the host did what it looks at."""
 
     detect: Callable[[], Sequence[Finding]]
-    on_finding: Callable[[Finding], None]
 
     def ready(self) -> bool:
         return True
 
     def events(self) -> Sequence[Finding]:
-        findings = self.detect()
-        for finding in findings:
-            self.on_finding(finding)
-        return findings
+        return self.detect()

@@ -81,17 +81,42 @@ class BookMachine(RuleBasedStateMachine):
                         assert told.known[layer, page] == known
                         if known:
                             assert told.digests[layer, page] == self.tiles[layer, page]
+                    self.holds(page, generation, span)
+
+    def holds(self, page: int, generation: int, span: tuple[int, int]) -> None:
+        """The quick answer to "is it what arrived?" is yes for whole known pages only."""
+        told = [self.tiles.get((layer, page), 0) for layer in LAYERS]
+        known = self.pages.get(page) == (generation, span) and all(told)
+        for digests in (told, [told[0] + 1, *told[1:]]):
+            got = np.array(digests, np.uint64)[:, None]
+            where = np.array([page]), np.array([generation])
+            same = self.book.holds(*where, LAYERS, got, span, np.array([-1]))
+            assert same == (known and digests == told)
 
 
 BookMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
 TestBook = BookMachine.TestCase
 
 
-def test_a_book_costs_eight_bytes_a_tile_and_seventeen_a_page() -> None:
+def test_a_book_costs_eight_bytes_a_tile_and_twenty_four_a_page() -> None:
     """Memory grows with tiles as the design says, so that a 64 GiB host pool stays affordable."""
     ledger, mirror = Ledger(), Mirror()
     ledger.book(mirror, "c", 61, 10_000)
-    assert ledger.nbytes == 61 * 10_000 * 8 + 10_000 * 17
+    assert ledger.nbytes == 61 * 10_000 * 8 + 10_000 * 24
+
+
+def test_a_page_that_was_written_again_unseen_is_not_vouched_for() -> None:
+    """The same life and slots, and one write more than was witnessed: nothing is expected of it."""
+    book, page, lives = Book(2, 4), np.array([1]), np.array([5])
+    digests, span = np.array([[7], [8]], np.uint64), (0, 64)
+    book.witness(page, lives, (0, 1), digests, span, np.array([3]))
+    for writes, known in ((3, True), (4, False), (-1, True)):
+        told = book.expect(page, lives, (0, 1), span, np.array([writes]))
+        assert told.known.all() == told.known.any() == known
+    assert book.holds(page, lives, (0, 1), digests, span, np.array([3]))
+    assert not book.holds(page, lives, (0, 1), digests, span, np.array([4]))
+    book.witness(page, lives, (0, 1), digests, span)  # by somebody who counts no writes
+    assert book.expect(page, lives, (0, 1), span, np.array([9])).known.all()
 
 
 class Mirror:

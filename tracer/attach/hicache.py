@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,16 @@ GenerationReader = Callable[[Pages], Pages]
 _LAST_WORDS_S = 2.0
 
 
+class _Fixed(NamedTuple):
+    """What all copies of one mirror have in common; ``layers`` are all, ``model_layers`` their numbers."""
+
+    views: MirrorViews
+    host_slots: int
+    device_slots: int
+    layers: tuple[int, ...]
+    model_layers: tuple[int, ...]
+
+
 class HiCacheAttachment:
     """Wraps the two methods of the engine through which bytes cross a tier.
 
@@ -66,6 +76,7 @@ class HiCacheAttachment:
         self._ranks = RankStatements(session)
         self._requests = RequestSpans(session.errors)
         self._views: dict[int, MirrorViews] = {}
+        self._fixed: dict[int, _Fixed] = {}
         self._storage = StorageAttachment(
             session, self._views_of, self.lifetimes.filled, self._requests.here
         )
@@ -109,6 +120,7 @@ class HiCacheAttachment:
         self._session.probe.watching = self._session.probe.describes_later = False
         self._session.bus.flush(_LAST_WORDS_S)  # it may still have copies to describe
         self._views.clear()
+        self._fixed.clear()
         self._pinned.clear()
 
     def pool_state(self) -> Iterator[PoolState]:
@@ -164,30 +176,37 @@ class HiCacheAttachment:
 
     def _look_at(self, op: CopyOp) -> None:
         """What must be seen now: the copies themselves may be described later."""
-        with self._session.errors.at("attach/mirrors"):
+        try:
             for copy in op.copies:
-                self._views_of(copy.mirror)
-                self._look_at_pinning(copy.mirror)
+                mirror = copy.mirror
+                if self._pinned.get(id(mirror)) is not mirror.host.pinned:
+                    self._views_of(mirror)
+                    self._look_at_pinning(mirror)
+        except Exception as error:
+            self._session.errors.record("attach/mirrors", error)
+            if self._session.errors.reraise:
+                raise
 
     def _copies(self, op: CopyOp, kind: Op, asked: Sequence[SpanIds]) -> list[Copy]:
         return [self._copy(op, copy, kind, asked) for copy in op.copies]
 
     def _copy(self, op: CopyOp, copy: PoolCopy, kind: Op, asked: Sequence[SpanIds]) -> Copy:
-        mirror = copy.mirror
-        views = self._views_of(mirror)
+        fixed = self._fixed.get(id(copy.mirror)) or self._fix(copy.mirror)
         host_ids, device_ids = copy.host, copy.device
-        host_slots = mirror.host.geometry.slots_per_page
-        device_slots = mirror.device.geometry.slots_per_page
-        host_pages = host_ids.page_ids(host_slots)
-        device_pages = device_ids.page_ids(device_slots)
-        generations, spans = np.asarray(op.host_generations, np.int64), None
+        host_pages = host_ids.page_ids(fixed.host_slots)
+        device_pages = device_ids.page_ids(fixed.device_slots)
+        generations, spans = op.host_generations.astype(np.int64), None
         if copy.token_granular:
             host_pages, device_pages, spans, first = slot_spans(
-                host_ids.ids, device_ids.ids, host_slots, device_slots
+                host_ids.ids, device_ids.ids, fixed.host_slots, fixed.device_slots
             )
             generations = generations[first]
+        layers, model_layers = fixed.layers, fixed.model_layers
+        if copy.layers != layers:
+            layers = copy.layers
+            model_layers = tuple(model_layers[own] for own in layers)
         return Copy(
-            mirror=views,
+            mirror=fixed.views,
             op=kind,
             host_pages=host_pages,
             device_pages=device_pages,
@@ -196,12 +215,24 @@ class HiCacheAttachment:
             d=len(device_ids),
             token_granular=copy.token_granular,
             io_backend=copy.io_backend.value,
-            layers=copy.layers,
-            model_layers=tuple(mirror.device.geometry.layer_ids[own] for own in copy.layers),
+            layers=layers,
+            model_layers=model_layers,
             op_id=op.op_id,
             spans=spans,
             requests=asked,
         )
+
+    def _fix(self, mirror: Mirror) -> "_Fixed":
+        host, device = mirror.host.geometry, mirror.device.geometry
+        fixed = self._fixed[id(mirror)] = _Fixed(
+            views=self._views_of(mirror),
+            host_slots=host.slots_per_page,
+            device_slots=device.slots_per_page,
+            layers=tuple(range(device.layers)),
+            model_layers=tuple(device.layer_ids),
+        )
+        weakref.finalize(mirror, self._fixed.pop, id(mirror), None)
+        return fixed
 
     def _look_at_coverage(self, group: PoolGroup) -> None:
         """Say so where a device pool under these pages is never copied and nobody waived it."""

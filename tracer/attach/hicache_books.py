@@ -22,6 +22,8 @@ __all__ = ["Books", "CacheBooks", "TierBooks", "moments"]
 #: Before a lookup and after a page was cached: what is cached before a lookup begins should be found.
 moments = count(1)
 
+_NO_LAYERS = frozenset[int]()
+
 
 class TierBooks:
     """What is known of the pages of one allocator."""
@@ -35,8 +37,12 @@ class TierBooks:
 class CacheBooks:
     """What is known of the pages of a cache: of both tiers, and which life each pool's bytes are of."""
 
-    def __init__(self, host: TierBooks, device: TierBooks, pools: Sequence[str]) -> None:
+    def __init__(
+        self, host: TierBooks, device: TierBooks, pools: Sequence[str], layers: Sequence[int]
+    ) -> None:
         self.host, self.device = host, device
+        #: What a load owes.
+        self.layers = frozenset(layers)
         self.host_bytes = _components(host.pages, pools)
         self.device_bytes = _components(device.pages, pools)
 
@@ -69,10 +75,12 @@ class Books:
         books = self._caches.get(id(state))
         if books is None:
             host, device = self.tier(state.host), self.tier(state.device)
-            books = CacheBooks(host, device, [mirror.name for mirror in state.group.mirrors])
+            group = state.group
+            pools = [mirror.name for mirror in group.mirrors]
+            books = CacheBooks(host, device, pools, group.layer_ids)
             self._caches[id(state)] = books
             finalize(state, self._caches.pop, id(state), None)
-            for mirror in state.group.mirrors:
+            for mirror in group.mirrors:
                 self.order.place(mirror, host.pages, device.pages)
         return books
 
@@ -97,10 +105,6 @@ class Books:
         there = pages[books.pages.alive(pages, generations)]
         return books.pages.located(books.identity.missed(there, by))
 
-    def found_on_host(self, host: PageAllocator, pages: int, by: Access) -> list[Violation]:
-        """A lookup found ``pages`` that are on the host only."""
-        return self.tier(host).use.asked(by) if pages else []
-
     # -- operations -----------------------------------------------------------------------------
 
     def submitted(self, flight: Flight, *, holds: bool) -> list[Violation]:
@@ -110,17 +114,18 @@ class Books:
         tells.
         """
         books = self._open[flight.key] = self.cache(flight.state)
-        pages, loads, by = flight.written[0], flight.loads, flight.by
+        loads, by = flight.loads, flight.by
+        host, device = books.host.pages, books.device.pages
         self.completion.promise(
             flight.key,
-            _written(books, flight).tier,
-            pages.tolist(),
-            flight.state.group.layer_ids if loads else (),
+            (device if loads else host).tier,
+            flight.written[0],
+            books.layers if loads else _NO_LAYERS,
             by,
-            number=flight.op.op_id,
+            flight.op.op_id,
         )
-        found = books.host.pages.open(flight.host, by, writes=not loads, holds=holds)
-        return found + books.device.pages.open(flight.device, by, writes=loads, holds=holds)
+        found = host.open(flight.host, by, writes=not loads, holds=holds)
+        return found + device.open(flight.device, by, writes=loads, holds=holds)
 
     def acknowledged(self, flight: Flight, by: Access, *, holds: bool) -> list[Violation]:
         """Both ends are let go, and so are their holds if no other note tells of that."""
@@ -132,18 +137,32 @@ class Books:
 
     def looked_at(self, flight: Flight, by: Access) -> list[Violation]:
         """The copy uses the pages now: they must still be those that were submitted."""
-        books = self._of(flight)
+        books = self._open.get(flight.key)
+        upset = None if books is None else (books.host.pages.upset, books.device.pages.upset)
+        if upset is not None and upset == flight.sure:
+            return []  # nothing that anybody has began another life since they were looked at
+        books = books or self.cache(flight.state)
         found = books.host.pages.read(flight.host, flight.host_generations, by)
-        return found + books.device.pages.read(flight.device, flight.device_generations, by)
+        found += books.device.pages.read(flight.device, flight.device_generations, by)
+        flight.sure = None if found else upset
+        return found
 
     def begun(self, flight: Flight, by: Access) -> list[Violation]:
         """Every pool has been given its pages, and its copy begins."""
-        found = self.looked_at(flight, by) + self._detoured(flight, by) + self._carried(flight, by)
+        found, books = self.looked_at(flight, by), self._of(flight)
+        chosen, loads, given = flight.state._backend, flight.loads, {}  # noqa: SLF001
         for part in flight.parts:
-            given = part.device if flight.loads else part.host
-            self.completion.deliver(flight.key, part.mirror.name, given.tolist())
-            found += self._anchored(flight, part, by)
-        return found + self._where_written(flight, self.completion.begun(flight.key, by))
+            name, exact = part.mirror.name, _exact(part, flight)
+            given[name] = flight.written[0] if exact else part.device if loads else part.host
+            if not exact:
+                found += self._strayed(flight, part, by)
+            if part.backend is not chosen:
+                found += self.paths.took(name, chosen.value, part.backend.value, by)
+        there = books.device_bytes if loads else books.host_bytes
+        wrong = there.moved(tuple(given), flight.written[0], by)
+        wrong += self.completion.begun(flight.key, given, by)
+        found += self._where_written(flight, wrong)
+        return found + self._of_one_life(flight, by) if loads else found
 
     def reported(self, flight: Flight, by: Access, *, good: bool) -> list[Violation]:
         """Readers were told how the operation ended."""
@@ -183,32 +202,17 @@ class Books:
         for name in book.names:
             book.arrived(name, pages, generations)
 
-    def _detoured(self, flight: Flight, by: Access) -> list[Violation]:
-        """Every pool should take the path that was chosen."""
-        found, chosen = [], flight.state._backend  # noqa: SLF001
-        for part in flight.parts:
-            if part.backend is not chosen:
-                name, path = part.mirror.name, part.backend.value
-                found += self.paths.took(name, chosen.value, path, by)
-        return found
-
-    def _carried(self, flight: Flight, by: Access) -> list[Violation]:
-        """The copy was begun with some pools, of all that there are; what a load brings must be of one life."""
-        books, pages = self._of(flight), flight.written[0]
-        there = books.device_bytes if flight.loads else books.host_bytes
-        absent = there.moved([part.mirror.name for part in flight.parts], pages, by)
-        found = _written(books, flight).located(absent)
-        source, lives = books.host_bytes, flight.host_generations
-        if flight.loads and not source.whole(flight.host, lives):
-            wrong = source.present(flight.host, lives, by)
-            wrong += source.agree(flight.host, lives, by)
-            found += books.host.pages.located(wrong)
-        return found
-
-    def _anchored(self, flight: Flight, part: Part, by: Access) -> list[Violation]:
-        """One pool was given its pages: they should be the operation's own."""
-        if _same(part.host, flight.host) and _same(part.device, flight.device):
+    def _of_one_life(self, flight: Flight, by: Access) -> list[Violation]:
+        """What a load brings must be of one life in every pool."""
+        books, pages, lives = self._of(flight), flight.host, flight.host_generations
+        source = books.host_bytes
+        if source.whole(pages, lives):
             return []
+        wrong = source.present(pages, lives, by) + source.agree(pages, lives, by)
+        return books.host.pages.located(wrong)
+
+    def _strayed(self, flight: Flight, part: Part, by: Access) -> list[Violation]:
+        """One pool was given other pages than the operation's own."""
         anchor, given = (flight.host, flight.device), (part.host, part.device)
         found = strays(part.mirror.name, anchor, given, by)
         return self._of(flight).host.pages.located(found)
@@ -229,6 +233,9 @@ def _written(books: CacheBooks, flight: Flight) -> Ownership:
     return books.device.pages if flight.loads else books.host.pages
 
 
-def _same(some: Pages, others: Pages) -> bool:
-    """``np.array_equal``, at a tenth of its cost for the few pages of a copy."""
-    return some is others or some.tobytes() == others.tobytes()
+def _exact(part: Part, flight: Flight) -> bool:
+    """Whether a pool was given the very pages of the operation, in its order."""
+    return (
+        part.host.tobytes() == flight.host.tobytes()
+        and part.device.tobytes() == flight.device.tobytes()
+    )

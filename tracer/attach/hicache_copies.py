@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -15,7 +17,7 @@ from hicache_dbg.tracer.attach.hicache_books import Books, moments
 from hicache_dbg.tracer.attach.hicache_flight import Flight, Part
 from hicache_dbg.tracer.attach.hicache_pages import PageNotes, Wrappers
 from hicache_dbg.tracer.attach.hicache_streams import current_work
-from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.attach.notes import Notes, Turn
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
@@ -62,12 +64,7 @@ class CopyNotes:
                     flight = _flight(state, op, self._pool(state), host, device)
                     self._flights[id(op)] = self._flights[id(host)] = flight
                     actor, holds = self._actor(), together.claim(state.host, state.device)
-
-                    def turn(books: Books) -> list[Violation]:
-                        if holds:
-                            books.order.met(actor, state.host, state.device)
-                        return books.submitted(flight, holds=holds)
-
+                    turn = partial(_submitted, self._books, flight, actor, holds=holds)
                     self._note(flight, turn, flight.by)
             return op
 
@@ -88,18 +85,12 @@ class CopyNotes:
         return end
 
     def _ended(self, flight: Flight, host: Ids, *, holds: bool) -> None:
-        by, actor, state = access(f"end of {flight.what}"), self._actor(), flight.state
-        good = flight.op.status == "done"
+        by, actor = access(f"end of {flight.what}"), self._actor()
+        good = None if flight.loads else flight.op.status == "done"
         self._flights.pop(id(flight.op), None)
         if not flight.loads:
             self._flights.pop(id(host), None)
-
-        def turn(books: Books) -> list[Violation]:
-            if holds:
-                books.order.met(actor, state.host, state.device)
-            found = books.acknowledged(flight, by, holds=holds)
-            return found if flight.loads else found + books.reported(flight, by, good=good)
-
+        turn = partial(_acknowledged, self._books, flight, actor, by, holds=holds, good=good)
         self._note(flight, turn, by)
 
     def _pool(self, state: CacheState) -> str:
@@ -163,40 +154,25 @@ class CopyNotes:
             by, actor, work = access(flight.what), _actor(), current_work()
             flight.carrier = by
             parts = [_part(copy) for copy in flight.op.copies]
-
-            def turn(books: Books) -> list[Violation]:
-                flight.parts = parts
-                return books.begun(flight, by) + books.order.begun(flight, by, actor, work)
-
-            self._note(flight, turn, by)
+            self._note(flight, partial(_begun, self._books, flight, parts, by, actor, work), by)
 
     def _layer_arrived(self, flight: Flight, layer: int) -> None:
         flight.arrived.append(layer)
         if not self._notes.ordered:
             return
-        with self._notes.errors.at("lifetimes/layer"):
-            actor, work = _actor(), current_work()
-            carrier = flight.carrier or flight.by
-            by = Access(f"{flight.what}, layer {layer}", carrier.actor, carrier.site)
-
-            def turn(books: Books) -> list[Violation]:
-                return books.order.landed(flight, layer, by, actor, work)
-
-            self._note(flight, turn, by)
+        unsaid = self._notes.unsaid
+        landing = unsaid[-1] if unsaid else None
+        if isinstance(landing, _Landing) and landing.flight is flight:
+            landing.layers.append(layer)
+        else:
+            unsaid.append(_Landing(self._books, flight, [layer], _actor(), current_work()))
 
     def _over(self, flight: Flight, status: str) -> None:
         with self._notes.errors.at("lifetimes/over"):
-            by = access(f"return of {flight.what}")
-            layers, moment = tuple(flight.arrived), next(moments)
-
-            def turn(books: Books) -> list[Violation]:
-                books.ended(flight, layers, status, by)
-                if status != "done":
-                    return []
-                books.arrived(flight, moment)
-                return books.looked_at(flight, by)
-
-            self._note(flight, turn, by)
+            by, layers = access(f"return of {flight.what}"), tuple(flight.arrived)
+            moment, actor = next(moments), self._actor()
+            turn = partial(_over, self._books, flight, layers, status, by, moment, actor)
+            self._notes.unsaid.append(turn)  # its end is noted next
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -228,10 +204,81 @@ class CopyNotes:
 
         self._notes.take(turn, names, by=by)
 
-    def _note(self, flight: Flight, turn: Callable[[Books], list[Violation]], by: Access) -> None:
-        self._notes.take(
-            lambda: turn(self._books()), flight.pool, flight.op.kind, by=by, about=flight
-        )
+    def _note(self, flight: Flight, turn: Turn, by: Access) -> None:
+        self._notes.take(turn, flight.pool, flight.op.kind, by=by, about=flight)
+
+
+# -- turns: on the bus's thread -------------------------------------------------------------------
+
+_Books = Callable[[], Books]
+
+
+def _submitted(
+    books: _Books, flight: Flight, actor: ActorId | None, *, holds: bool
+) -> list[Violation]:
+    if holds:
+        books().order.met(actor, flight.state.host, flight.state.device)
+    return books().submitted(flight, holds=holds)
+
+
+def _begun(  # noqa: PLR0917 - who, what and when
+    books: _Books,
+    flight: Flight,
+    parts: list[Part],
+    by: Access,
+    actor: ActorId,
+    work: int | None,
+) -> list[Violation]:
+    flight.parts = parts
+    return books().begun(flight, by) + books().order.begun(flight, by, actor, work)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Landing:
+    """Layers whose bytes were written since the mover's last note."""
+
+    books: _Books
+    flight: Flight
+    layers: list[int]
+    actor: ActorId
+    work: int | None
+
+    def __call__(self) -> list[Violation]:
+        return self.books().order.landed(self.flight, self.layers, self.actor, self.work)
+
+
+def _over(  # noqa: PLR0917 - as above
+    books: _Books,
+    flight: Flight,
+    layers: tuple[int, ...],
+    status: str,
+    by: Access,
+    moment: int,
+    actor: ActorId | None,
+) -> list[Violation]:
+    if actor is not None:
+        books().order.over(flight, actor)
+    books().ended(flight, layers, status, by)
+    if status != "done":
+        return []
+    books().arrived(flight, moment)
+    return books().looked_at(flight, by)
+
+
+def _acknowledged(
+    books: _Books,
+    flight: Flight,
+    actor: ActorId | None,
+    by: Access,
+    *,
+    holds: bool,
+    good: bool | None,
+) -> list[Violation]:
+    """``good``: what the readers are told with this; None: they are told apart."""
+    if holds:
+        books().order.met(actor, flight.state.host, flight.state.device)
+    found = books().acknowledged(flight, by, holds=holds)
+    return found if good is None else found + books().reported(flight, by, good=good)
 
 
 def _actor() -> ActorId:

@@ -9,6 +9,7 @@ from hicache_dbg.pools.host import Mirror
 from hicache_dbg.pools.state import CacheState
 from hicache_dbg.pools.transfer import CopyOp
 from hicache_dbg.tracer.checks.completion import OpId
+from hicache_dbg.tracer.checks.ordering_clocks import Stamp, Step
 from hicache_dbg.tracer.checks.ownership import Pages
 from hicache_dbg.tracer.checks.violation import Access
 
@@ -49,21 +50,25 @@ class Flight:
     carrier: Access | None = None
     #: Layers that the mover itself has reported.
     arrived: list[int] = field(default_factory=list)
+    #: Where order is looked at: the steps at which a load writes each of the model's layers, and the
+    #: stamp of the first; as the bus's thread has them.
+    promised: dict[int, Step] = field(default_factory=dict)
+    first: Stamp | None = None
+    #: What had befallen the pages of both tiers when they were last seen to be those that were
+    #: submitted; as the bus's thread has it.
+    sure: tuple[int, int] | None = None
     key: OpId = field(default_factory=lambda: OpId(next(_numbers)))
     #: Whether bytes go to the device.
     loads: bool = field(init=False)
+    #: The pages that are written, and their generations.
+    written: tuple[Pages, Pages] = field(init=False)
 
     def __post_init__(self) -> None:
         self.loads = self.op.kind == "load"
+        host, device = (self.host, self.host_generations), (self.device, self.device_generations)
+        self.written = device if self.loads else host
 
     @property
     def what(self) -> str:
         """``load 7``."""
         return f"{self.op.kind} {self.op.op_id}"
-
-    @property
-    def written(self) -> tuple[Pages, Pages]:
-        """The pages that are written, and their generations."""
-        if self.loads:
-            return self.device, self.device_generations
-        return self.host, self.host_generations

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hicache_dbg.pools.controller import HiCacheController, Match
     from hicache_dbg.pools.radix import InsertResult
     from hicache_dbg.pools.radix_types import Tokens
+    from hicache_dbg.pools.ticket import LoadTicket
 
 __all__ = ["KeyNotes", "pages_of"]
 
@@ -28,6 +29,8 @@ class KeyNotes:
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
+        #: Pages that a match found on the host only, by its identity; each match is seen here first.
+        self._on_host: dict[int, int] = {}
 
     def around_match(self, original: Callable[..., "Match"]) -> Callable[..., "Match"]:
         """Pages that are found, and locked, should be those of the tokens asked for."""
@@ -35,6 +38,7 @@ class KeyNotes:
         def match(controller: "HiCacheController", tokens: "Tokens") -> "Match":
             begun = next(moments)
             found = original(controller, tokens)
+            self._on_host[id(found)] = found.host_pages.size
             with self._notes.errors.at("lifetimes/match"):
                 if found.pages:
                     self._asked(controller, tokens, found)
@@ -42,6 +46,24 @@ class KeyNotes:
             return found
 
         return match
+
+    def around_load_back(
+        self, original: Callable[..., "LoadTicket"]
+    ) -> Callable[..., "LoadTicket"]:
+        """A reader who asks for pages that were on the host should get a load, or they have come since."""
+
+        def load_back(
+            controller: "HiCacheController", match: "Match", owner: int = 0
+        ) -> "LoadTicket":
+            ticket = original(controller, match, owner)
+            if self._on_host.pop(id(match), 0) and not ticket.loads:
+                with self._notes.errors.at("lifetimes/load_back"):
+                    by, host = access("load_back"), controller.allocators["host"]
+                    pool = "+".join(controller.group.device)
+                    self._notes.take(lambda: self._books().tier(host).use.asked(by), pool, by=by)
+            return ticket
+
+        return load_back
 
     def _asked(self, controller: "HiCacheController", tokens: "Tokens", found: "Match") -> None:
         pages, by = pages_of(controller, tokens, found.pages), access("match")
@@ -53,7 +75,6 @@ class KeyNotes:
             allocator = controller.allocators[name]
             parts.append((allocator, ids.copy(), allocator.generation(ids).astype(np.int64), span))
 
-        host = controller.allocators["host"]
         actor = ActorId(threading.get_ident()) if self._notes.ordered else None
 
         def turn() -> list[Violation]:
@@ -61,12 +82,9 @@ class KeyNotes:
             # Under the cache's lock, as whoever brought the pages was.
             books.order.met(actor, *(allocator for allocator, *_ in parts))
             return [
-                *books.found_on_host(host, len(parts[1][1]), by),
-                *(
-                    violation
-                    for allocator, ids, generations, span in parts
-                    for violation in books.asked(allocator, ids, generations, digests[span], by)
-                ),
+                violation
+                for allocator, ids, generations, span in parts
+                for violation in books.asked(allocator, ids, generations, digests[span], by)
             ]
 
         self._notes.take(turn, "+".join(controller.group.device), by=by, about=found)

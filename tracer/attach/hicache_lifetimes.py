@@ -56,6 +56,7 @@ class LifetimeAttachment:
         self._patches.replace(controller, "close", self._copies.around_close)
         self._patches.replace(controller, "match", self._keys.around_match)
         self._patches.replace(controller, "insert", self._keys.around_insert)
+        self._patches.replace(controller, "load_back", self._keys.around_load_back)
 
     def detach(self) -> None:
         """Put the engine's own functions back."""

@@ -1,5 +1,6 @@
 """Who came after whom among the users of ``hicache_dbg.pools``; used on the bus's thread only."""
 
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, finalize
@@ -10,7 +11,7 @@ from hicache_dbg.pools.host import HostPool, Mirror
 from hicache_dbg.pools.ticket import Load
 from hicache_dbg.tracer.attach.hicache_flight import Flight
 from hicache_dbg.tracer.checks.ordering import Ordering, Role, Space
-from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks, Stamp
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks, Stamp, Step
 from hicache_dbg.tracer.checks.ordering_cuda import CudaOrder
 from hicache_dbg.tracer.checks.ownership import Ownership, Pages
 from hicache_dbg.tracer.checks.violation import Access, Violation
@@ -19,14 +20,20 @@ __all__ = ["Order"]
 
 Pool = DevicePool | HostPool
 _numbers = count(1)
+#: Beyond the numbers of threads and of simulated streams.
+_MOVERS = 1 << 60
 
 
 class _Ends(NamedTuple):
-    """The two ends of a mirror whose copies are looked at; ``own`` finds its layer by the model's."""
+    """The two ends of a mirror whose copies are looked at; ``own`` finds its layer by the model's.
+
+    ``models`` are the model's numbers of its layers.
+    """
 
     host: Space
     device: Space
     own: dict[int, int]
+    models: tuple[int, ...]
 
 
 class Order:
@@ -42,7 +49,7 @@ class Order:
         self._spaces: WeakKeyDictionary[Pool, Space] = WeakKeyDictionary()
         self._owners: dict[Space, Ownership] = {}
         self._ends: dict[int, _Ends] = {}  # by identity of the mirrors that are followed
-        self._gates: WeakKeyDictionary[Load, dict[int, int]] = WeakKeyDictionary()
+        self._gates: WeakKeyDictionary[Load, dict[int, Stamp]] = WeakKeyDictionary()
 
     # -- accesses -------------------------------------------------------------------------------
 
@@ -55,30 +62,64 @@ class Order:
         self, flight: Flight, by: Access, actor: ActorId, work: int | None
     ) -> list[Violation]:
         """The bytes of a copy are read from here on, and those of a backup written."""
-        parts = [(part, ends) for part in flight.parts if (ends := self._followed(part.mirror))]
-        if not parts:
-            return []
-        found, stamp = list[Violation](), self.stamp(actor, work)
-        for part, ends in parts:
-            layers, host, device = part.layers, part.host, part.device
-            if flight.loads:
-                found += self._access(ends.host, layers, host, Role.LOAD_READ, stamp, by)
-            else:
-                found += self._access(ends.device, layers, device, Role.BACKUP_READ, stamp, by)
-                found += self._access(ends.host, layers, host, Role.BACKUP_WRITE, stamp, by)
-        return found
-
-    def landed(
-        self, flight: Flight, layer: int, by: Access, actor: ActorId, work: int | None
-    ) -> list[Violation]:
-        """The bytes of one of the model's layers are on the device: they were written just before."""
-        found, stamp = list[Violation](), self.stamp(actor, work)
+        found: list[Violation] = []
+        stamp = None
         for part in flight.parts:
             ends = self._followed(part.mirror)
-            own = ends.own.get(layer) if ends else None
-            if ends and own is not None and own in part.layers:
-                found += self._access(ends.device, (own,), part.device, Role.LOAD_WRITE, stamp, by)
+            if ends is None:
+                continue
+            if stamp is None:
+                stamp = self.stamp(actor, work)
+                if flight.loads and work is None:
+                    self._promise(flight, stamp)
+            layers, host, device = part.layers, part.host, part.device
+            if not flight.loads:
+                found += self._access(ends.device, layers, device, Role.BACKUP_READ, stamp, by)
+                found += self._access(ends.host, layers, host, Role.BACKUP_WRITE, stamp, by)
+                continue
+            found += self._access(ends.host, layers, host, Role.LOAD_READ, stamp, by)
+            if flight.first is not None:
+                steps = [flight.promised[ends.models[layer]] for layer in layers]
+                found += self._access(
+                    ends.device, layers, device, Role.LOAD_WRITE, flight.first, by, steps
+                )
         return found
+
+    def _promise(self, flight: Flight, stamp: Stamp) -> None:
+        """A step for each layer that a load is to bring: whoever comes after one has its bytes."""
+        layers = flight.state.group.layer_ids
+        first = flight.first = self.clocks.promise(_mover(stamp.actor), stamp, len(layers))
+        flight.promised = {layer: Step(first.step + at) for at, layer in enumerate(layers)}
+
+    def landed(
+        self, flight: Flight, layers: Sequence[int], actor: ActorId, work: int | None
+    ) -> list[Violation]:
+        """The bytes of these layers of the model are on the device: they were written just before."""
+        if flight.first is not None:
+            self._came(flight, actor, flight.promised[layers[-1]])
+            return []
+        found: list[Violation] = []
+        stamp, by = None, flight.carrier or flight.by
+        for part in flight.parts:
+            ends = self._followed(part.mirror)
+            if ends is None:
+                continue
+            stamp = stamp or self.stamp(actor, work)
+            own = tuple(ends.own[layer] for layer in layers if layer in ends.own)
+            if len(part.layers) < len(ends.own):
+                own = tuple(layer for layer in own if layer in part.layers)
+            found += self._access(ends.device, own, part.device, Role.LOAD_WRITE, stamp, by)
+        return found
+
+    def over(self, flight: Flight, actor: ActorId) -> None:
+        """The mover has returned or raised: it writes no more, whatever it had promised."""
+        if flight.first is not None:
+            self._came(flight, actor, max(flight.promised.values()))
+
+    def _came(self, flight: Flight, actor: ActorId, step: Step) -> None:
+        """What was promised up to this step is done, or never will be."""
+        assert flight.first is not None  # noqa: S101 - asked by the callers
+        self.clocks.learn(actor, Stamp(flight.first.actor, step, flight.first.clock))
 
     def touched(  # noqa: PLR0917 - an access is all of these
         self,
@@ -110,8 +151,13 @@ class Order:
         role: Role,
         stamp: Stamp,
         by: Access,
+        steps: list[Step] | None = None,
     ) -> list[Violation]:
-        found = self._ordering.access(space, layers, pages, role=role, stamp=stamp, by=by)
+        access = self._ordering.access
+        try:
+            found = access(space, layers, pages, role=role, stamp=stamp, by=by, steps=steps)
+        except IndexError:  # there is no such page, which is another check's business
+            return []
         owner = self._owners.get(space) if found else None
         return found if owner is None else owner.located(found)
 
@@ -123,8 +169,9 @@ class Order:
         host, device = mirror.host, self._space(mirror.device, "device")
         if not self._ordering.watches(device):
             return None
-        own = {layer: at for at, layer in enumerate(mirror.device.geometry.layer_ids)}
-        ends = self._ends[id(mirror)] = _Ends(self._space(host, "host"), device, own)
+        models = tuple(mirror.device.geometry.layer_ids)
+        own = {layer: at for at, layer in enumerate(models)}
+        ends = self._ends[id(mirror)] = _Ends(self._space(host, "host"), device, own, models)
         self._ordering.watch(ends.host, host.geometry.layers, host.pages)
         finalize(mirror, self._ends.pop, id(mirror), None)
         return ends
@@ -159,9 +206,7 @@ class Order:
         gates = self._gates.get(load)
         if gates is None:
             gates = self._gates[load] = {}
-            finalize(load, _forget_all, self.clocks, gates)
-        carrier = gates[layer] = next(_numbers)
-        self.clocks.record(actor, carrier)
+        gates[layer] = self.clocks.now(actor)
 
     def gate_passed(self, load: Load, layer: int, actor: ActorId) -> None:
         """``actor`` was let to ``layer``: the first gate at or behind it has been opened."""
@@ -170,9 +215,9 @@ class Order:
             behind = (number for number in gates if number >= layer)
             layer = min(behind, default=max(gates, default=layer))
         if layer in gates:
-            self.clocks.wait(actor, gates[layer])
+            self.clocks.learn(actor, gates[layer])
 
 
-def _forget_all(clocks: Clocks, gates: dict[int, int]) -> None:
-    for carrier in gates.values():
-        clocks.forget(carrier)
+def _mover(actor: ActorId) -> ActorId:
+    """Whoever writes a load's layers for ``actor``, one after the other."""
+    return ActorId(actor + _MOVERS if actor >= 0 else actor - _MOVERS)

@@ -170,8 +170,8 @@ class PageNotes:
             def pin(tree: RadixTree, node: Node) -> None:
                 original(tree, node)
                 with self._notes.errors.at("lifetimes/pin"):
-                    by, handle = access(name), _handle(node, name)
-                    self._notes.take(lambda: self._books().pins.pin(handle, by), by=by)
+                    by, handle, held = access(name), _handle(node, name), _held(node, name)
+                    self._notes.take(lambda: self._books().pins.pin(handle, by, held), by=by)
 
             pin.__name__ = name
             return pin
@@ -195,8 +195,7 @@ class PageNotes:
         return make
 
     def _unpinned(self, node: Node, name: str, by: Access, *, refused: bool) -> None:
-        handle = _handle(node, name)
-        left = node.locks if name == "unlock" else node.pins
+        handle, left = _handle(node, name), _held(node, name)
 
         def turn() -> list[Violation]:
             pins = self._books().pins
@@ -206,6 +205,11 @@ class PageNotes:
             return found
 
         self._notes.take(turn, "prefix_tree", by=by)
+
+
+def _held(node: Node, name: str) -> int:
+    """How many locks, or pins, a node has."""
+    return node.pins if name.endswith("pin") else node.locks
 
 
 def _handle(node: Node, name: str) -> Handle:

@@ -1,7 +1,8 @@
 """What a rank of ``hicache_dbg.pools`` states for a join with the others: hits, and its tiles.
 
 A request is named by the digest of its tokens, which all ranks have; a tile by the digest of the
-tokens up to the end of its page. Only where there are several ranks: alone nobody disagrees.
+tokens up to the end of its page. Only where there are several ranks: alone nobody disagrees, but for
+the keys of a store, which other processes may share.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache_dbg.pools.indices import Ids
+from hicache_dbg.tracer.attach.hicache_key_statements import KeyStatements
 from hicache_dbg.tracer.attach.hicache_keys import pages_of
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.checks.identity import prefix_digests
@@ -34,12 +36,15 @@ class RankStatements:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._patches = Patches()
-        #: By (pool, device page): the tokens it was inserted for, and its place among their pages.
-        #: On the bus's thread only.
-        self._requests: dict[tuple[str, int], tuple[int, int]] = {}
+        self._keys = KeyStatements(session)
+        #: By (pool, device page): the tokens it was inserted for, its place among their pages, and how
+        #: often an insertion had been lost by then. On the bus's thread only.
+        self._requests: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._lost = 0
 
     def attach(self, controller: type) -> None:
-        """Wrap what is not wrapped yet, where there are other ranks."""
+        """Wrap what is not wrapped yet; most of it only where there are other ranks."""
+        self._keys.attach()
         if self._session.settings.ranks > 1:
             self._patches.replace(controller, "match", self._around_match)
             self._patches.replace(controller, "insert", self._around_insert)
@@ -47,7 +52,8 @@ class RankStatements:
                 self._session.on_judged.append(self._backed_up)
 
     def detach(self) -> None:
-        """Put the controller's own methods back."""
+        """Put the engine's own methods back."""
+        self._keys.detach()
         self._patches.undo()
         if self._backed_up in self._session.on_judged:
             self._session.on_judged.remove(self._backed_up)
@@ -72,16 +78,19 @@ class RankStatements:
             with self._session.errors.at("ranks/insert"):
                 pages = np.array(device_pages, np.int64).tolist()
                 raw, pools = pages_of(controller, tokens), tuple(controller.group.device)
-                self._session.check(lambda: self._inserted(pools, pages, raw))
+                lost = self._lost
+                if not self._session.check(lambda: self._inserted(pools, pages, raw, lost)):
+                    self._lost += 1  # its pages may be known for other tokens
             return original(controller, tokens, device_pages)
 
         return insert
 
     def _inserted(
-        self, pools: tuple[str, ...], pages: list[int], raw: list[bytes]
+        self, pools: tuple[str, ...], pages: list[int], raw: list[bytes], lost: int
     ) -> list[Finding]:
         for at, digest in enumerate(prefix_digests(raw).tolist()[: len(pages)]):
-            self._requests |= dict.fromkeys(((pool, pages[at]) for pool in pools), (digest, at))
+            here = ((pool, pages[at]) for pool in pools)
+            self._requests |= dict.fromkeys(here, (digest, at, lost))
         return []
 
     def _backed_up(self, record: CopyRecord) -> None:
@@ -94,11 +103,12 @@ class RankStatements:
                 continue
             for column, page in enumerate(copy.device_pages[record.digested].tolist()):
                 known = self._requests.get((copy.mirror.pool, page))
-                if known is not None:
-                    request, at = known
+                if known is not None and known[2] == self._lost:
+                    request, at, _ = known
                     self._session.state(
                         Topic.TILES,
                         [f"{digest:016x}" for digest in digests[:, column].tolist()],
+                        time_ns=record.time_ns,
                         request=f"{request:016x}",
                         pool=copy.mirror.pool,
                         component=component,

@@ -1,14 +1,15 @@
 """Notes on what readers are told of the engine's loads: gates opened, passed, and the last word."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from hicache_dbg.pools.ticket import GATE_TIMEOUT_S, Load, LoadTicket
 from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.hicache_books import Books
 from hicache_dbg.tracer.attach.hicache_flight import Flight
 from hicache_dbg.tracer.attach.hicache_pages import Wrappers
-from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.attach.notes import Notes, Turn
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Access, Violation
 
@@ -45,14 +46,8 @@ class ReaderNotes:
         def finish(load: Load, error: BaseException | None = None) -> None:
             flight = self._flights.pop(id(load.host), None)
             with self._notes.errors.at("lifetimes/finish"):
-                by, actor, last = access(f"report of load {load.op_id}"), _actor(), load._last  # noqa: SLF001
-
-                def turn(books: Books) -> list[Violation]:
-                    books.order.gate_opened(load, last, actor)
-                    if flight is None:
-                        return []
-                    return books.reported(flight, by, good=error is None)
-
+                by, actor = access(f"report of load {load.op_id}"), self._actor()
+                turn = partial(_reported, self._books, load, actor, flight, by, good=error is None)
                 self._note(flight, turn, by)
             original(load, error)
 
@@ -64,13 +59,9 @@ class ReaderNotes:
         if on_time and not self._notes.ordered:
             return
         with self._notes.errors.at("lifetimes/gate"):
-            actor, arrived = _actor(), tuple(flight.arrived) if flight else ()
+            actor, arrived = self._actor(), tuple(flight.arrived) if flight else ()
             by = access(f"gate {layer} of load {load.op_id}")
-
-            def turn(books: Books) -> list[Violation]:
-                books.order.gate_opened(load, layer, actor)
-                return [] if flight is None else books.gate(flight, layer, arrived, by)
-
+            turn = partial(_opened, self._books, load, layer, actor, flight, arrived, by)
             self._note(flight, turn, by)
 
     def _around_wait(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -78,23 +69,57 @@ class ReaderNotes:
             original(ticket, layer, timeout)
             if ticket.loads and self._notes.ordered:
                 with self._notes.errors.at("lifetimes/wait"):
-                    actor, loads, by = _actor(), ticket.loads, access(f"wait for layer {layer}")
-
-                    def turn(books: Books) -> list[Violation]:
-                        for load in loads:
-                            books.order.gate_passed(load, layer, actor)
-                        return []
-
-                    self._note(None, turn, by)
+                    by, actor = access(f"wait for layer {layer}"), _thread()
+                    self._note(None, partial(_passed, self._books, ticket.loads, layer, actor), by)
 
         return wait_layer
 
-    def _note(
-        self, flight: Flight | None, turn: Callable[[Books], list[Violation]], by: Access
-    ) -> None:
+    def _actor(self) -> ActorId | None:
+        """The calling thread, where the order of accesses is looked at."""
+        return _thread() if self._notes.ordered else None
+
+    def _note(self, flight: Flight | None, turn: Turn, by: Access) -> None:
         pool = flight.pool if flight else ""
-        self._notes.take(lambda: turn(self._books()), pool, "load", by=by, about=flight)
+        self._notes.take(turn, pool, "load", by=by, about=flight)
 
 
-def _actor() -> ActorId:
+# -- turns: on the bus's thread -------------------------------------------------------------------
+
+_Books = Callable[[], Books]
+
+
+def _opened(  # noqa: PLR0917 - who, what and when
+    books: _Books,
+    load: Load,
+    layer: int,
+    actor: ActorId | None,
+    flight: Flight | None,
+    arrived: tuple[int, ...],
+    by: Access,
+) -> list[Violation]:
+    if actor is not None:
+        books().order.gate_opened(load, layer, actor)
+    return [] if flight is None else books().gate(flight, layer, arrived, by)
+
+
+def _passed(books: _Books, loads: Sequence[Load], layer: int, actor: ActorId) -> None:
+    for load in loads:
+        books().order.gate_passed(load, layer, actor)
+
+
+def _reported(
+    books: _Books,
+    load: Load,
+    actor: ActorId | None,
+    flight: Flight | None,
+    by: Access,
+    *,
+    good: bool,
+) -> list[Violation]:
+    if actor is not None:
+        books().order.gate_opened(load, load._last, actor)  # noqa: SLF001
+    return [] if flight is None else books().reported(flight, by, good=good)
+
+
+def _thread() -> ActorId:
     return ActorId(threading.get_ident())

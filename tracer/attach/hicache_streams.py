@@ -109,18 +109,22 @@ class StreamNotes:
                 books.order.stamps[number] = books.order.clocks.submit(ActorId(thread), actor)
                 return []
 
+            def begun(books: Books) -> list[Violation]:
+                return touched(books.order, touches, actor, number, by)
+
             def done(books: Books) -> list[Violation]:
-                found = touched(books.order, touches, actor, number, by)
                 books.order.stamps.pop(number, None)
-                return found
+                return []
 
             def run() -> None:
                 before, _running.work = current_work(), number
+                if touches:  # told before the first of them is used
+                    self._take(begun, by, touches)
                 try:
                     work()
                 finally:
                     _running.work = before
-                    self._take(done, by, touches)
+                    self._take(done)
 
             self._take(queued)
             original(stream, run)

@@ -1,9 +1,11 @@
 """Notes of what the host did, taken on its threads and judged on the bus's."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from hicache_dbg.tracer.checks.violation import Access, Violation
@@ -11,7 +13,7 @@ from hicache_dbg.tracer.events import Finding
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Settings
 
-__all__ = ["Desk", "Note", "Notes"]
+__all__ = ["Desk", "Note", "Notes", "Turn"]
 
 #: Looks at what happened; None where there is nothing to say, only to remember.
 Turn = Callable[[], list[Violation] | None]
@@ -44,6 +46,10 @@ class Desk(Protocol):
         """Run ``detect`` in its turn; False if there was no room for it."""
         ...
 
+    def push(self, record: "Note") -> bool:
+        """Let a note have its turn; False if there was no room for it."""
+        ...
+
 
 @dataclass(slots=True, eq=False)  # not frozen: that costs more than all the rest of taking one
 class Note:
@@ -60,7 +66,11 @@ class Note:
     time_ns: int
     rank: int
 
-    def __call__(self) -> Sequence[Finding]:
+    def ready(self) -> bool:
+        """Nothing is waited for."""
+        return True
+
+    def events(self) -> Sequence[Finding]:
         """What is wrong with it."""
         found = self.turn()
         return self.findings(found) if found else ()
@@ -71,6 +81,11 @@ class Note:
             item.finding(pool=self.pool, time_ns=self.time_ns, rank=self.rank, op=self.op)
             for item in found
         ]
+
+
+class _Unsaid(threading.local):
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
 
 
 class Notes:
@@ -88,6 +103,15 @@ class Notes:
         self._start_over = start_over
         self._gap = False
         self._pid = os.getpid()
+        self._unsaid = _Unsaid()
+
+    @property
+    def unsaid(self) -> list[Turn]:
+        """Turns that go with the calling thread's next note, before its own.
+
+        For what nobody can know of before this thread does something else that is noted.
+        """
+        return self._unsaid.turns
 
     def take(
         self,
@@ -98,7 +122,10 @@ class Notes:
         about: object = None,
     ) -> None:
         """Let ``turn`` look at what just happened; what it returns becomes findings on ``pool``."""
-        desk = self._desk
+        desk, unsaid = self._desk, self._unsaid.turns
+        if unsaid:
+            turn = partial(_in_turn, (*unsaid, turn))
+            unsaid.clear()
         if self._pid != os.getpid():  # a forked child begins with an empty ring
             self._pid, self._gap = os.getpid(), True
         if not desk.probe.enabled:
@@ -107,9 +134,13 @@ class Notes:
         if self._gap:
             self._gap = not desk.check(self._forget)
         note = Note(turn, pool, op, by, about, time.time_ns(), desk.settings.rank)
-        if self._gap or not desk.check(note):
+        if self._gap or not desk.push(note):
             self._gap = True
 
     def _forget(self) -> Sequence[Finding]:
         self._start_over()
         return ()
+
+
+def _in_turn(turns: Sequence[Turn]) -> list[Violation]:
+    return [violation for turn in turns for violation in turn() or ()]

@@ -5,10 +5,13 @@ is reported to its readers. A report of success that the operation itself does n
 violation, and so is a gate that opens before its layer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
+import numpy as np
+
+from hicache_dbg.tracer.checks.ownership import Pages
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
 
@@ -26,11 +29,11 @@ class _Op:
     """What is known of an operation under way."""
 
     where: str
-    pages: list[int]
+    pages: Pages
     layers: frozenset[int]
     by: Access
     number: int
-    delivered: dict[str, list[int]] = field(default_factory=dict)
+    delivered: Mapping[str, Pages] = field(default_factory=dict)
     arrived: set[int] = field(default_factory=set)
     status: str = ""
     ended: Access | None = None
@@ -42,37 +45,28 @@ class Completion:
     def __init__(self) -> None:
         self._ops: dict[OpId, _Op] = {}
 
-    def promise(
+    def promise(  # noqa: PLR0917 - an operation is all of these
         self,
         op: OpId,
         where: str,
-        pages: Iterable[int],
-        layers: Iterable[int],
+        pages: Pages,
+        layers: frozenset[int],
         by: Access,
-        *,
         number: int = 0,
     ) -> None:
         """``op`` was submitted: it is to bring all ``layers`` of these destination pages.
 
         ``number`` is the system's own for the operation, for the report.
         """
-        self._ops[op] = _Op(where, list(pages), frozenset(layers), by, number)
+        self._ops[op] = _Op(where, pages, layers, by, number)
 
-    def deliver(self, op: OpId, part: str, pages: Iterable[int]) -> None:
-        """The copy of one ``part`` (pool) was given these destination pages to write."""
+    def begun(self, op: OpId, given: Mapping[str, Pages], by: Access) -> list[Violation]:
+        """Each part (pool) has been ``given`` its destination pages: those that none will bring are known."""
         known = self._ops.get(op)
-        if known is not None:
-            before = known.delivered.get(part, ())
-            known.delivered[part] = [*before, *pages]
-
-    def begun(self, op: OpId, by: Access) -> list[Violation]:
-        """Every part has been given its pages: those that none will bring are known already."""
-        known = self._ops.get(op)
-        return (
-            []
-            if known is None
-            else self._short(known, by, "copies fewer pages than were asked for")
-        )
+        if known is None:
+            return []
+        known.delivered = given
+        return self._short(known, by, "copies fewer pages than were asked for")
 
     def layers_arrived(self, op: OpId, layers: Iterable[int]) -> None:
         """The mover itself says that ``layers`` are there."""
@@ -113,27 +107,25 @@ class Completion:
         if known.status != "done":
             return [self._lie(known, by, "done", known.status or "no status")]
         late = known.layers - known.arrived
-        if late and known.arrived:
+        if late:
             return [self._lie(known, by, f"{len(known.layers)} layers", f"no layer {min(late)}")]
         return self._short(known, by, "reported as done and not delivered")
 
     def _short(self, known: _Op, by: Access, words: str) -> list[Violation]:
         found = []
         for part, delivered in known.delivered.items():
-            if delivered == known.pages:
+            if delivered is known.pages or delivered.tobytes() == known.pages.tobytes():
                 continue  # as nearly always
-            pages = set(delivered)
-            lost = tuple(page for page in known.pages if page not in pages)
-            if lost:
-                whole = len(known.pages)
+            lost = known.pages[~np.isin(known.pages, delivered)]
+            if lost.size:
                 found.append(
                     self._violation(
                         known,
                         FaultClass.FAILED_LOAD,
                         words,
                         by,
-                        expected=f"{whole} pages of {part}",
-                        got=f"{whole - len(lost)}",
+                        expected=f"{known.pages.size} pages of {part}",
+                        got=f"{known.pages.size - lost.size}",
                         advice=HONEST,
                         pages=lost,
                     )
@@ -177,14 +169,14 @@ class Completion:
         expected: str,
         got: str,
         advice: str,
-        pages: tuple[int, ...] | None = None,
+        pages: Pages | None = None,
     ) -> Violation:
         return Violation(
             cls,
             CHECK,
             known.where,
             words,
-            tuple(known.pages) if pages is None else pages,
+            tuple((known.pages if pages is None else pages).tolist()),
             by,
             known.ended or known.by,
             expected=expected,

@@ -37,11 +37,11 @@ class Components:
         """The bytes of component ``name`` were written, under these generations."""
         self._generation[name][pages] = generations
 
-    def moved(self, names: Sequence[str], pages: Pages, by: Access) -> list[Violation]:
+    def moved(self, names: tuple[str, ...], pages: Pages, by: Access) -> list[Violation]:
         """A copy of ``pages`` moves these components; it should move all."""
-        absent = [name for name in self.names if name not in names]
-        if not absent or not len(pages):
-            return []
+        if names == self.names:
+            return []  # as nearly always
+        absent = [name for name in self.names if name not in names] if len(pages) else []
         return [
             Violation(
                 FaultClass.SIDECAR_MISSING,

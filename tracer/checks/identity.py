@@ -56,8 +56,12 @@ class Identity:
     ) -> None:
         """A copy brought the bytes of ``pages`` to pages (and generations) ``onto`` of another tier."""
         known = self._generations[pages] == generations
+        if b"\1" not in (flags := known.tobytes()):
+            return  # nobody has said what they hold
         there, lives = onto
-        to.say(there[known], lives[known], self._digests[pages[known]])
+        if b"\0" in flags:
+            pages, there, lives = pages[known], there[known], lives[known]
+        to.say(there, lives, self._digests[pages])
 
     def written_for(self, digest: int, before: int) -> tuple[Pages, Pages]:
         """Pages, and their generations, that were cached for these tokens before a moment."""

@@ -9,11 +9,10 @@ tier.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import numpy as np
-
-from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Stamp
-from hicache_dbg.tracer.checks.ordering_last import Last, Role, Tiles
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Stamp, Step
+from hicache_dbg.tracer.checks.ordering_last import Last, Late, Role
 from hicache_dbg.tracer.checks.ownership import Pages
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
@@ -87,8 +86,7 @@ _CONFLICTS: dict[tuple[Role, Role], _Conflict] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """A set of pages that have layers: one pool in one tier, or a control table.
 
     ``number`` tells pools of one name apart.
@@ -98,41 +96,29 @@ class Space:
     pool: str
     number: int = 0
 
-    def __hash__(self) -> int:
-        return self.number or hash(self.pool)  # asked for at every access
-
 
 @dataclass(slots=True)
 class _Pages:
-    """What is remembered of a space: by actor, its last read and its last write of each tile."""
+    """What is remembered of a space: by actor, its last reads and its last writes."""
 
     layers: int
     pages: int
     reads: dict[ActorId, Last] = field(default_factory=dict)
     writes: dict[ActorId, Last] = field(default_factory=dict)
-    #: By layers: the number of the first tile of each, as a column, or of the only one.
-    _firsts: dict[tuple[int, ...], Tiles] = field(default_factory=dict)
 
     def of(self, actor: ActorId, *, writes: bool) -> Last:
         table = self.writes if writes else self.reads
         last = table.get(actor)
         if last is None:
-            last = table[actor] = Last(self.layers * self.pages)
+            last = table[actor] = Last(self.layers, self.pages)
         return last
-
-    def tiles(self, layers: tuple[int, ...], pages: Pages) -> Tiles:
-        """The numbers of these tiles: layer by layer, page by page."""
-        firsts = self._firsts.get(layers)
-        if firsts is None:
-            firsts = np.array(layers, np.int64)[:, None] * self.pages
-            self._firsts[layers] = firsts = firsts if len(layers) > 1 else firsts[0, 0, ...]
-        return (firsts + pages).reshape(-1)
 
 
 class Ordering:
     """Remembers the accesses to each space and compares each new one with those before it.
 
-    Memory: 12 B a tile, for each actor that reads and again for each that writes.
+    Memory: 4 B a page for each actor that reads and again for each that writes, and 4 B a tile for
+    those that ever access some layers only.
     """
 
     def __init__(self) -> None:
@@ -160,57 +146,43 @@ class Ordering:
         role: Role,
         stamp: Stamp,
         by: Access,
+        steps: list[Step] | None = None,
     ) -> list[Violation]:
-        """``by`` reads or writes these layers of these pages, at ``stamp``."""
+        """``by`` reads or writes these layers of these pages, at ``stamp``, or at a step a layer from it on."""
         known = self._spaces.get(space)
         if known is None or not len(pages) or not layers:
             return []
-        tiles, writes = known.tiles(layers, pages), _WRITES[role]
+        writes = _WRITES[role]
         found: list[Violation] = []
         for table in (known.writes, known.reads) if writes else (known.writes,):
             for actor, last in table.items():
                 # An actor that comes before as a whole need not be looked at tile by tile.
                 if actor != stamp.actor and last.latest > (seen := stamp.clock.get(actor, 0)):
-                    this = _This(space, known.pages, tiles, role, by)
-                    found += this.against(last, seen=seen)
-        known.of(stamp.actor, writes=writes).take(tiles, stamp.step, role, by)
+                    late = last.late(layers, pages, Step(seen))
+                    found += _conflicts(space, role, by, late) if late else []
+        last = known.of(stamp.actor, writes=writes)
+        if steps is None:
+            last.take(layers, pages, stamp.step, role, by)
+        else:
+            last.promise(layers, pages, steps, role, by)
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _This:
-    """The access that is compared with those before it."""
-
-    space: Space
-    width: int
-    tiles: Tiles
-    role: Role
-    by: Access
-
-    def against(self, last: Last, *, seen: int) -> list[Violation]:
-        """What is wrong with another actor's last accesses, of which ``seen`` steps came before."""
-        wrong = self.tiles[last.steps[self.tiles] > seen]
-        by_role: dict[Role, list[int]] = {}
-        for tile, (role, _) in zip(wrong.tolist(), last.made(wrong), strict=True):
-            by_role.setdefault(role, []).append(tile)
-        return [
-            self._violation(conflict, np.array(tiles), last)
-            for earlier, tiles in sorted(by_role.items())
-            if (conflict := _CONFLICTS.get((self.role, earlier))) is not None
-        ]
-
-    def _violation(self, conflict: _Conflict, bad: Tiles, last: Last) -> Violation:
-        layers, pages = np.divmod(bad, self.width)
-        ((_, previous),) = last.made(bad[:1])
-        return Violation(
+def _conflicts(space: Space, role: Role, by: Access, late: dict[Role, Late]) -> list[Violation]:
+    """What is wrong with accesses of another actor that nothing orders with this one."""
+    return [
+        Violation(
             conflict.cls,
             CHECK,
-            self.space.tier,
+            space.tier,
             conflict.words,
             tuple(dict.fromkeys(pages.tolist())),
-            self.by,
+            by,
             previous,
             layers=tuple(dict.fromkeys(layers.tolist())),
             advice=conflict.advice,
-            pool=self.space.pool,
+            pool=space.pool,
         )
+        for earlier, (layers, pages, previous) in late.items()
+        if (conflict := _CONFLICTS.get((role, earlier))) is not None
+    ]

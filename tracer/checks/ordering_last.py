@@ -1,24 +1,22 @@
 """The last access of one actor to each tile of a space.
 
-A tile has the actor's step and the number of an access; the accesses themselves are kept apart, and
-those that no tile has any more are dropped now and then.
+A page has the number of the last access to all of its layers, and where an actor ever accessed some
+layers only, each tile has one of its own.
 """
 
+from bisect import bisect_right
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from hicache_dbg.tracer.checks.kept import Kept, Numbers
 from hicache_dbg.tracer.checks.ordering_clocks import Step
 from hicache_dbg.tracer.checks.violation import Access
 
-__all__ = ["Last", "Made", "Role", "Tiles"]
+__all__ = ["Last", "Late", "Role"]
 
-Tiles = npt.NDArray[np.int64]
-
-#: Accesses beyond twice those still in use before the others are dropped.
-_SLACK = 1024
-_NEVER = -1
+Pages = npt.NDArray[np.int64]
 
 
 class Role(IntEnum):
@@ -34,46 +32,71 @@ class Role(IntEnum):
     TABLE_WRITE = 7
 
 
-#: An access that was made: what for, and by whom.
-Made = tuple[Role, Access]
+#: An access that was made: when, what for, and by whom.
+_Made = tuple[Step, Role, Access]
+#: Tiles, as layers and pages, and who made the access to the first of them.
+Late = tuple[Pages, Pages, Access]
 
 
 class Last:
-    """Step and access by tile, for tiles ``0 .. tiles - 1``; ``latest`` is the last step on any of them.
+    """The last access to each tile; ``latest`` is the last step on any of them.
 
-    Memory: 12 B a tile, and the accesses that some tile has (or had until a while ago).
+    An actor's accesses come in the order of its steps, so of two numbers the greater is the later.
+    Memory: 4 B a page, 4 B a tile once some layers only were accessed, and the accesses that
+    something has (or had until a while ago).
     """
 
-    def __init__(self, tiles: int) -> None:
+    def __init__(self, layers: int, pages: int) -> None:
         self.latest = Step(0)
-        self.steps = np.zeros(tiles, np.int64)
-        self._numbers = np.full(tiles, _NEVER, np.int32)
-        self._made: list[Made] = []
-        self._enough = _SLACK
+        self._layers = layers
+        self._made = Kept[_Made]()
+        self._whole = self._made.numbers(pages)
+        self._tiles: Numbers | None = None
 
-    @property
-    def kept(self) -> int:
-        """How many accesses are kept."""
-        return len(self._made)
-
-    def take(self, tiles: Tiles, step: Step, role: Role, by: Access) -> None:
-        """``by`` is the last access to ``tiles`` from now on."""
-        if len(self._made) >= self._enough:
-            self._tidy()
+    def take(
+        self, layers: tuple[int, ...], pages: Pages, step: Step, role: Role, by: Access
+    ) -> None:
+        """``by`` is the last access to these tiles from now on."""
         self.latest = step
-        self.steps[tiles] = step
-        self._numbers[tiles] = len(self._made)
-        self._made.append((role, by))
+        if len(layers) == self._layers:
+            self._whole[pages] = self._made.number((step, role, by))
+            return
+        if self._tiles is None:
+            self._tiles = self._made.numbers(self._layers, len(self._whole))
+        number = self._made.number((step, role, by))
+        for layer in layers:
+            self._tiles[layer][pages] = number
 
-    def made(self, tiles: Tiles) -> list[Made]:
-        """The last access to each of ``tiles``, all of which had one."""
-        return [self._made[number] for number in self._numbers[tiles].tolist()]
+    def promise(
+        self, layers: tuple[int, ...], pages: Pages, steps: list[Step], role: Role, by: Access
+    ) -> None:
+        """``by`` will be the last access to each of these layers, at a step of its own each, in order."""
+        if self._tiles is None:
+            self._tiles = self._made.numbers(self._layers, len(self._whole))
+        self.latest = steps[-1]
+        for layer, step in zip(layers, steps, strict=True):
+            self._tiles[layer][pages] = self._made.number((step, role, by))
 
-    def _tidy(self) -> None:
-        """Drop what no tile has any more, and number the rest from 0."""
-        used = np.unique(self._numbers)
-        used = used[used != _NEVER]
-        had = self._numbers != _NEVER
-        self._numbers[had] = np.searchsorted(used, self._numbers[had])
-        self._made = [self._made[number] for number in used.tolist()]
-        self._enough = 2 * len(self._made) + _SLACK
+    def late(self, layers: tuple[int, ...], pages: Pages, seen: Step) -> dict[Role, Late]:
+        """Tiles whose last access is later than ``seen``, by what it was for."""
+        numbers = self._whole[pages][None]
+        if self._tiles is not None:
+            numbers = np.maximum(numbers, self._tiles[list(layers)][:, pages])
+        late = numbers >= bisect_right(self._made.things, seen, key=_step)
+        if not late.any():
+            return {}
+        shape = len(layers), len(pages)
+        rows, columns = np.nonzero(np.broadcast_to(late, shape))
+        numbers = np.broadcast_to(numbers, shape)[rows, columns]
+        made = [self._made.things[number] for number in numbers.tolist()]
+        roles = np.array([role for _, role, _ in made])
+        found = {}
+        for role in np.unique(roles).tolist():
+            at = np.flatnonzero(roles == role)
+            tiles = np.array(layers)[rows[at]], pages[columns[at]]
+            found[Role(role)] = *tiles, made[at[0]][2]
+        return found
+
+
+def _step(made: _Made) -> Step:
+    return made[0]

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from hicache_dbg.tracer.checks.kept import Kept, Numbers
 from hicache_dbg.tracer.checks.ownership_rules import (
     BELOW_ZERO,
     CLASH,
@@ -25,11 +26,14 @@ from hicache_dbg.tracer.checks.ownership_rules import (
     UNBALANCED,
     Rule,
 )
-from hicache_dbg.tracer.checks.ownership_users import (
+from hicache_dbg.tracer.checks.ownership_words import (
+    FREE,
     HOLD,
     READ,
+    TAKEN,
+    UNKNOWN,
     WRITE,
-    Users,
+    Words,
     repeats,
     times_named,
 )
@@ -43,9 +47,12 @@ Pages = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-#: What is known of a page. Plain ints: numpy asks an enum for a dozen attributes at each comparison.
-UNKNOWN, FREE, TAKEN = 0, 1, 2
-_ONE_FREE, _ONE_TAKEN = bytes([FREE]), bytes([TAKEN])
+#: What a copy has its pages for, by whether it writes, and whether it holds.
+_UNITS = {
+    (writes, holds): (WRITE if writes else READ) + (HOLD if holds else 0)
+    for writes in (False, True)
+    for holds in (False, True)
+}
 
 
 class Ownership:
@@ -57,63 +64,67 @@ class Ownership:
 
     def __init__(self, tier: str, pages: int) -> None:
         self.tier = tier
-        self._state = np.zeros(pages, np.uint8)
-        self._generation = np.zeros(pages, np.int64)
+        self._words = Words(pages)
+        #: The generation (not negative) of a page that is taken, its complement once it was freed.
+        self._lives = np.zeros(pages, np.int64)
         self._owner = np.zeros(pages, np.int64)
-        self._users = Users(pages)  # who acquired it and did not release it, and its open copies
-        self._allocated = np.full(pages, None, object)
-        self._opened = np.full(pages, None, object)
-        self._freed = np.full(pages, None, object)
+        self._made = Kept[Access]()
+        self._allocated = self._made.numbers(pages)
+        self._opened = self._made.numbers(pages)
+        self._freed = self._made.numbers(pages)
         self._available: int | None = None
+        #: How often a page that somebody had began or ended a life: every other life that a copy
+        #: meets is the one that it was promised.
+        self.upset = 0
 
     def __len__(self) -> int:
-        return len(self._state)
+        return len(self._words)
 
     @property
     def nbytes(self) -> int:
         """Bytes of bookkeeping, less the accesses that pages share."""
         parts = vars(self).values()
-        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray | Users))
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray | Words))
 
     # -- lives ----------------------------------------------------------------------------------
 
     def alloc(self, pages: Pages, generations: Pages, owner: int, by: Access) -> list[Violation]:
         """``pages`` were handed out to ``owner``, into these generations."""
-        found, state = [], self._state[pages]
-        if _ONE_TAKEN in state.tobytes():
-            found += self._broken(pages, state == TAKEN, HANDED_TWICE, by, self._allocated)
-        if not self._users.none(pages):
-            found += self._broken(pages, self._users.some(pages), HANDED_OPEN, by, self._opened)
-            self._users.let_go(pages)
-        self._state[pages] = TAKEN
-        self._generation[pages] = generations
+        found: list[Violation] = []
+        words = self._words
+        if words.all(pages, FREE):
+            words.set(pages, TAKEN)
+        else:
+            found += self._broken(pages, words.are(pages, TAKEN), HANDED_TWICE, by, self._allocated)
+            found += self._had(pages, HANDED_OPEN, by)
+            words.become(pages, TAKEN)
+        self._lives[pages] = generations
         self._owner[pages] = owner
-        self._allocated[pages] = by
+        self._allocated[pages] = self._made.number(by)
         return found
 
     def free(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
         """``pages`` were given back."""
-        found = []
-        if repeats(pages):
+        found: list[Violation] = []
+        words = self._words
+        if not words.all(pages, TAKEN) or repeats(pages):
             repeated = np.ones(len(pages), np.bool_)
             repeated[np.unique(pages, return_index=True)[1]] = False
             found += self._broken(pages, repeated, NAMED_TWICE, by, self._allocated)
-        state, idle = self._state[pages], self._users.none(pages)
-        if _ONE_FREE in state.tobytes():
-            found += self._broken(pages, state == FREE, FREED_TWICE, by, self._freed)
-        if not idle:
-            found += self._broken(pages, self._users.some(pages), FREED_OPEN, by, self._opened)
+            found += self._broken(pages, words.are(pages, FREE), FREED_TWICE, by, self._freed)
+            found += self._had(pages, FREED_OPEN, by)
         if not refused:
-            self._state[pages] = FREE
-            if not idle:
-                self._users.let_go(pages)
-            self._freed[pages] = by
+            lives = self._lives[pages]
+            self._lives[pages] = np.minimum(lives, ~lives)
+            words.become(pages, FREE)
+            self._freed[pages] = self._made.number(by)
         return found
 
     def forget(self, pages: Pages) -> None:
         """Something was done to ``pages`` that is not known; from here on they are as if never seen."""
-        self._state[pages] = UNKNOWN
-        self._users.let_go(pages)
+        self.upset += 1
+        self._words.become(pages, UNKNOWN)
+        self._lives[pages] = 0
 
     def balance(self, available: int, change: int, by: Access) -> list[Violation]:
         """The system counts ``available`` free pages after an action that moved ``change`` of them."""
@@ -140,76 +151,78 @@ class Ownership:
         """One more holder of each page."""
         found = self._free_already(pages, by)
         if not refused:
-            self._one_more(pages, HOLD, alone=self._users.none(pages))
-            self._opened[pages] = by
+            self._words.more(pages, HOLD)
+            self._opened[pages] = self._made.number(by)
         return found
 
     def release(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
-        """One holder less."""
+        """One holder less of each page, for each time that it is named."""
         return self._let_go(pages, by, times=times_named(pages), refused=refused)
 
     def open(
         self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
     ) -> list[Violation]:
-        """A copy that reads, or ``writes``, the pages was submitted; it may be one more holder too."""
-        found, alone = self._free_already(pages, by), self._users.none(pages)
-        if not alone:
-            others = self._users.of(pages, WRITE) > 0
+        """A copy that reads, or ``writes``, the pages was submitted; it may be one more holder too.
+
+        A page that it names twice is one page of it.
+        """
+        words, unit = self._words, _UNITS[writes, holds]
+        found = None
+        if words.all(pages, TAKEN):
+            words.set(pages, TAKEN + unit)  # as nearly always
+        else:
+            found = self._free_already(pages, by)
+            others = words.of(pages, WRITE) > 0
             if writes:
-                others |= self._users.of(pages, READ) > 0
+                others |= words.of(pages, READ) > 0
             found += self._broken(pages, others, CLASH, by, self._opened)
-        unit = WRITE if writes else READ
-        self._one_more(pages, unit + HOLD if holds else unit, alone=alone)
-        self._opened[pages] = by
-        return found
+            words.more(np.unique(pages), unit)
+        self._opened[pages] = self._made.number(by)
+        return found or []
 
     def close(
         self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
     ) -> list[Violation]:
         """The copy is over, one way or the other, and was the holder that ``open`` made it."""
-        unit, times = WRITE if writes else READ, times_named(pages)
-        if times is None and self._users.only(pages, unit + HOLD if holds else unit):
-            self._users.leave(pages)  # as nearly always
+        words, unit = self._words, _UNITS[writes, holds]
+        if words.all(pages, TAKEN + unit):
+            words.set(pages, TAKEN)  # as nearly always
             return []
-        below = self._users.of(pages, unit) <= 0
-        found = self._broken(pages, below, BELOW_ZERO, by, self._opened)
-        self._users.fewer(pages, unit, 1 if times is None else times)
-        if holds:
-            found += self._let_go(pages, by, times=times)
-        return found
+        pages, alone = np.unique(pages), WRITE if writes else READ
+        found = self._broken(pages, words.of(pages, alone) <= 0, BELOW_ZERO, by, self._opened)
+        words.fewer(pages, alone, 1)
+        return found + self._let_go(pages, by, times=None) if holds else found
 
     def read(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
         """The bytes are used now, by somebody who was promised these generations."""
-        state, lives = self._state[pages], self._generation[pages]
-        if _ONE_FREE not in state.tobytes() and lives.tobytes() == generations.tobytes():
+        if self._lives[pages].tobytes() == generations.tobytes():
             return []  # as nearly always
+        free, lives = self._words.are(pages, FREE), self._lives[pages]
+        lives = np.maximum(lives, ~lives)
         other = lives != generations
-        found = self._broken(pages, (state == FREE) & ~other, OPENED_FREE, by, self._freed)
-        stale = (state != UNKNOWN) & other
-        if _some(stale):
-            at = int(stale.argmax())
-            found += self._broken(
-                pages,
-                stale,
-                STALE,
-                by,
-                self._allocated,
-                expected=f"generation {generations[at]}",
-                got=f"generation {lives[at]}, owner {self._owner[pages[at]]}",
-            )
+        found = self._broken(pages, free & ~other, OPENED_FREE, by, self._freed)
+        stale = other & ~self._words.are(pages, UNKNOWN)
+        if not stale.any():
+            return found
+        at = int(stale.argmax())
+        return found + self._broken(
+            pages,
+            stale,
+            STALE,
+            by,
+            self._allocated,
+            expected=f"generation {generations[at]}",
+            got=f"generation {lives[at]}, owner {self._owner[pages[at]]}",
+        )
+
+    def _had(self, pages: Pages, rule: Rule, by: Access) -> list[Violation]:
+        """Pages that somebody has begin or end a life."""
+        found = self._broken(pages, self._words.some(pages), rule, by, self._opened)
+        self.upset += len(found)
         return found
 
     def _free_already(self, pages: Pages, by: Access) -> list[Violation]:
-        state = self._state[pages]
-        if _ONE_FREE not in state.tobytes():
-            return []
-        return self._broken(pages, state == FREE, OPENED_FREE, by, self._freed)
-
-    def _one_more(self, pages: Pages, unit: int, *, alone: bool) -> None:
-        if alone and not repeats(pages):
-            self._users.first(pages, unit)  # as nearly always
-        else:
-            self._users.more(pages, unit)
+        return self._broken(pages, self._words.are(pages, FREE), OPENED_FREE, by, self._freed)
 
     def _let_go(
         self, pages: Pages, by: Access, *, times: Pages | None, refused: bool = False
@@ -218,32 +231,27 @@ class Ownership:
 
         ``times``: how often each page is named, where one is named twice.
         """
-        if times is None and not refused and self._users.only(pages, HOLD):
-            self._users.leave(pages)
-            return []
-        wanted: Pages | int = 1 if times is None else times
-        below = self._users.of(pages, HOLD) < wanted
+        words, wanted = self._words, 1 if times is None else times
+        below = words.of(pages, HOLD) < wanted
         if not refused:
-            self._users.fewer(pages, HOLD, wanted)
-        if not _some(below):
-            return []
-        known = below & (self._state[pages] != UNKNOWN)
+            words.fewer(pages, HOLD, wanted)
+        known = below & ~words.are(pages, UNKNOWN)
         return self._broken(pages, known, BELOW_ZERO, by, self._opened)
 
     def idle(self, by: Access) -> list[Violation]:
         """Nothing is under way any more: no page may still be held or open."""
-        held = self._users.busy()
-        held = held[self._state[held] != UNKNOWN]
-        return self._broken(held, np.ones(len(held), np.bool_), LEAKED, by, self._opened)
+        held = self._words.busy()
+        known = ~self._words.are(held, UNKNOWN)
+        return self._broken(held, known, LEAKED, by, self._opened)
 
     def used(self, wanted: int, by: Access) -> list[Violation]:
         """At rest exactly ``wanted`` pages should be in use; says so where the books count more."""
-        if (self._state == UNKNOWN).any():
+        if self._words.every(UNKNOWN).any():
             if self._available is None:
                 return []
             got = len(self) - self._available
         else:
-            got = int((self._state == TAKEN).sum())
+            got = int(self._words.every(TAKEN).sum())
         if got == wanted:
             return []
         return [
@@ -262,8 +270,7 @@ class Ownership:
 
     def allocated(self, page: int) -> Access | None:
         """Where ``page`` was handed out last; None if that was not seen."""
-        access: Access | None = self._allocated[page]
-        return access
+        return self._made.of(int(self._allocated[page]))
 
     def located(self, found: list[Violation]) -> list[Violation]:
         """The same violations, with where the first page was handed out."""
@@ -274,7 +281,7 @@ class Ownership:
 
     def alive(self, pages: Pages, generations: Pages) -> Flags:
         """Which pages are in use, and still in these lives."""
-        same: Flags = (self._state[pages] == TAKEN) & (self._generation[pages] == generations)
+        same: Flags = self._words.are(pages, TAKEN) & (self._lives[pages] == generations)
         return same
 
     def _broken(
@@ -283,12 +290,12 @@ class Ownership:
         wrong: Flags,
         rule: Rule,
         by: Access,
-        previous: npt.NDArray[np.object_],
+        previous: Numbers,
         *,
         expected: str = "",
         got: str = "",
     ) -> list[Violation]:
-        if not _some(wrong):
+        if not wrong.any():
             return []
         bad = tuple(dict.fromkeys(pages[wrong].tolist()))
         return [
@@ -299,15 +306,10 @@ class Ownership:
                 rule.words,
                 bad,
                 by,
-                previous.item(bad[0]),
-                self._allocated.item(bad[0]),
+                self._made.of(int(previous[bad[0]])),
+                self.allocated(bad[0]),
                 expected=expected,
                 got=got,
                 advice=rule.advice,
             )
         ]
-
-
-def _some(flags: Flags) -> bool:
-    """``flags.any()``, at a tenth of its cost for the few pages of a copy."""
-    return b"\x01" in flags.tobytes()

@@ -13,15 +13,15 @@ Handle = NewType("Handle", int)
 
 
 class Pins:
-    """Locks and pins on handles; one that was taken before tracing began is not missed."""
+    """Locks and pins on handles; those that were taken unseen are taken over from the system's own count."""
 
     def __init__(self) -> None:
         self._counts: dict[Handle, int] = {}
         self._last: dict[Handle, Access] = {}
 
-    def pin(self, handle: Handle, by: Access) -> None:
-        """One more pin on ``handle``."""
-        self._counts[handle] = self._counts.get(handle, 0) + 1
+    def pin(self, handle: Handle, by: Access, held: int = 1) -> None:
+        """One more pin on ``handle``, which makes ``held`` of them, as the system counts."""
+        self._counts[handle] = self._counts.get(handle, held - 1) + 1
         self._last[handle] = by
 
     def unpin(self, handle: Handle, by: Access, *, refused: bool = False) -> list[Violation]:

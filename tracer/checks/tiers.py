@@ -1,7 +1,8 @@
 """Whether a tier that is written also answers, and whether copies take the path that was chosen.
 
-Pure bookkeeping on ints: pages written to a tier, lookups that found pages there, pages that came
-back. A tier that only ever takes is dead, however healthy it looks.
+Pure bookkeeping on ints: pages written to a tier, pages that were asked of it, pages that came back. A
+tier that only ever takes is dead, however healthy it looks. To look whether it has a page is not
+to ask for it, and a load that fails is told by itself.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class TierUse:
         self.served += pages
 
     def asked(self, by: Access) -> list[Violation]:
-        """A lookup was about pages that the tier holds."""
+        """Pages that the tier holds were asked for, and no load was begun."""
         self.lookups += 1
         return self._judged(LOOKUPS, by)
 

@@ -7,7 +7,7 @@ from hicache_dbg.tracer.checks.processes import Process
 from hicache_dbg.tracer.checks.slots import ranges
 from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
 
-__all__ = ["differing_tiles"]
+__all__ = ["differing_tiles", "tiles_of"]
 
 FEW = 8
 #: Shard, request, pool, component, logical page, layer.
@@ -60,11 +60,18 @@ def differing_tiles(
         )
 
 
+def tiles_of(said: Stated) -> list[tuple[int, str]]:
+    """The layers and digests of a statement on tiles; none if it has not one value a layer."""
+    if len(said.layers) != len(said.values):
+        return []
+    return list(zip(said.layers, said.values, strict=True))
+
+
 def _tiles(parties: Iterable[Process]) -> dict[Tile, dict[str, _Said]]:
     tiles: dict[Tile, dict[str, _Said]] = {}
     for party in parties:
         for said in party.on(Topic.TILES):
-            for layer, digest in zip(said.layers, said.values, strict=True):
+            for layer, digest in tiles_of(said):
                 tile = _tile(said, layer)
                 tiles.setdefault(tile, {})[str(party)] = _Said(digest, str(party), said.time_ns)
     return tiles

@@ -18,16 +18,21 @@ def by(what: str) -> Access:
     return Access(what, "thread")
 
 
+def numbers(*values: int) -> np.ndarray:
+    """An int64 array."""
+    return np.array(values, np.int64)
+
+
 def promised(pages: tuple[int, ...] = (8, 9), layers: tuple[int, ...] = (0, 1)) -> Completion:
     """A book with one load under way."""
     book = Completion()
-    book.promise(OP, "device", pages, layers, by("load 7"), number=7)
+    book.promise(OP, "device", numbers(*pages), frozenset(layers), by("load 7"), number=7)
     return book
 
 
 def delivered(book: Completion, layers: tuple[int, ...] = (0, 1)) -> None:
     """Everything the load owes arrives."""
-    book.deliver(OP, "kv", (8, 9))
+    assert book.begun(OP, {"kv": numbers(8, 9)}, by("copy")) == []
     for layer in layers:
         book.layers_arrived(OP, [layer])
         assert book.gate(OP, layer, by("gate")) == []
@@ -65,7 +70,7 @@ def test_a_failed_retrieve_reported_as_failed_is_clean() -> None:
 def test_a_false_result_reported_as_finished_is_found() -> None:
     """Entry 60: retrieve of {8, 9} returns False and is reported as finished: both are invalid."""
     book = promised()
-    book.deliver(OP, "kv", (8, 9))
+    assert book.begun(OP, {"kv": numbers(8, 9)}, by("copy")) == []
     book.end(OP, "failed", by("return"))
     (found,) = book.report(OP, by("report"), good=True)
     assert (found.cls, found.pages) == (FaultClass.FAILED_LOAD, (8, 9))
@@ -74,8 +79,7 @@ def test_a_false_result_reported_as_finished_is_found() -> None:
 def test_posted_and_promised_writes_are_compared() -> None:
     """Entry 64: 4 writes expected, 3 posted: the fourth is named when the copy begins, and at the end."""
     book = promised(pages=(1, 2, 3, 4))
-    book.deliver(OP, "kv", (1, 2, 3))
-    (early,) = book.begun(OP, by("copy"))
+    (early,) = book.begun(OP, {"kv": numbers(1, 2, 3)}, by("copy"))
     assert (early.cls, early.pages) == (FaultClass.FAILED_LOAD, (4,))
     book.layers_arrived(OP, [0])
     book.layers_arrived(OP, [1])
@@ -143,15 +147,11 @@ def test_only_a_false_report_of_success_is_a_finding(
 ) -> None:
     """Whatever was delivered: a finding exactly if success is claimed and status or pages deny it."""
     book = promised(tuple(sorted(pages)), ())
-    book.deliver(OP, "kv", done)
+    early = book.begun(OP, {"kv": numbers(*done)}, by("copy"))
+    assert {page for item in early for page in item.pages} == pages - done
     book.end(OP, status, by("return"))
     found = book.report(OP, by("report"), good=good)
     assert bool(found) == (good and (status != "done" or not pages <= done))
-
-
-def numbers(*values: int) -> np.ndarray:
-    """An int64 array."""
-    return np.array(values, np.int64)
 
 
 def test_components_of_different_lives_are_found() -> None:

@@ -40,7 +40,7 @@ WRAPPED = (
     (SimulatedStreams, "synchronize"),
     (CudaStream, "submit"),
     (Worker, "submit"),
-    *((HiCacheController, name) for name in ("__init__", "close", "match", "insert")),
+    *((HiCacheController, name) for name in ("__init__", "close", "match", "insert", "load_back")),
 )
 
 Traced = Callable[..., tuple[Runtime, MemorySink]]

@@ -3,11 +3,12 @@
 from itertools import count
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache_dbg.tracer.checks.ordering import Ordering, Role, Space
-from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks, Stamp, Step
 from hicache_dbg.tracer.checks.violation import Access, Frame, Violation
 from hicache_dbg.tracer.events import FaultClass
 
@@ -136,6 +137,24 @@ def test_a_whole_slot_reader_after_only_the_first_layer_is_found() -> None:
     assert machine.launch(FORWARD, Role.COMPUTE_READ, 5, layers=(0,)) == []
     (found,) = machine.launch(FORWARD, Role.COMPUTE_READ, 5)
     assert (found.cls, found.layers) == (FaultClass.READ_BEFORE_LOAD, (1, 2))
+
+
+@pytest.mark.parametrize("landed", range(LAYERS + 1))
+def test_a_layer_that_is_yet_to_come_is_known_before_it_is_read(landed: int) -> None:
+    """A load promises its layers when it begins: a reader is told at once which it came too early for."""
+    machine, mover = Machine(), ActorId(1002)
+    first = machine.clocks.promise(mover, machine.clocks.step(HOST), LAYERS)
+    steps = [Step(first.step + layer) for layer in range(LAYERS)]
+    layers, pages = tuple(range(LAYERS)), np.array([5], np.int64)
+    load = Access("load", "mover")
+    machine.ordering.access(
+        DEVICE, layers, pages, role=Role.LOAD_WRITE, stamp=first, by=load, steps=steps
+    )
+    for step in steps[:landed]:
+        machine.clocks.learn(HOST, Stamp(mover, step, first.clock))
+    found = machine.launch(FORWARD, Role.COMPUTE_READ, 5)
+    assert [item.layers for item in found] == ([layers[landed:]] if landed < LAYERS else [])
+    assert machine.launch(FORWARD, Role.COMPUTE_READ, 4) == []
 
 
 def test_a_table_overwritten_under_its_copy_is_found() -> None:
