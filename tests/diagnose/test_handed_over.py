@@ -9,7 +9,7 @@ from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.diagnose.evidence import Evidence, Tiles
 from hicache_dbg.tracer.diagnose.handed_over import settle
 from hicache_dbg.tracer.diagnose.report import build_report
-from hicache_dbg.tracer.events import Event, Op
+from hicache_dbg.tracer.events import Event, Op, Stated
 
 
 def _ends(digests: list[str], layers: tuple[int, ...]) -> list[list[Event]]:
@@ -31,7 +31,9 @@ def test_a_statement_without_one_value_a_layer_is_counted_and_the_rest_compared(
 ) -> None:
     """Neither the comparison nor the join fails on it: it is one internal error of the report's."""
     recordings = _ends(digests, tuple(layers))
-    pool = recordings[0][0].pool  # type: ignore[attr-defined]
+    first = recordings[0][0]
+    assert isinstance(first, Stated)
+    pool = first.pool
     evidence = Evidence(by_pool={(pool, Op.RECV.value): Tiles(witnessed=10)})
     settle(evidence, recordings)
     uneven = len(digests) != len(layers)

@@ -215,8 +215,8 @@ def test_a_view_reads_strides_off_the_tensor() -> None:
     host, device = views.host["latent"], views.device["latent"]
     (run,) = host.runs
     assert (run.slot_stride, run.row_bytes, host.page_stride) == (2 * 1152, 1152, 4 * 2 * 1152)
-    assert device.contiguous_bytes() == 4 * 1152
-    assert host.contiguous_bytes() is None
+    assert device.segments() == [(0, 4 * 1152)]
+    assert len(host.segments()) == 4
     assert host.tile_bytes() == device.tile_bytes() == host.page_span
 
 

@@ -14,9 +14,10 @@ from tests.pools.caching import P, Tokens, group_of, sequences
 
 from hicache_dbg.pools import transfer
 from hicache_dbg.pools.allocator import OutOfPages
-from hicache_dbg.pools.backends import BoundMove
+from hicache_dbg.pools.backends import BoundMove, copier_for
 from hicache_dbg.pools.backups import WritePolicy
 from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.geometry import IoBackend
 from hicache_dbg.pools.transfer import TransferError
 from hicache_dbg.tracer.events import Copied, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -31,7 +32,6 @@ POLICIES: tuple[WritePolicy, ...] = ("write_through", "write_through_selective",
 @contextmanager
 def failing(*, to_host: bool) -> Iterator[None]:
     """Copies of one direction fail after their first part."""
-    real = transfer.copier_for
 
     @dataclass(eq=False)
     class Broken:
@@ -59,8 +59,8 @@ def failing(*, to_host: bool) -> Iterator[None]:
 
         in_flight = 0
 
-        def __init__(self, *args: object) -> None:
-            self.real = real(*args)  # type: ignore[arg-type]
+        def __init__(self, device_type: str, backend: IoBackend) -> None:
+            self.real = copier_for(device_type, backend)
 
         def bind(self, move: object, *, to_host: bool = to_host) -> object:
             """One direction is broken."""

@@ -228,7 +228,8 @@ class Engine:
             if loads and says and not small and group is not GROUPS[-1]:
                 watch.arrived(COPY)
         if says:
-            marked_on, under_way = COPY, len(GROUPS[-1]) if loads else 0
+            marked_on: int = COPY
+            under_way = len(GROUPS[-1]) if loads else 0
             if apart:
                 marked_on = watch.queued_apart(COPY, under_way)
             else:
