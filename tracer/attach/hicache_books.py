@@ -135,6 +135,14 @@ class Books:
         found = books.host.pages.close(flight.host, by, writes=not loads, holds=holds)
         return found + books.device.pages.close(flight.device, by, writes=loads, holds=holds)
 
+    def closed(self, state: CacheState, by: Access) -> list[Violation]:
+        """A cache has come to its end: so have all of its operations."""
+        books = self.cache(state)
+        left = [op for op, of in self._open.items() if of is books]
+        for op in left:
+            del self._open[op]
+        return self.completion.outstanding(left, by)
+
     def looked_at(self, flight: Flight, by: Access) -> list[Violation]:
         """The copy uses the pages now: they must still be those that were submitted."""
         books = self._open.get(flight.key)

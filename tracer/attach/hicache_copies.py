@@ -194,11 +194,13 @@ class CopyNotes:
         host, device = (controller.allocators[tier] for tier in ("host", "device"))
         cached = controller.tree.stats.host_pages
         names = "+".join(controller.group.host)
+        state = controller._state  # noqa: SLF001
 
         def turn() -> list[Violation]:
             books = self._books()
             tier = books.tier(host)
-            found = tier.pages.idle(by) + books.tier(device).pages.idle(by)
+            found = books.closed(state, by)
+            found += tier.pages.idle(by) + books.tier(device).pages.idle(by)
             found += tier.use.closed(by)
             return found + tier.pages.used(cached, by)
 

@@ -132,9 +132,9 @@ class Completion:
                 )
         return found
 
-    def outstanding(self, by: Access) -> list[Violation]:
-        """No operation is under way any more: those that never ended."""
-        left, self._ops = list(self._ops.values()), {}
+    def outstanding(self, ops: Iterable[OpId], by: Access) -> list[Violation]:
+        """None of ``ops`` is under way any more: those that never ended."""
+        left = [self._ops.pop(op) for op in ops if op in self._ops]
         return [
             self._violation(
                 known,

@@ -44,7 +44,7 @@ def test_a_load_that_keeps_its_word_is_clean() -> None:
     delivered(book)
     book.end(OP, "done", by("return"))
     assert book.report(OP, by("report"), good=True) == []
-    assert book.outstanding(by("close")) == []
+    assert book.outstanding([OP], by("close")) == []
 
 
 def test_an_error_that_advances_the_counter_is_found() -> None:
@@ -131,7 +131,7 @@ def test_a_gate_opened_after_a_failure_is_a_false_report() -> None:
 def test_an_operation_that_never_ends_is_found_at_close() -> None:
     """Entry 48: a worker that lost its operation leaves it without a status; it is never silent."""
     book = promised(pages=(1,))
-    (found,) = book.outstanding(by("close"))
+    (found,) = book.outstanding([OP], by("close"))
     assert (found.cls, found.pages, found.got) == (FaultClass.FAILED_LOAD, (1,), "none")
     assert found.previous == by("load 7")
 
