@@ -1,6 +1,6 @@
 """Digests of the same tile from several processes, compared: (shard, request, pool, page, layer)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hicache_dbg.tracer.checks.processes import Process
@@ -10,8 +10,10 @@ from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
 __all__ = ["differing_tiles", "tiles_of"]
 
 FEW = 8
-#: Shard, request, pool, component, logical page, layer.
-Tile = tuple[str, str, str, str, int, int]
+#: Shard, request, pool, component, logical page.
+Page = tuple[str, str, str, str, int]
+#: Page, layer.
+Tile = tuple[Page, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +33,15 @@ def differing_tiles(
     Of a tile that a process stated twice the last digest counts.
     """
     wrong: dict[tuple[str, str], list[tuple[Tile, list[_Said]]]] = {}
-    for tile, by_party in _tiles(parties).items():
-        if len({one.digest for one in by_party.values()}) > 1:
-            wrong.setdefault((tile[2], tile[3]), []).append((tile, list(by_party.values())))
+    for page, statements in _statements(parties).items():
+        for layer, said in _differing(statements):
+            wrong.setdefault((page[2], page[3]), []).append(((page, layer), said))
     for (pool, component), tiles in wrong.items():
-        (_, request, _, _, page, layer), said = min(
+        ((_, request, _, _, number), layer), said = min(
             tiles, key=lambda item: min(one.time_ns for one in item[1])
         )
-        pages = sorted({tile[4] for tile, _ in tiles if tile[1] == request})
-        requests = len({tile[1] for tile, _ in tiles})
+        pages = sorted({page[4] for (page, _), _ in tiles if page[1] == request})
+        requests = len({page[1] for (page, _), _ in tiles})
         got = ", ".join(f"{one.by}: {one.digest}" for one in said)
         yield Finding(
             time_ns=max(one.time_ns for one in said),
@@ -53,7 +55,7 @@ def differing_tiles(
             got=said[-1].digest,
             message=(
                 f"{pool}.{component}: {words}: {len(tiles)} tiles of {requests} requests; first: "
-                f"request {request}, logical pages {ranges(pages)}, page {page}, layer {layer} ({got})"
+                f"request {request}, logical pages {ranges(pages)}, page {number}, layer {layer} ({got})"
             ),
             advice=advice,
             check=check,
@@ -67,15 +69,28 @@ def tiles_of(said: Stated) -> list[tuple[int, str]]:
     return list(zip(said.layers, said.values, strict=True))
 
 
-def _tiles(parties: Iterable[Process]) -> dict[Tile, dict[str, _Said]]:
-    tiles: dict[Tile, dict[str, _Said]] = {}
+def _statements(parties: Iterable[Process]) -> dict[Page, list[tuple[str, Stated]]]:
+    """What each process said of each page, in order: nothing is made of a tile that nobody doubts."""
+    pages: dict[Page, list[tuple[str, Stated]]] = {}
     for party in parties:
+        by = str(party)
         for said in party.on(Topic.TILES):
-            for layer, digest in tiles_of(said):
-                tile = _tile(said, layer)
-                tiles.setdefault(tile, {})[str(party)] = _Said(digest, str(party), said.time_ns)
-    return tiles
+            page = said.shard, said.request, said.pool, said.component, said.page
+            pages.setdefault(page, []).append((by, said))
+    return pages
 
 
-def _tile(said: Stated, layer: int) -> Tile:
-    return said.shard, said.request, said.pool, said.component, said.page, layer
+def _differing(statements: Sequence[tuple[str, Stated]]) -> Iterator[tuple[int, list[_Said]]]:
+    """The layers of a page of which two processes have different digests."""
+    first = statements[0][1]
+    if all(
+        said.values == first.values and said.layers == first.layers for _, said in statements[1:]
+    ):
+        return  # as nearly always
+    layers: dict[int, dict[str, _Said]] = {}
+    for by, said in statements:
+        for layer, digest in tiles_of(said):
+            layers.setdefault(layer, {})[by] = _Said(digest, by, said.time_ns)
+    for layer, by_party in layers.items():
+        if len({one.digest for one in by_party.values()}) > 1:
+            yield layer, list(by_party.values())
