@@ -1,11 +1,17 @@
 """What every test gets: a clean gate, and the tracer's swallowed failures turned back into errors."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from hicache_dbg.tracer.selfcheck import InternalErrors
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start what runs in the background like this, and every process of a test would inherit it:
+    # Ctrl-C would end none of them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
