@@ -155,16 +155,17 @@ def test_pages_from_before_tracing_are_no_finding(traced: Traced) -> None:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_operation_that_its_worker_lost_is_told_at_the_close(
-    traced: Traced, monkeypatch: pytest.MonkeyPatch, *, lost: bool
+    traced: Traced, *, lost: bool
 ) -> None:
     """It was submitted and nobody reported it; one that came to its end is no news."""
     runtime, sink = traced()
     controller = HiCacheController(group_of(device_pages=6))
     (tokens,) = sequences([[1, 1, 1, 1]])
-    if lost:
-        monkeypatch.setattr(Worker, "submit", lambda *_: None)
-    turn(controller, tokens)
-    controller.close()
+    with pytest.MonkeyPatch.context() as patch:  # over before the runtime puts back what it wrapped
+        if lost:
+            patch.setattr(Worker, "submit", lambda *_: None)
+        turn(controller, tokens)
+        controller.close()
     told = [item for item in findings(runtime, sink) if item.check == "completion"]
     assert [item.cls for item in told] == [FaultClass.FAILED_LOAD] * lost
     assert all("never reported as done or failed" in item.message for item in told)
