@@ -1,12 +1,13 @@
 """What a storage tier costs beside plain reads and writes of the same bytes, and what digests add.
 
-    python benchmarks/storage.py [--pairs 9] [--folder DIR] [--no-mooncake] [--json]
+    python benchmarks/storage.py [--pairs 9] [--folder DIR] [--no-mooncake] [--beside] [--json]
 
 Pairs of passes over the same host pages, one after the other, in alternating order; the table has
 the median of the pairs' ratios. ``plain`` is one file written and read in sequence, a page a call,
 and for Mooncake its own client's batch calls on one registered buffer; pages go to the memory of
 another process. On disk means that a store ends when its bytes are on the disk, and that a fetch
-finds nothing of them in the page cache.
+finds nothing of them in the page cache. In the page cache a fetch begins when the disk is done with
+the store, of which nothing is timed; ``--beside`` does not wait for it.
 """
 
 import argparse
@@ -61,6 +62,37 @@ class Row:
     ours_gb_s: tuple[float, float]
 
 
+def _to_disk(places: Iterable[Path]) -> None:
+    """Wait until files are on the disk, and let the page cache forget them."""
+    descriptors = [os.open(place, os.O_RDONLY) for place in places]
+    for descriptor in descriptors:  # the disk begins with all of them
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    for descriptor in descriptors:
+        os.fdatasync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _write_back(places: Iterable[Path]) -> None:
+    """Wait until files are on the disk too."""
+    for place in places:
+        descriptor = os.open(place, os.O_RDONLY)
+        os.fdatasync(descriptor)
+        os.close(descriptor)
+
+
+def _nothing(_places: Iterable[Path]) -> None:
+    """Files stay where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What is done with a pass's files once they are written: in the time of the store, and behind it."""
+
+    timed: Callable[[Iterable[Path]], None] = _nothing
+    untimed: Callable[[Iterable[Path]], None] = _nothing
+
+
 def group_of() -> PoolGroup:
     """Host pages full of random bytes."""
     group = PoolGroup.build(
@@ -80,11 +112,14 @@ def tier(
     *,
     digests: bool = True,
     places: Callable[[str], Path] | None = None,
+    after: After | None = None,
 ) -> Callable[[], Pass]:
     """One pass through the storage engine, under names never used before.
 
-    ``places`` says where each page's file is, if files are to reach the disk and to be read from it.
+    ``places`` says where each page's file is, if they are files, and ``after`` what a store is
+    followed by.
     """
+    after = after or After()
     engine = StorageEngine(group, backend, Identity("benchmark"), digests=digests)
 
     def run() -> Pass:
@@ -95,9 +130,11 @@ def tier(
 
         def store() -> None:
             engine.store(put)
-            _to_disk(files)
+            after.timed(files)
 
-        seconds = _timed(store), _timed(lambda: engine.fetch(got))
+        stored = _timed(store)
+        after.untimed(files)
+        seconds = stored, _timed(lambda: engine.fetch(got))
         for op in (put, got):
             _all_good(op)
         for key in keys:
@@ -107,7 +144,7 @@ def tier(
     return run
 
 
-def plain_files(group: PoolGroup, folder: Path, *, disk: bool) -> Callable[[], Pass]:
+def plain_files(group: PoolGroup, folder: Path, after: After) -> Callable[[], Pass]:
     """One file, written and read in sequence, as many bytes as the tier's files have."""
     header, pieces = bytes(HEADER_BYTES), _pages(group)
 
@@ -119,7 +156,7 @@ def plain_files(group: PoolGroup, folder: Path, *, disk: bool) -> Callable[[], P
                 for piece in pieces:
                     file.write(header)
                     file.write(piece)
-            _to_disk([place] if disk else [])
+            after.timed([place])
 
         def read() -> None:
             room = bytearray(HEADER_BYTES)
@@ -128,22 +165,13 @@ def plain_files(group: PoolGroup, folder: Path, *, disk: bool) -> Callable[[], P
                     file.readinto(room)
                     file.readinto(piece)
 
-        seconds = _timed(write), _timed(read)
+        written = _timed(write)
+        after.untimed([place])
+        seconds = written, _timed(read)
         place.unlink()
         return seconds
 
     return run
-
-
-def _to_disk(places: Iterable[Path]) -> None:
-    """Wait until files are on the disk, and let the page cache forget them."""
-    descriptors = [os.open(place, os.O_RDONLY) for place in places]
-    for descriptor in descriptors:  # the disk begins with all of them
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    for descriptor in descriptors:
-        os.fdatasync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def own_client(group: PoolGroup, store: MooncakeStore) -> Callable[[], Pass]:
@@ -272,14 +300,12 @@ def rows_of(
     ]
 
 
-def files_rows(group: PoolGroup, folder: Path, pairs: int, *, disk: bool) -> list[Row]:
+def files_rows(group: PoolGroup, folder: Path, name: str, after: After, pairs: int) -> list[Row]:
     """The file tier, in the page cache or on the disk."""
-    store = FileStore(folder / f"tier-{disk}")
-    places = store.path if disk else None
-    ours = tier(group, store, places=places)
-    bare = tier(group, store, digests=False, places=places)
-    base = plain_files(group, folder, disk=disk)
-    name = "files on disk" if disk else "files in page cache"
+    store = FileStore(folder / name)
+    ours = tier(group, store, places=store.path, after=after)
+    bare = tier(group, store, digests=False, places=store.path, after=after)
+    base = plain_files(group, folder, after)
     return rows_of(name, ours, bare, base, goal=0.8, pairs=pairs)
 
 
@@ -301,13 +327,18 @@ def main() -> None:
         "--folder", type=Path, help="where files go (default: the temporary folder)"
     )
     parser.add_argument("--no-mooncake", action="store_true")
+    parser.add_argument("--beside", action="store_true", help="fetch while the disk is written to")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     group, rows = group_of(), list[Row]()
     with TemporaryDirectory(dir=asked.folder) as folder:
-        for disk in (False, True):
-            rows += files_rows(group, Path(folder), asked.pairs, disk=disk)
+        cached = After() if asked.beside else After(untimed=_write_back)
+        for name, after in (
+            ("files in page cache", cached),
+            ("files on disk", After(timed=_to_disk)),
+        ):
+            rows += files_rows(group, Path(folder), name, after, asked.pairs)
     if not asked.no_mooncake:
         rows += mooncake_rows(group, asked.pairs)
     if asked.json:

@@ -2,18 +2,21 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import xxhash
 
 from hicache_dbg.pools.storage.store import Record
 
-__all__ = ["read_at_once", "read_cached", "read_in_steps", "write_all"]
+__all__ = ["read_at_once", "read_cached", "read_from_disk", "write_all"]
 
 #: Pieces that one system call takes.
 MOST_PIECES = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 1024
-#: A step of a read from the disk: enough for one call, few enough to be digested from the core's cache.
-#: The kernel reads ahead in larger and larger units of memory then, which costs it a third less.
-STEP_BYTES = 256 << 10
+#: A step of a read out of the page cache: little enough to be digested before it leaves the cache that
+#: cores share. Shorter ones cost readers side by side a tenth: at each they wait for the interpreter.
+CACHED_STEP_BYTES = 8 << 20
+#: A step of a read from the disk: more than the kernel has read ahead is waited for.
+DISK_STEP_BYTES = 256 << 10
 
 
 def write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
@@ -25,7 +28,7 @@ def write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
 
 def read_at_once(descriptor: int, record: Record) -> int:
     """Bytes read into header and pieces: all that they hold, or less where the file ends before."""
-    left, total = _pieces(record), 0
+    left, total = [memoryview(record.header), *record.pieces], 0
     while left and (got := os.readv(descriptor, left[:MOST_PIECES])):
         total += got
         left = _after(left, got)
@@ -33,50 +36,54 @@ def read_at_once(descriptor: int, record: Record) -> int:
 
 
 def read_cached(descriptor: int, record: Record) -> int | None:
-    """The same if the file's two ends are in memory; else None, and the kernel may have begun to read."""
+    """The same of a file in memory, with its digest if one is wanted; None where not all of it is.
+
+    The kernel may have begun to read it then, and the pieces hold anything.
+    """
     if not hasattr(os, "RWF_NOWAIT"):
         return None
-    look = [bytearray(1)]
     try:
-        for at in (0, record.nbytes - 1):
-            os.preadv(descriptor, look, at, os.RWF_NOWAIT)
+        return _read_in_steps(descriptor, record, CACHED_STEP_BYTES, os.RWF_NOWAIT)
     except OSError:  # not in memory, or a file system that cannot tell
         return None
-    return read_at_once(descriptor, record)
 
 
-def read_in_steps(descriptor: int, record: Record, *, digest: bool) -> int:
-    """The same from the disk; the payload's digest is taken step by step, if asked for."""
-    total, hasher = 0, xxhash.xxh3_64()
-    for step in _steps(_pieces(record)):
+def read_from_disk(descriptor: int, record: Record) -> int:
+    """The same of a file that is to be waited for, with its digest if one is wanted."""
+    return _read_in_steps(descriptor, record, DISK_STEP_BYTES, 0)
+
+
+def _read_in_steps(descriptor: int, record: Record, step_bytes: int, flags: int) -> int:
+    """The header alone, then the payload: what a file is first asked for is what the kernel begins with.
+
+    It reads ahead in units of memory that grow from there, and has a third less to do for one small
+    read than for a large one.
+    """
+    total, hasher, header = 0, xxhash.xxh3_64(), [memoryview(record.header)]
+    for step in chain([header], _steps(record.pieces, step_bytes)):
         left = step
-        while left and (got := os.readv(descriptor, left[:MOST_PIECES])):
+        while left and (got := os.preadv(descriptor, left[:MOST_PIECES], total, flags)):
             total += got
             left = _after(left, got)
         if left:  # the file ends here
             return total
-        if digest:
+        if record.digests and step is not header:
             for piece in step:
-                if piece.obj is not record.header:
-                    hasher.update(piece)
-    if digest:
+                hasher.update(piece)
+    if record.digests:
         record.digest = hasher.intdigest()
     return total
 
 
-def _pieces(record: Record) -> list[memoryview]:
-    return [memoryview(record.header), *record.pieces]
-
-
-def _steps(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The pieces in groups of about ``STEP_BYTES``, longer ones cut."""
+def _steps(pieces: Sequence[memoryview], step_bytes: int) -> Iterator[list[memoryview]]:
+    """The pieces in groups of about ``step_bytes``, longer ones cut."""
     group, size = list[memoryview](), 0
     for piece in pieces:
-        for at in range(0, len(piece), STEP_BYTES):
-            part = piece[at : at + STEP_BYTES]
+        for at in range(0, len(piece), step_bytes):
+            part = piece[at : at + step_bytes]
             group.append(part)
             size += len(part)
-            if size >= STEP_BYTES:
+            if size >= step_bytes:
                 yield group
                 group, size = [], 0
     if group:

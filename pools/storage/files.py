@@ -9,17 +9,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from errno import EDQUOT, ENOSPC
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
 from hicache_dbg.pools.storage.file_io import (
     read_at_once,
     read_cached,
-    read_in_steps,
+    read_from_disk,
     write_all,
 )
+from hicache_dbg.pools.storage.idle import idle_cores
 from hicache_dbg.pools.storage.partials import PARTIAL, Partial, remove_abandoned
+from hicache_dbg.pools.storage.reserve import reserve
 from hicache_dbg.pools.storage.results import PageResult, PageState
 from hicache_dbg.pools.storage.side_by_side import side_by_side
 from hicache_dbg.pools.storage.store import Record
@@ -30,12 +31,16 @@ __all__ = ["FileStore"]
 SUFFIX = ".page"
 #: A record of so many bytes is worth a look whether it is in memory, and a thread where it is not.
 LARGE_BYTES = 1 << 20
-#: Files that are read from the disk at a time: it wants more than one request.
+#: Large files that are open for reading at a time.
+OPEN_AT_ONCE = 16
+#: Threads that read large files at a time, at most.
 READERS = 4
-#: Out of the page cache a file is a copy on the caller's core. With fewer cores than this another one
-#: is seldom idle, and to wait for a thread on it takes longer than to digest what is in the cache still.
+#: With fewer cores than this another one is seldom idle, and to wait for a thread on it takes longer
+#: than to digest a page that is to be written: it is in the cache then, and written from there.
 CORES_TO_SPARE = 4
 _FULL = frozenset({ENOSPC, EDQUOT})
+#: Nobody waits for what is no file, e.g. for the other end of a pipe.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class FileStore:
@@ -81,16 +86,27 @@ class FileStore:
                 yield self._write(record)
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
-        """Read each file straight into the record's pieces; large ones from the disk several at a time."""
+        """Read each file straight into the record's pieces, large ones several at a time.
+
+        From the disk by a few threads, which wants more than one request; out of the page cache by
+        the caller, or by as many as there are cores idle: where there is none they get in its way.
+        """
         if not records or records[0].nbytes < LARGE_BYTES:
-            yield from (self._end(record, read_at_once) for record in records)
+            yield from (self._read(record, read_at_once) for record in records)
             return
-        for number, record in enumerate(records):
-            end = self._read(record, read_cached)
-            if end is None:
-                yield from side_by_side(self._read_from_disk, records[number:], READERS)
+        readers = min(READERS, 1 + idle_cores())
+        left = records
+        while left:
+            group = left[: OPEN_AT_ONCE if readers == 1 else 1]
+            ends = self._read_cached(group)
+            yield from ends
+            left = left[len(ends) :]
+            if len(ends) < len(group):
+                yield from side_by_side(self._read_from_disk, left, READERS)
                 return
-            yield end
+            if readers > 1:
+                yield from side_by_side(self._read_large, left, readers)
+                return
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Which pages are there now, whoever put them there or removed them; counts as a use."""
@@ -134,6 +150,8 @@ class FileStore:
     def _written(self, record: Record, size: int) -> PageResult:
         try:
             with Partial(self._place(record.name)) as unfinished:
+                if size >= LARGE_BYTES:
+                    reserve(unfinished.descriptor, size)
                 write_all(unfinished.descriptor, [memoryview(record.header), *record.pieces])
                 if size >= LARGE_BYTES:
                     self._write_back.begin(unfinished.descriptor)
@@ -144,34 +162,56 @@ class FileStore:
             return _failed("write", error)
         return PageResult(nbytes=size)
 
-    def _read_from_disk(self, record: Record) -> PageResult:
-        return self._end(record, partial(read_in_steps, digest=record.digests))
+    def _read_cached(self, records: Sequence[Record]) -> list[PageResult]:
+        """How the first of ``records`` ended, up to one that is not in memory.
 
-    def _end(self, record: Record, read: Callable[[int, Record], int]) -> PageResult:
-        end = self._read(record, read)
+        To open, to read and to close go each through all of them: a page leaves none of the program
+        in the core's cache, and what is done between two pages is slow for it.
+        """
+        opened = [self._open(record) for record in records]
+        ends = list[PageResult]()
+        try:
+            for record, file in zip(records, opened, strict=True):
+                end = file if isinstance(file, PageResult) else _end(file, record, read_cached)
+                if end is None:
+                    break
+                ends.append(end)
+        finally:
+            for file in opened:
+                if isinstance(file, int):
+                    os.close(file)
+        for record in records[: len(ends)]:
+            self._is_there(record.name)  # it may have been evicted while it was read
+        return ends
+
+    def _read_large(self, record: Record) -> PageResult:
+        ends = self._read_cached([record])
+        return ends[0] if ends else self._read_from_disk(record)
+
+    def _read_from_disk(self, record: Record) -> PageResult:
+        return self._read(record, read_from_disk)
+
+    def _read(self, record: Record, read: Callable[[int, Record], int]) -> PageResult:
+        file = self._open(record)
+        if isinstance(file, PageResult):
+            return file
+        try:
+            end = _end(file, record, read)
+        finally:
+            os.close(file)
+        self._is_there(record.name)  # as above
         assert end is not None  # noqa: S101 - nothing but a read that may give up gives none
         return end
 
-    def _read(self, record: Record, read: Callable[[int, Record], int | None]) -> PageResult | None:
-        """How a page's read ended; None if ``read`` did not do it."""
+    def _open(self, record: Record) -> int | PageResult:
+        """A descriptor of the page's file, or why there is none."""
         try:
-            descriptor = os.open(self._place(record.name), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._place(record.name), _READ)
         except FileNotFoundError:
             self._is_there(record.name)  # no longer known of, unless it was put again
             return PageResult(PageState.MISSING, "no such file")
         except OSError as error:
             return _failed("open", error)
-        try:
-            held = os.fstat(descriptor).st_size
-            got = read(descriptor, record)
-        except OSError as error:
-            return _failed("read", error)
-        finally:
-            os.close(descriptor)
-        if got is None:
-            return None
-        self._is_there(record.name)  # it may have been evicted while it was read
-        return PageResult(nbytes=min(held, got) if held < record.nbytes else held)
 
     # -- what is there ------------------------------------------------------------------------
 
@@ -229,6 +269,20 @@ class FileStore:
             self._remove(name)
             self.evicted += 1
             return size
+
+
+def _end(
+    descriptor: int, record: Record, read: Callable[[int, Record], int | None]
+) -> PageResult | None:
+    """How a page's read ended; None if ``read`` did not do it."""
+    try:
+        held = os.fstat(descriptor).st_size
+        got = read(descriptor, record)
+    except OSError as error:
+        return _failed("read", error)
+    if got is None:
+        return None
+    return PageResult(nbytes=held if got == record.nbytes else got)
 
 
 def _failed(verb: str, error: OSError) -> PageResult:

@@ -1,0 +1,18 @@
+"""How many cores have nothing to do just now."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["idle_cores"]
+
+#: Linux: three averages, threads that run or want to of all threads, the latest process's number.
+_LOAD = Path("/proc/loadavg")
+
+
+def idle_cores() -> int:
+    """Cores of the machine beyond its threads that want to run, the caller's among them; 0 where nobody says."""
+    with suppress(OSError, ValueError, IndexError):
+        running = int(_LOAD.read_bytes().split()[3].split(b"/")[0])
+        return max(0, (os.cpu_count() or 1) - running)
+    return 0
