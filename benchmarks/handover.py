@@ -1,11 +1,12 @@
 """What recording tiles costs a handover over NIXL: prefill and decode in two processes, on the CPU.
 
-    python benchmarks/handover.py [--pairs 15] [--pages 8] [--requests 4] [--consecutive] [--json]
+    python benchmarks/handover.py [--pairs 15] [--shapes 1x8,8x6,64x1] [--consecutive] [--json]
 
-A pass hands so many requests over, offered all at once, and is timed at decode: from the moment that it
-asks for them to the moment that it may read the last. Pairs of passes, with both ends' tracers
-attached and with neither, in alternating order; the median of the pairs' ratios counts. Every tile of
-every page is digested at both ends. Decode's pages are in any order, or ``--consecutive``.
+A pass hands so many requests of so many pages over (``8x6`` is six of eight), offered all at once, and is
+timed at decode: from the moment that it asks for them to the moment that it may read the last. Pairs of
+passes, with both ends' tracers attached and with neither, in alternating order; the median of the pairs'
+ratios counts. Every tile of every page is digested at both ends. No two requests share a page, and none
+fills its last one, as prompts do. Decode's pages are in any order, or ``--consecutive``.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 
 LAYERS, PAGE_TOKENS = 61, 64  # a page of DeepSeek-V3's latent: 61 x 73,728 B
+LEFT = PAGE_TOKENS // 2  # of the last page of each request
 MOST_COST = 1.05
 WAIT_S = 300.0
 
@@ -69,7 +71,7 @@ def tracer() -> Iterator[tuple[HandoverAttachment, MemorySink]]:
 def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, device: str) -> None:
     """Hand over what is asked for, traced or not."""
     torch.set_num_threads(1)
-    group = group_of(pages, filled=True, device=device)
+    group = group_of(pages * requests, filled=True, device=device)
     link = Link("prefill", group, channel)
     link.agree()
     with PrefillEnd(link) as end, tracer() as (attachment, sink):
@@ -79,8 +81,8 @@ def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, de
             jobs.send("ready")
             jobs.recv()
             sent = [
-                end.send(f"{number}.{request}", np.arange(pages), pages * PAGE_TOKENS)
-                for request in range(requests)
+                end.send(f"{number}.{request}", own, pages * PAGE_TOKENS - LEFT)
+                for request, own in enumerate(np.split(np.arange(pages * requests), requests))
             ]
             for one in sent:
                 end.wait(one, WAIT_S)
@@ -96,8 +98,8 @@ def one_pass(  # noqa: PLR0917 - what a pass is
     began = time.perf_counter()
     jobs.send("go")
     expected = [
-        end.expect(f"{number}.{request}", order, len(order) * PAGE_TOKENS)
-        for request in range(requests)
+        end.expect(f"{number}.{request}", own, len(own) * PAGE_TOKENS - LEFT)
+        for request, own in enumerate(np.split(order, requests))
     ]
     for one in expected:
         end.wait(one, WAIT_S)
@@ -126,20 +128,20 @@ def measure(
     process.start()
     theirs.close()
     channel.close()
-    group = group_of(pages, filled=False, device=devices[1])
+    group = group_of(pages * requests, filled=False, device=devices[1])
     link = Link("decode", group, ours, silence_s=WAIT_S)
     link.agree()
     ratios, plain, seen = [], [], 0
-    allocator = PageAllocator(pages, "decode")
+    allocator = PageAllocator(pages * requests, "decode")
     with (
         DecodeEnd(link, lambda _pages: None, generation=allocator.generation) as end,
         tracer() as (attachment, sink),
     ):
         for pair in range(pairs + 1):
             took: dict[bool, float] = {}
-            order = np.arange(pages)
+            order = np.arange(pages * requests)
             if not consecutive:
-                order = np.random.default_rng(pair).permutation(pages)
+                order = np.random.default_rng(pair).permutation(order)
             for traced in (pair % 2 == 0, pair % 2 == 1):
                 (attachment.attach if traced else attachment.detach)()
                 took[traced] = one_pass(jobs, end, 2 * pair + traced, traced, order, requests)
@@ -163,19 +165,21 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description="NIXL transfer with tiles recorded / without.")
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--pages", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--shapes", default="1x8,8x6,64x1", help="pages x requests of a pass")
     parser.add_argument("--consecutive", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    found = measure(asked.pairs, asked.pages, asked.requests, consecutive=asked.consecutive)
-    if asked.json:
-        print(json.dumps(found))
-    else:
-        print(
-            f"handover with tiles recorded / without: {found['ratio']:.3f} (goal <= {MOST_COST}; pairs "
-            f"{found['lowest']:.2f} to {found['highest']:.2f}), {found['gb_s']:.2f} GB/s without"
-        )
+    for shape in asked.shapes.split(","):
+        pages, requests = map(int, shape.split("x"))
+        found = measure(asked.pairs, pages, requests, consecutive=asked.consecutive)
+        if asked.json:
+            print(json.dumps({"pages": pages, "requests": requests, **found}))
+        else:
+            print(
+                f"{requests} requests of {pages} pages with tiles recorded / without: "
+                f"{found['ratio']:.3f} (goal <= {MOST_COST}; pairs {found['lowest']:.2f} to "
+                f"{found['highest']:.2f}), {found['gb_s']:.2f} GB/s without"
+            )
 
 
 if __name__ == "__main__":

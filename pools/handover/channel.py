@@ -17,6 +17,8 @@ __all__ = ["SILENCE_S", "Channel", "same_host"]
 #: A peer that says nothing for so long is lost, in seconds.
 SILENCE_S = 20.0
 BEATS_A_SILENCE = 5
+#: A connection waits for whole milliseconds.
+POLL_S = 0.001
 
 
 class Channel:
@@ -50,7 +52,7 @@ class Channel:
             PeerLost: the other end is closed, or what it says is not ours to understand.
         """
         try:
-            if not self._connection.poll(timeout):
+            if not self._heard_within(timeout):
                 return None
             message = decode(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
@@ -59,6 +61,13 @@ class Channel:
             raise PeerLost(f"the other process talks another format: {error}") from error
         self._heard = time.monotonic()
         return message
+
+    def _heard_within(self, timeout: float) -> bool:
+        """A wait of less than ``POLL_S`` is slept: a word that comes in it is heard at its end."""
+        if 0.0 < timeout < POLL_S and not self._connection.poll():
+            time.sleep(timeout)
+            timeout = 0.0
+        return self._connection.poll(timeout)
 
     def keep(self) -> None:
         """Say that this end is here, and see whether the other is."""

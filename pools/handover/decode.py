@@ -3,55 +3,23 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from hicache_dbg.pools.handover.channel import POLL_S
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
-from hicache_dbg.pools.handover.link import Link, Pump
+from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
 from hicache_dbg.pools.handover.messages import Abort, Ended, Landed, Message, Offer, Room, decode
 from hicache_dbg.pools.handover.quarantine import Quarantine
+from hicache_dbg.pools.handover.requests import Receiving, RecvState
 from hicache_dbg.pools.indices import Ids
 
-__all__ = ["DecodeEnd", "Receiving", "RecvState"]
+__all__ = ["DecodeEnd"]
 
 Free = Callable[[Ids], None]
 Generation = Callable[[Ids], npt.NDArray[np.uint32]]
-
-
-class RecvState(StrEnum):
-    """Where a request is on its way here; from ``granted`` on prefill may write its pages."""
-
-    EXPECTED = "expected"
-    GRANTED = "granted"
-    LANDED = "landed"
-    FAILED = "failed"
-
-
-@dataclass(slots=True, eq=False)
-class Receiving:
-    """A request that is waited for, and where its pages are to go.
-
-    ``attempt`` and ``trace`` are what prefill's offer says; ``began`` when room was given.
-    """
-
-    request: str
-    pages: Ids
-    tokens: int
-    state: RecvState = RecvState.EXPECTED
-    reason: str = ""
-    attempt: int = 0
-    trace: tuple[str, str] = ("", "")
-    began: float = 0.0
-
-    @property
-    def over(self) -> bool:
-        """Whether it has landed or failed."""
-        return self.state in {RecvState.LANDED, RecvState.FAILED}
 
 
 class DecodeEnd:
@@ -152,21 +120,19 @@ class DecodeEnd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the pump --------------------------------------------------------------------------------
 
-    def step(self, patience: float = 0.0) -> bool:
-        """Listen for ``patience`` seconds at most and look for what landed; is it worth a hurry?"""
+    def step(self, patience: float = 0.0) -> float:
+        """Listen for ``patience`` seconds at most and look for what landed; how long to listen next.
+
+        A word of prefill's wakes it, also when a write is done. The notification may come later.
+        """
         if self.lost:
             self._await_end(patience)
-            return False
+            return IDLE_S
         try:
             message = self._link.channel.receive(patience)
             while message is not None:
@@ -176,10 +142,10 @@ class DecodeEnd:
         except PeerLost as error:
             self._notifications()  # what landed before counts
             self._lose(str(error))
-            return False
+            return IDLE_S
         if self._granted:
             self._notifications()
-        return bool(self._granted)
+        return POLL_S if self._granted else IDLE_S
 
     def landed(self, receiving: Receiving) -> None:
         """Every byte is there: the engine may read."""

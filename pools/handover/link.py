@@ -15,10 +15,10 @@ from hicache_dbg.pools.handover.messages import Hello
 from hicache_dbg.pools.handover.planes import planes_of, regions_of
 from hicache_dbg.pools.handover.wire import NixlWire, Wire
 
-__all__ = ["Link", "Pump", "nixl_wire"]
+__all__ = ["IDLE_S", "Link", "Pump", "nixl_wire"]
 
-#: How long the pump listens at a time, in seconds: with a transfer under way, and without.
-_BUSY_S, _IDLE_S = 0.0002, 0.005
+#: How long the pump listens at a time where it has nothing to look after, in seconds.
+IDLE_S = 0.005
 
 
 class Link:
@@ -121,14 +121,14 @@ class Pump:
     """Lets an end listen and look after its transfers, on a thread of its own.
 
     Args:
-        step: listens for so many seconds at most; says whether anything is under way.
+        step: listens for so many seconds at most; says for how many it may the next time.
         lose: gives the peer up, and says why: whatever a step raises must leave nobody waiting.
         device: where the pools lie; a GPU is the thread's current one, as CUDA and UCX want it.
     """
 
     def __init__(
         self,
-        step: Callable[[float], bool],
+        step: Callable[[float], float],
         lose: Callable[[str], None],
         name: str,
         device: torch.device,
@@ -143,13 +143,13 @@ class Pump:
     def _run(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        busy = True
+        patience = 0.0
         while not self._ended:
             try:
-                busy = self._step(_BUSY_S if busy else _IDLE_S)
+                patience = self._step(patience)
             except Exception as error:  # noqa: BLE001 - who waits gets it as the reason
                 self._lose(f"{type(error).__name__}: {error}")
-                busy = False
+                patience = IDLE_S
 
     def close(self, timeout: float) -> bool:
         """Stop after the step under way; False where that does not end in ``timeout`` seconds."""

@@ -76,7 +76,7 @@ class Beat(_Base, frozen=True, tag="beat"):
 
 
 class Landed(_Base, frozen=True, tag="landed"):
-    """A transfer's notification: every byte of it is there."""
+    """A transfer's notification: every byte of it is there. On the channel it wakes decode, no more."""
 
     attempt: int
     pages: int

@@ -72,10 +72,11 @@ def regions_of(group: PoolGroup) -> list[tuple[int, int, int]]:
 
 def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descriptors:
     """One row a tile: all pages of the first plane, then of the second."""
+    places = [(plane.base, plane.stride, plane.page_bytes) for plane in planes]
+    base, stride, size = np.array(places, np.uint64).reshape(-1, 3, 1).transpose(1, 0, 2)
     rows = np.empty((len(planes), len(pages), 3), np.uint64)
-    for row, plane in zip(rows, planes, strict=True):
-        row[:, 0] = plane.base + pages.astype(np.uint64) * np.uint64(plane.stride)
-        row[:, 1] = plane.page_bytes
+    rows[:, :, 0] = base + stride * pages.astype(np.uint64)
+    rows[:, :, 1] = size
     rows[:, :, 2] = device
     return rows.reshape(-1, 3)
 

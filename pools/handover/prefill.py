@@ -2,59 +2,24 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from hicache_dbg.pools.handover.errors import HandoverError, PeerLost, Refused
-from hicache_dbg.pools.handover.link import Link, Pump
+from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
 from hicache_dbg.pools.handover.messages import Abort, Ended, Landed, Message, Offer, Room, encode
 from hicache_dbg.pools.handover.planes import descriptors_of
-from hicache_dbg.pools.handover.wire import Transfer
+from hicache_dbg.pools.handover.requests import Sending, SendState
 from hicache_dbg.pools.indices import Ids
 
-__all__ = ["PrefillEnd", "SendState", "Sending"]
+__all__ = ["PrefillEnd"]
 
 #: How long one transfer may take, in seconds.
 WRITE_TIMEOUT_S = 60.0
-
-
-class SendState(StrEnum):
-    """Where a request is on its way to decode."""
-
-    OFFERED = "offered"
-    WRITING = "writing"
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass(slots=True, eq=False)
-class Sending:
-    """One attempt to hand a request over; its pages are read until it is ``over``.
-
-    ``room`` are decode's pages, in the order of ``pages``; ``trace`` the ids of its request's span.
-    """
-
-    attempt: int
-    request: str
-    pages: Ids
-    tokens: int
-    trace: tuple[str, str] = ("", "")
-    state: SendState = SendState.OFFERED
-    reason: str = ""
-    room: Ids = field(default_factory=lambda: np.empty(0, np.int64))
-    transfer: Transfer = None
-    began: float = 0.0
-    unwanted: str = ""
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing reads its pages any more."""
-        return self.state in {SendState.DONE, SendState.FAILED}
+#: How long the pump listens at a time while a write is under way, in seconds.
+WRITING_S = 0.0002
 
 
 class PrefillEnd:
@@ -149,42 +114,38 @@ class PrefillEnd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the pump --------------------------------------------------------------------------------
 
-    def step(self, patience: float = 0.0) -> bool:
-        """Listen for ``patience`` seconds at most and look after transfers; is one under way?"""
+    def step(self, patience: float = 0.0) -> float:
+        """Hear a word, for ``patience`` seconds at most, and look after writes; how long to listen next.
+
+        One word at a time: it may begin a write, and on a CPU the one before is done by then, whose
+        notification goes out when it is looked after.
+        """
         if self.lost:
             time.sleep(patience)
-            return False
+            return IDLE_S
         try:
             message = self._link.channel.receive(patience)
-            while message is not None:
+            if message is not None:
                 self._hear(message)
-                message = self._link.channel.receive()
             self._link.channel.keep()
         except PeerLost as error:
             self._lose(str(error))
-        for sending in self._open():
-            if sending.state is SendState.WRITING:
-                self._look_after(sending)
-        return bool(self._open())
+        for sending in self._writing():
+            self._look_after(sending)
+        return WRITING_S if self._writing() else IDLE_S
 
     def post(self, sending: Sending) -> None:
         """Begin the one transfer of a request: every layer and page of every pool."""
         ours = descriptors_of(self._link.ours.planes, sending.pages, self._link.ours.device)
         theirs = descriptors_of(self._theirs.planes, sending.room, self._theirs.device)
-        note = Landed(attempt=sending.attempt, pages=len(sending.pages))
         sending.began = time.monotonic()
         sending.state = SendState.WRITING
-        sending.transfer = self._link.wire.write(ours, theirs, encode(note))
+        sending.transfer = self._link.wire.write(ours, theirs, encode(_landed(sending)))
 
     def finish(self, sending: Sending, state: SendState, reason: str = "") -> None:
         """A request is over: nothing reads its pages any more."""
@@ -226,6 +187,7 @@ class PrefillEnd:
         late = time.monotonic() - sending.began > self._timeout
         if state == "DONE":
             self._link.wire.release(sending.transfer)
+            self._say(_landed(sending))  # decode sleeps on the channel, not on the wire
             if sending.unwanted:
                 self.finish(sending, SendState.FAILED, sending.unwanted)
             else:
@@ -262,6 +224,9 @@ class PrefillEnd:
     def _open(self) -> list[Sending]:
         return list(self._sendings.values())
 
+    def _writing(self) -> list[Sending]:
+        return [sending for sending in self._open() if sending.state is SendState.WRITING]
+
     def _lose(self, reason: str) -> None:
         """Nothing more goes to this peer; what was under way is let go."""
         with self._changed:
@@ -273,3 +238,8 @@ class PrefillEnd:
         self._link.close()
         for sending in self._open():
             self.finish(sending, SendState.FAILED, reason)
+
+
+def _landed(sending: Sending) -> Landed:
+    """What decode is told of a write: behind its last byte, and as a word that wakes it."""
+    return Landed(attempt=sending.attempt, pages=len(sending.pages))

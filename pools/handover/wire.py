@@ -8,10 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
+
 from hicache_dbg.pools.handover.errors import HandoverError, NixlMissing
 from hicache_dbg.pools.handover.planes import Descriptors, merged
 
-__all__ = ["NixlWire", "Transfer", "TransferState", "Wire"]
+__all__ = ["NixlWire", "Transfer", "TransferState", "Wire", "packages_for"]
 
 TransferState = Literal["PROC", "DONE", "ERR"]
 Transfer = Any
@@ -163,7 +165,7 @@ def _api() -> Any:
         # Without such devices UCX's module for them is of no use, and where the system has an
         # ibverbs of its own beside the wheel's, the process crashes at exit.
         os.environ.setdefault("UCX_MODULES", "^ib")
-    for name in _PACKAGES:
+    for name in packages_for(torch.version.cuda):
         try:
             api = import_module(name)
         except ImportError:
@@ -171,4 +173,12 @@ def _api() -> Any:
         if "NIXL_LOG_LEVEL" not in os.environ:  # it says hello on stdout, where reports go
             logging.getLogger("nixl").setLevel(logging.WARNING)
         return api
-    raise NixlMissing("NIXL is not installed; pip install 'hicache-dbg[nixl]' (nixl-cu12)")
+    raise NixlMissing(
+        "NIXL is not installed; pip install 'hicache-dbg[nixl]', with CUDA 13 'hicache-dbg[nixl-cu13]'"
+    )
+
+
+def packages_for(cuda: str | None) -> list[str]:
+    """Where NIXL's Python API may be, the build for torch's version of CUDA first."""
+    major = (cuda or "").partition(".")[0]
+    return sorted(_PACKAGES, key=lambda name: f"cu{major}" not in name)

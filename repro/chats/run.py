@@ -1,7 +1,7 @@
 """Chats with a real model: the same turns with everything computed anew, and through the tiers."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +15,7 @@ from hicache_dbg.repro.chats.smollm2 import Chatbot, load
 from hicache_dbg.repro.chats.texts import CHATS, SYSTEM
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import device_pools, mirrors, plan_of
+from hicache_dbg.repro.fault_place import misplaced
 from hicache_dbg.repro.faults.base import Fault, Target
 from hicache_dbg.repro.oracle import judge
 from hicache_dbg.repro.result import EngineStats, Exchange, RunResult
@@ -102,14 +103,11 @@ def run_chats(
     report(0, total, "loading the model")
     bot = load()
     started = time.perf_counter()
-    truth = _Chats(bot, config.sessions, config.rounds, config.max_tokens)
-    longest = 0
-    for done, (chat, turn, prompt) in enumerate(truth.prompts()):
-        report(done, total, "without tiers")
-        longest = max(longest, len(prompt) + config.max_tokens)
-        truth.answered(chat, turn, bot.reply(prompt, config.max_tokens))
+    truth, chats = (
+        _Chats(bot, config.sessions, config.rounds, config.max_tokens) for _ in range(2)
+    )
+    longest = _without_tiers(truth, lambda done: report(done, total, "without tiers"))
     known = time.perf_counter() - started
-    chats = _Chats(bot, config.sessions, config.rounds, config.max_tokens)
     config = _sized(config, longest)
     stats, error = _through_tiers(config, chats, fault, report)
     return RunResult(
@@ -123,6 +121,16 @@ def run_chats(
         truth=truth.transcripts,
         exchanges=tuple(_exchanges(truth, chats)),
     )
+
+
+def _without_tiers(chats: _Chats, report: Callable[[int], None]) -> int:
+    """Hold the chats with everything computed anew; the most tokens that one came to."""
+    longest = 0
+    for done, (chat, turn, prompt) in enumerate(chats.prompts()):
+        report(done)
+        longest = max(longest, len(prompt) + chats.most)
+        chats.answered(chat, turn, chats.bot.reply(prompt, chats.most))
+    return longest
 
 
 def _sized(config: RunConfig, longest: int) -> RunConfig:
@@ -146,7 +154,7 @@ def _through_tiers(
     )
     if fault is not None:
         if fault.stage != "cache":
-            raise ConfigError(f"fault {fault.name} is between caches, and a chat has one alone")
+            raise misplaced(fault)
         plan = fault.apply(plan)
     total = 2 * config.sessions * config.rounds
     pools = device_pools(plan.pools, config.device_pages or 0, torch.device("cpu"))

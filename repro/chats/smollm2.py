@@ -2,10 +2,11 @@
 
 import importlib.util
 import logging
-import os
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,6 @@ def load() -> Chatbot:
         ModelMissingError: a package is missing, with the command that installs it.
     """
     file = _model_file()
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read at its import: the conversion has a bar
     try:
         import accelerate  # noqa: F401 - what loads a GGUF file needs it, and says so late
         import gguf  # noqa: F401
@@ -77,12 +77,10 @@ def load() -> Chatbot:
     told.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     where = {"gguf_file": file.name, "local_files_only": True}
-    return Chatbot(
-        model=AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, **where
-        ).eval(),
-        tokenizer=AutoTokenizer.from_pretrained(file.parent, **where),
-    )
+    with redirect_stderr(StringIO()):  # the conversion has a bar that no setting turns off
+        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
+    return Chatbot(model.eval(), tokenizer)
 
 
 def _model_file() -> Path:

@@ -41,5 +41,6 @@ def test_a_statement_without_one_value_a_layer_is_counted_and_the_rest_compared(
     assert evidence.by_pool[pool, Op.RECV.value] == Tiles(
         verified=compared, witnessed=10 - compared
     )
+    assert evidence.checked_share == compared / 10  # nothing was loaded
     assert build_report(evidence).internal_errors == ({"join/tiles": 2} if uneven else {})
     assert join(recordings) == []

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from tests.handover.pair import WAIT_S, HandWire, Pair, arrived, handmade, pair, tokens_of
 
-from hicache_dbg.pools.handover.decode import RecvState
+from hicache_dbg.pools.handover.channel import POLL_S
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
-from hicache_dbg.pools.handover.prefill import SendState
+from hicache_dbg.pools.handover.messages import Beat
+from hicache_dbg.pools.handover.planes import Descriptors
+from hicache_dbg.pools.handover.requests import RecvState, SendState
 
 __all__ = ["handmade"]
 
@@ -42,6 +44,49 @@ def test_an_offer_may_come_before_it_is_expected(handmade: Pair) -> None:
     _wire(handmade).move_all()
     handmade.settle()
     assert (receiving.state, sending.state) == (RecvState.LANDED, SendState.DONE)
+
+
+def test_a_request_that_is_written_does_not_wait_for_the_next_write(
+    handmade: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write may move its bytes before it returns, as NIXL's do on a CPU: it is over at once."""
+    wire, over = _wire(handmade), []
+    write = wire.write
+
+    def at_once(local: Descriptors, remote: Descriptors, note: bytes) -> object:
+        over.append([sending.over for sending in sendings])
+        transfer = write(local, remote, note)
+        wire.move_all()
+        return transfer
+
+    monkeypatch.setattr(wire, "write", at_once)
+    sendings = [handmade.prefill.send(f"r{at}", np.array([at]), 4) for at in range(3)]
+    for at in range(3):
+        handmade.decode.expect(f"r{at}", handmade.alloc(1), 4)
+    handmade.settle()
+    assert over == [[False, False, False], [True, False, False], [True, True, False]]
+
+
+def test_a_write_that_is_done_wakes_decode(handmade: Pair) -> None:
+    """Decode sleeps on the channel, where nothing else would tell it to look for the notification."""
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    handmade.prefill.send("r", np.array([1, 2]), 8)
+    handmade.settle()
+    _wire(handmade).move_all()
+    assert not handmade.ends[1].poll()
+    handmade.prefill.step()
+    assert handmade.ends[1].poll()
+    handmade.decode.step()
+    assert receiving.state is RecvState.LANDED
+
+
+@pytest.mark.parametrize("wait", [0.0, POLL_S / 5, 2 * POLL_S])
+def test_a_word_is_heard_after_any_wait(handmade: Pair, wait: float) -> None:
+    """Also after one that is shorter than a connection can wait."""
+    prefill, decode = handmade.prefill.link.channel, handmade.decode.link.channel
+    assert decode.receive(wait) is None
+    prefill.send(Beat())
+    assert decode.receive(wait) == Beat()
 
 
 @pytest.mark.parametrize(("pages", "tokens"), [(1, 8), (3, 8), (2, 9)])

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.handover.pair import HandWire, arrived, pair, tokens_of
 
-from hicache_dbg.pools.handover.decode import Receiving, RecvState
+from hicache_dbg.pools.handover.requests import Receiving, RecvState
 
 if TYPE_CHECKING:
-    from hicache_dbg.pools.handover.prefill import Sending
+    from hicache_dbg.pools.handover.requests import Sending
 
 PAGES = 8
 NUMBERS = st.integers(0, 7)

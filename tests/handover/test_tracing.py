@@ -13,6 +13,7 @@ from tests.exporters.receiver import Receiver
 from tests.handover.pair import (
     WAIT_S,
     HandWire,
+    P,
     Pair,
     agree,
     arrived,
@@ -27,17 +28,20 @@ from tests.pools.caching import LAYERS, group_of, page_of
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.handover.quarantine import Quarantine
-from hicache_dbg.tracer.attach import hicache_handover, hicache_handover_held
+from hicache_dbg.tracer.attach import hicache_handover_held
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started, Stated, Topic
 from hicache_dbg.tracer.settings import Checksum
 
 
-def _hand_over(made: Pair, count: int, before: Callable[[], object] = lambda: None) -> None:
+def _hand_over(
+    made: Pair, count: int, before: Callable[[], object] = lambda: None, *, left: int = 0
+) -> None:
+    """``count`` pages, the last with room for ``left`` tokens."""
     tokens, source = tokens_of(1, count), np.arange(count)[::-1].copy()
     made.computed(tokens, source)
-    receiving = made.decode.expect("r", made.alloc(count), len(tokens))
-    sending = made.prefill.send("r", source, len(tokens), ("a" * 32, "b" * 16))
+    receiving = made.decode.expect("r", made.alloc(count), len(tokens) - left)
+    sending = made.prefill.send("r", source, len(tokens) - left, ("a" * 32, "b" * 16))
     made.settle()
     before()
     if isinstance(made.prefill.link.wire, HandWire):
@@ -195,7 +199,7 @@ def test_detaching_restores_the_very_function_objects() -> None:
 
     names = [
         (Link, "agree"),
-        *((PrefillEnd, name) for name in ("offer", "post", "finish")),
+        *((PrefillEnd, name) for name in ("offer", "finish")),
         *((DecodeEnd, name) for name in ("landed", "fail")),
     ]
     before = [owner.__dict__[name] for owner, name in names]
@@ -207,15 +211,12 @@ def test_detaching_restores_the_very_function_objects() -> None:
     assert [owner.__dict__[name] for owner, name in names] == before
 
 
-def test_a_page_that_had_another_life_before_it_was_digested_is_skipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a large request: its last page is digested at once, the others count if they are still its own."""
-    monkeypatch.setattr(hicache_handover, "AT_ONCE_BYTES", 0)
+def test_a_page_that_had_another_life_before_it_was_digested_is_skipped() -> None:
+    """But for one that the next token may go into, which is digested at once."""
     with traced() as (sink, runtime), pair(by_hand=True) as made:
         lives = iter((np.zeros(4, np.uint32), np.array([0, 1, 0, 1], np.uint32)))
         made.decode.generation = lambda _pages: next(lives)
-        _hand_over(made, 4)
+        _hand_over(made, 4, left=1)
         runtime.flush()
     for copy in sink.of(Copied):
         skipped = {"reused": LAYERS} if copy.op is Op.RECV else {}
@@ -229,8 +230,7 @@ def test_a_page_that_had_another_life_before_it_was_digested_is_skipped(
 def test_a_page_is_not_given_away_before_it_was_digested(
     monkeypatch: pytest.MonkeyPatch, patient: bool
 ) -> None:
-    """Of a large request: whoever frees a page waits for the thread beside, and only for so long."""
-    monkeypatch.setattr(hicache_handover, "AT_ONCE_BYTES", 0)
+    """Whoever frees a page waits for the thread beside, and only for so long."""
     monkeypatch.setattr(hicache_handover_held, "MOST_S", 10.0 if patient else 0.0)
     go_on, begun = Event(), Event()
 
@@ -240,9 +240,7 @@ def test_a_page_is_not_given_away_before_it_was_digested(
 
     with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
         made.decode.generation = made.pages.generation
-        beside = told.attachment._beside
-        assert beside is not None
-        _hand_over(made, 4, lambda: beside.submit(busy))
+        _hand_over(made, 4, lambda: told.attachment._tiles.later(busy))
         assert begun.wait(10)
         owner = Thread(target=_given_away, args=(made,))
         owner.start()
@@ -259,6 +257,50 @@ def _given_away(made: Pair) -> None:
     """Its first three pages are freed, and are another's at once."""
     made.pages.free(np.arange(3))
     made.pages.alloc(3)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_the_next_token_goes_into_no_page_that_is_not_digested(left: int) -> None:
+    """Decode goes on at once, though the thread is busy; a full page it does not write."""
+    go_on = Event()
+    with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
+        made.decode.generation = made.pages.generation
+        _hand_over(made, 2, lambda: told.attachment._tiles.later(lambda: _wait(go_on)), left=left)
+        if left:
+            page_of(made.theirs, "mla", 0, 1)[-1] ^= 1  # what decode computes next
+        go_on.set()
+        told.flush()
+    assert {copy.witnessed for copy in sink.of(Copied)} == {2 * LAYERS}
+    assert join(by_role(sink.events)) == []
+
+
+def test_a_write_waits_for_no_digest_and_its_pages_for_all() -> None:
+    """The bytes go at once; prefill has its pages back when they are digested as well."""
+    go_on = Event()
+    with traced() as (sink, told), pair(by_hand=True) as made:
+        wire = made.prefill.link.wire
+        assert isinstance(wire, HandWire)
+        told.attachment._tiles.later(lambda: _wait(go_on))
+        receiving = made.decode.expect("r", made.alloc(2), 2 * P)
+        sending = made.prefill.send("r", np.array([3, 4]), 2 * P)
+        made.settle()
+        wire.move_all()
+        made.decode.step()
+        made.decode.wait(receiving, 0.0)
+        finishing = Thread(target=made.prefill.step)
+        finishing.start()
+        finishing.join(0.1)
+        assert finishing.is_alive()
+        assert not sending.over
+        go_on.set()
+        finishing.join(WAIT_S)
+        made.prefill.wait(sending, 0.0)
+        told.flush()
+    assert join(by_role(sink.events)) == []
+
+
+def _wait(event: Event) -> None:
+    assert event.wait(WAIT_S)
 
 
 def test_a_write_that_lands_in_reused_pages_is_named_and_held_pages_are_never_reused(

@@ -1,42 +1,36 @@
 """Attachment to the handover of ``hicache_dbg.pools``: what prefill sends, and what decode receives.
 
 Both ends state digests under (request, logical page, layer), for a join of both recordings: neither
-sees the other's bytes. A thread of its own digests prefill's tiles, from the offer on, while other
-requests are written; no write begins before its tiles are digested, so that a page which changes under
-it is seen. At decode a small request, and of a large one the last page, which the next token may go
-into, is digested after the notification and before the request is admitted; a large one's other pages,
-which nobody writes, beside whoever reads them, if their generation tells whether they had another life
-by then; whoever frees one before waits a little.
+sees the other's bytes. Nobody waits for them where bytes cannot change: a thread digests prefill's
+tiles from the offer on, in the order of the write and faster than it, and is waited for before the
+pages are the engine's again; decode's beside whoever reads them, if their generation tells whether they
+had another life by then, and whoever frees one before waits a little. Only a page that the next token
+may go into is digested before the request is admitted.
 """
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from typing import Self
 
 import numpy.typing as npt
 
 from hicache_dbg.pools.allocator import PageAllocator
-from hicache_dbg.pools.handover.decode import DecodeEnd, Receiving, RecvState
+from hicache_dbg.pools.handover.decode import DecodeEnd
 from hicache_dbg.pools.handover.errors import ContractRefused
 from hicache_dbg.pools.handover.link import Link
 from hicache_dbg.pools.handover.messages import Hello
-from hicache_dbg.pools.handover.prefill import PrefillEnd, Sending, SendState
+from hicache_dbg.pools.handover.prefill import PrefillEnd
+from hicache_dbg.pools.handover.requests import Receiving, RecvState, Sending, SendState
 from hicache_dbg.pools.host import Mirror
+from hicache_dbg.tracer.attach.hicache_handover_contract import refusals, state_contract
 from hicache_dbg.tracer.attach.hicache_handover_held import HeldPages
-from hicache_dbg.tracer.attach.hicache_handover_record import (
-    HandoverRecord,
-    TileStatements,
-    open_record,
-)
-from hicache_dbg.tracer.attach.hicache_handover_views import KnownViews, current
+from hicache_dbg.tracer.attach.hicache_handover_record import HandoverRecord, open_record
+from hicache_dbg.tracer.attach.hicache_handover_tiles import HandedTiles
+from hicache_dbg.tracer.attach.hicache_handover_views import KnownViews
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.attach.requests import current_span
-from hicache_dbg.tracer.checks.contract import compare_fields
-from hicache_dbg.tracer.digest.tiles import TileDigester
-from hicache_dbg.tracer.events import Finding, Op, SkipReason, Topic
-from hicache_dbg.tracer.ledger import Flags
+from hicache_dbg.tracer.events import Op, SkipReason
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.session import Session
@@ -44,8 +38,6 @@ from hicache_dbg.tracer.session import Session
 __all__ = ["HandoverAttachment", "handover_of"]
 
 Views = Callable[[Mirror], MirrorViews]
-#: A request of no more bytes is digested at once; a larger one keeps nobody waiting.
-AT_ONCE_BYTES = 8 << 20
 COMPLETE, NOT_TAKEN, LOST = "complete", "not taken over", "peer lost"
 
 
@@ -59,18 +51,15 @@ class HandoverAttachment:
         self._session = session
         self._views = views or KnownViews()
         self._patches = Patches()
-        self._digester = TileDigester()
+        self._tiles = HandedTiles(session)
         self._under_way: dict[int, HandoverRecord] = {}  # by identity of the sending
-        self._beside: ThreadPoolExecutor | None = None
         self._held = HeldPages()
 
     def attach(self) -> None:
         """Wrap what is not wrapped yet."""
-        if self._beside is None:
-            self._beside = ThreadPoolExecutor(1, "hicache-digest")
+        self._tiles.start()
         self._patches.replace(Link, "agree", self._around_agree)
         self._patches.replace(PrefillEnd, "offer", self._around_offer)
-        self._patches.replace(PrefillEnd, "post", self._around_post)
         self._patches.replace(PrefillEnd, "finish", self._around_finish)
         self._patches.replace(DecodeEnd, "landed", self._around_landed)
         self._patches.replace(DecodeEnd, "fail", self._around_fail)
@@ -79,15 +68,12 @@ class HandoverAttachment:
     def detach(self) -> None:
         """Put the engine's own functions back, and finish what is being digested."""
         self._patches.undo()
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.shutdown()
+        self._tiles.stop()
         self._under_way.clear()
 
     def settle(self) -> None:
         """Wait until everything that was to be digested so far has been."""
-        if self._beside is not None:
-            self._beside.submit(_nothing).result()
+        self._tiles.settle()
 
     def __enter__(self) -> Self:
         self.attach()
@@ -101,14 +87,13 @@ class HandoverAttachment:
     def _around_agree(self, original: Callable[..., Hello]) -> Callable[..., Hello]:
         def agree(link: Link) -> Hello:
             with self._session.errors.at("handover/contract"):
-                for field, value in link.ours.contract.items():
-                    if "." not in field:  # the rest is in the mirrors' geometry
-                        self._session.state(Topic.CONTRACT, (value,), role=link.role, key=field)
+                state_contract(self._session, link)
             try:
                 return original(link)
             except ContractRefused as refused:
                 with self._session.errors.at("handover/contract"):
-                    self._refused(link, refused)
+                    found = refusals(link, refused)
+                    self._session.check(lambda: found)
                 raise
 
         return agree
@@ -120,24 +105,11 @@ class HandoverAttachment:
                     sending.trace = _trace()
             with self._session.errors.at("handover/offer"):
                 record = self._open(Op.SEND, end.link, sending)
-                record.pending = self._later(lambda: self._digest(record, record.chosen))
+                record.pending = self._tiles.later(lambda: self._digest(record))
                 self._under_way[id(sending)] = record
             original(end, sending)
 
         return offer
-
-    def _around_post(self, original: Callable[..., None]) -> Callable[..., None]:
-        def post(end: PrefillEnd, sending: Sending) -> None:
-            begun = time.perf_counter()
-            with self._session.errors.at("handover/post"):
-                record = self._under_way.get(id(sending))
-                if record is not None and record.pending is not None:
-                    record.pending.result()  # what was offered while others were written is there
-                    record.began = time.perf_counter()
-                    self._session.probe.overhead_s += record.began - begun
-            original(end, sending)
-
-        return post
 
     def _around_finish(self, original: Callable[..., None]) -> Callable[..., None]:
         def finish(end: PrefillEnd, sending: Sending, state: SendState, reason: str = "") -> None:
@@ -145,9 +117,9 @@ class HandoverAttachment:
                 good = state is SendState.DONE
                 record = self._under_way.pop(id(sending), None)
                 if record is not None:
-                    record.duration_us = (time.perf_counter() - record.began) * 1e6
-                    if record.pending is not None:
-                        record.pending.result()  # after this the pages are the engine's again
+                    if sending.began:
+                        record.duration_us = (time.monotonic() - sending.began) * 1e6
+                    self._digested(record)
                     if not good:
                         record.skip = record.skip or SkipReason.FAILED
                     self._push(record, COMPLETE if good else NOT_TAKEN, "ok" if good else reason)
@@ -161,33 +133,31 @@ class HandoverAttachment:
             with self._session.errors.at("handover/landed"):
                 record = self._open(Op.RECV, end.link, receiving)
                 record.duration_us = (time.monotonic() - receiving.began) * 1e6
-                self._landed(end, record)
+                self._landed(end, record, receiving.tokens // end.link.group.page_tokens)
                 self._session.probe.overhead_s += time.perf_counter() - begun
             original(end, receiving)
 
         return landed
 
-    def _landed(self, end: DecodeEnd, record: HandoverRecord) -> None:
-        """Digest at once what may change next, the rest later."""
-        now = record.chosen.copy()
-        generation = end.generation if record.bytes > AT_ONCE_BYTES else None
-        if generation is not None:
-            now[:-1] = False
+    def _landed(self, end: DecodeEnd, record: HandoverRecord, whole: int) -> None:
+        """Digest at once what the next token may go into; the first ``whole`` pages later."""
+        generation = end.generation
+        later = record.chosen.copy()
+        later[whole if generation is not None else 0 :] = False
         before = generation(record.pages) if generation is not None else None
-        self._digest(record, now, say=False)
+        self._tiles.digest(record, record.chosen & ~later)
 
         def rest() -> None:
-            self._digest(record, record.chosen & ~now, say=False)
+            self._tiles.digest(record, later)
             if generation is not None:
-                record.reused = generation(record.pages) != before
-                record.reused[-1:] = False
+                record.reused = later & (generation(record.pages) != before)
             self._push(record, COMPLETE, "ok")
-            self._say_tiles(record)
+            self._tiles.say(record)
 
-        if now.all():
-            rest()
+        if later.any():
+            self._held.hold(end, record.pages, self._tiles.later(rest))
         else:
-            self._held.hold(end, record.pages, self._later(rest))
+            rest()
 
     def _around_free(self, original: Callable[..., None]) -> Callable[..., None]:
         def free(allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
@@ -229,41 +199,23 @@ class HandoverAttachment:
             skip=skip,
         )
 
-    def _later(self, work: Callable[[], None]) -> Future[None] | None:
-        """Have it done beside the engine, after what was asked for before."""
+    def _digest(self, record: HandoverRecord) -> None:
+        """All that is chosen of a request, and say so."""
+        self._tiles.digest(record, record.chosen)
+        self._tiles.say(record)
 
-        def guarded() -> None:
-            with self._session.errors.at("handover/beside"):
-                work()
-
-        beside = self._beside
-        return beside.submit(guarded) if beside is not None else None
-
-    def _digest(self, record: HandoverRecord, which: Flags, *, say: bool = True) -> None:
-        """Those tiles of this end that are in these logical pages; and say so."""
-        if record.skip is not None:
-            return
-        for mirror in record.mirrors:
-            for component, view in mirror.device.items():
-                digests = record.room(mirror.pool, component, view.layers)
-                with current(view.device):
-                    layers = tuple(range(view.layers))
-                    found = self._digester.digest(view, layers, record.pages[which])
-                    self._digester.join()
-                digests[:, which] = found
-        if say:
-            self._say_tiles(record)
-
-    def _say_tiles(self, record: HandoverRecord) -> None:
-        record.time_ns = time.time_ns()
-        if record.digests:
-            self._session.bus.push(TileStatements(record))
+    def _digested(self, record: HandoverRecord) -> None:
+        """Wait for what a request's offer has asked for: afterwards its pages are the engine's again."""
+        if record.pending is not None:
+            begun = time.perf_counter()
+            record.pending.result()
+            self._session.probe.overhead_s += time.perf_counter() - begun
 
     def _failed(self, end: DecodeEnd, receiving: Receiving, reason: str) -> None:
         """What a lost peer left in the pages is stated: it says which tiles had arrived."""
         lost = bool(end.lost) and receiving.state is RecvState.GRANTED
         record = self._open(Op.RECV, end.link, receiving, None if lost else SkipReason.FAILED)
-        self._digest(record, record.chosen)
+        self._digest(record)
         record.skip = record.skip or SkipReason.FAILED
         self._push(record, LOST if lost else NOT_TAKEN, reason)
 
@@ -273,32 +225,6 @@ class HandoverAttachment:
             record.duration_us = (time.perf_counter() - record.began) * 1e6
         if record.mirrors:
             self._session.bus.push(record)
-
-    def _refused(self, link: Link, refused: ContractRefused) -> None:
-        """One finding a pool, at prefill: of both ends' recordings a join makes it as well."""
-        if link.role != "prefill":
-            return
-        by_pool: dict[str, list[dict[str, str]]] = {}
-        for name, *values in refused.differences:
-            pool, _, field = name.rpartition(".") if "." in name else ("", "", name)
-            pool, _, component = pool.partition(".")
-            ends = by_pool.setdefault(pool, [{}, {}])
-            for end, value in zip(ends, values, strict=True):
-                end[f"{component}.{field}" if component else field] = value
-        now = time.time_ns()
-
-        def found() -> list[Finding]:
-            return [
-                finding
-                for pool, ends in by_pool.items()
-                for finding in compare_fields(pool, ends[0], ends[1], time_ns=now)
-            ]
-
-        self._session.check(found)
-
-
-def _nothing() -> None:
-    """Do nothing, in its turn."""
 
 
 def _trace() -> tuple[str, str]:

@@ -9,8 +9,7 @@ from itertools import count
 import numpy as np
 import xxhash
 
-from hicache_dbg.pools.handover.decode import Receiving
-from hicache_dbg.pools.handover.prefill import Sending
+from hicache_dbg.pools.handover.requests import Receiving, Sending
 from hicache_dbg.tracer.events import DIRECTION, Copied, Event, Op, SkipReason, Stated, Topic
 from hicache_dbg.tracer.ledger import Digests, Flags, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -75,18 +74,18 @@ class HandoverRecord:
 
     def tiles(self) -> list[Event]:
         """The digests: one statement a logical page and component, a value a layer."""
-        numbers = np.flatnonzero(self.chosen & ~self.reused).tolist()
+        numbers = np.flatnonzero(self.chosen & ~self.reused)
         return [
             self._stated(
                 Topic.TILES,
-                tuple(f"{digest:016x}" for digest in column),
+                _hex(column),
                 pool=pool,
                 component=component,
                 page=page,
                 layers=self.layers[pool],
             )
             for (pool, component), digests in self.digests.items()
-            for page, column in zip(numbers, digests.T[numbers].tolist(), strict=True)
+            for page, column in zip(numbers.tolist(), digests.T[numbers], strict=True)
         ]
 
     def _stated(self, topic: Topic, values: tuple[str, ...], **more: object) -> Stated:
@@ -140,6 +139,11 @@ class HandoverRecord:
             span_id=self.trace[1],
             status=self.status,
         )
+
+
+def _hex(digests: Digests) -> tuple[str, ...]:
+    """Sixteen digits each, all at once: a thread that formats thousands one by one holds up the pump."""
+    return tuple(digests.astype(">u8").tobytes().hex(" ", 8).split())
 
 
 def _bytes(mirror: MirrorViews, pages: int) -> int:
