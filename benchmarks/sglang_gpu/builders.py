@@ -2,6 +2,7 @@
 # pyright: reportMissingImports=false
 """Every host pool class that the SGLang on the path has, at sizes that models have."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "index_k",
     "k_only",
     "mamba",
+    "mamba_beside",
     "mha",
     "mha_of_sglang",
     "mla",
@@ -248,7 +250,13 @@ def v4_state(layout: str, layers: int, pages: int) -> Setup:
     return Setup(pool, 256, pool.device_page_views, 1, device_like(layers), layers, keep=states)
 
 
-def mamba(layout: str, layers: int, pages: int) -> Setup:
+def mamba_beside(layout: str, layers: int, pages: int) -> Setup:
+    """The same, and two states that a model registers besides its layers' own."""
+    rows = torch.randn(pages + 1, 32 * layers, device=DEVICE)
+    return mamba(layout, layers, pages, beside=(rows, rows.reshape(len(rows), 32, -1).bfloat16()))
+
+
+def mamba(layout: str, layers: int, pages: int, beside: Sequence[torch.Tensor] = ()) -> Setup:
     """A temporal and a convolution state; a slot is a page."""
     temporal = torch.randn(layers, pages + 1, 8, 64, 64, device=DEVICE)
     convolution = torch.randn(layers, pages + 1, 512, 4, device=DEVICE).bfloat16()
@@ -256,7 +264,8 @@ def mamba(layout: str, layers: int, pages: int) -> Setup:
         from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
         from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 
-        info = MambaStateBufferInfo(temporal=temporal, conv=(convolution,))
+        given = {"extra_checkpoint_buffers": tuple(beside)} if beside else {}
+        info = MambaStateBufferInfo(temporal=temporal, conv=(convolution,), **given)
         pool = MambaPoolHost(info, 2.0, 0, device_capacity=pages + 1, layout=layout)
         device = device_like(layers)
     else:
@@ -267,7 +276,8 @@ def mamba(layout: str, layers: int, pages: int) -> Setup:
             mamba_cache=SimpleNamespace(temporal=temporal, conv=[convolution]),
         )
         pool = host_class("MambaPoolHost", "mamba")(device, 2.0, 0, layout=layout)
-    return Setup(pool, 1, [*temporal.unbind(0), *convolution.unbind(0)], 1, device, layers)
+    devices = [*temporal.unbind(0), *convolution.unbind(0), *beside]
+    return Setup(pool, 1, devices, 1, device, layers)
 
 
 def nvfp4(layout: str, layers: int, pages: int) -> Setup:

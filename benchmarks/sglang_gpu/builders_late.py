@@ -28,6 +28,8 @@ def hisparse(_: str, layers: int, pages: int) -> Setup:
         layer_num=layers,
         device="cuda",
         enable_memory_saver=False,
+        start_layer=0,
+        end_layer=layers,  # unsaid it is the last layer's number, and that layer is not backed up
     )
     k, v = device.k_buffer, device.v_buffer
     _fill([*k, *v])

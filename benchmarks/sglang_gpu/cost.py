@@ -1,10 +1,14 @@
 # mypy: disable-error-code="import-not-found"
-"""What it costs: streams of operations and the host's time for one, attached over not, in one run."""
+"""What it costs: streams of operations and the host's time for one, attached over not, in one run.
+
+An operation is over when SGLang's own event of its end has come: with us attached, behind the digests.
+"""
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from builders import index_k, mha, mla, v4
@@ -14,7 +18,9 @@ from tracing import Row, Traced
 
 __all__ = ["cost"]
 
-LAYERS, OPS, PAIRS = 61, 16, 9
+LAYERS, OPS, PAIRS = 61, 32, 9
+#: Sets of pages that a stream's operations take in turn: as many are under way at most.
+SETS = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ STREAMS = (
     Stream("mha", mha, "layer_first", 32, 18),
     Stream("c4", v4("deepseek_v4_c4", 37440, 256), "layer_first", 43, 96),
 )
-FEW = 4
+FEW, ROW = 4, 32
 #: Operations whose digests run beside the copy, and in its own stream.
 HOST: tuple[tuple[str, Build], ...] = (("mla", mla), ("index_k", index_k))
 
@@ -57,17 +63,22 @@ class _Ops:
         self._device = [indices(part, setup.page).to(DEVICE) for part in device]
         self._mover, self._sets = Mover(setup, "kernel"), sets
 
-    def run(self, kind: str, number: int) -> None:
-        """Enqueue operation ``number``."""
+    def run(self, kind: str, number: int) -> Any:
+        """Enqueue operation ``number``; the event of its end."""
         at = number % self._sets
-        getattr(self._mover, kind)(self._host[at], self._device[at])
+        return getattr(self._mover, kind)(self._host[at], self._device[at])
 
 
 def _wall(ops: _Ops, kind: str, count: int) -> float:
+    """Seconds until all is over; pages are used again when SGLang may know that it can."""
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    began, ends = time.perf_counter(), list[Any]()
     for number in range(count):
-        ops.run(kind, number)
+        if number >= SETS:
+            ends[number - SETS].synchronize()
+        ends.append(ops.run(kind, number))
+    for end in ends[-SETS:]:
+        end.synchronize()
     torch.cuda.synchronize()
     return time.perf_counter() - began
 
@@ -76,10 +87,10 @@ def _in_a_row(ops: _Ops, kind: str, count: int) -> float:
     """Microseconds of the host an operation: many in a row, which wait for nothing but the host."""
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for number in range(count):
-        ops.run(kind, number)
+    ends = [ops.run(kind, number) for number in range(count)]
     spent = time.perf_counter() - began
-    torch.cuda.synchronize()
+    for end in ends:
+        end.synchronize()
     return spent / count * 1e6
 
 
@@ -92,8 +103,19 @@ def _alone(traced: Traced, ops: _Ops, kind: str, count: int) -> float:
         began = time.perf_counter()
         ops.run(kind, number)
         spent.append(time.perf_counter() - began)
-    torch.cuda.synchronize()
+    traced.take()
     return statistics.median(spent) * 1e6
+
+
+def _on_our_threads(traced: Traced, ops: _Ops, kind: str, count: int) -> float:
+    """Microseconds of the processor an operation, on all threads but this one, until it was judged."""
+    traced.take()
+    everybody, here = time.process_time(), time.thread_time()
+    for number in range(count):
+        ops.run(kind, number)
+    traced.take()
+    spent = time.process_time() - everybody - (time.thread_time() - here)
+    return spent / count * 1e6
 
 
 def _compare(
@@ -117,9 +139,9 @@ def _compare(
 def _streams(stream: Stream) -> Iterator[Row]:
     traced = Traced()
     pages = stream.pages
-    setup = stream.build(stream.layout, stream.layers, 4 * pages)
-    ops = _Ops(setup, pages, 4)
-    for number in range(4):
+    setup = stream.build(stream.layout, stream.layers, SETS * pages)
+    ops = _Ops(setup, pages, SETS)
+    for number in range(SETS):
         ops.run("backup", number)
     size = sum(t[0].nbytes for t in setup.devices) * setup.rows * pages * OPS
     for kind in ("backup", "load"):
@@ -136,9 +158,9 @@ def _streams(stream: Stream) -> Iterator[Row]:
 
 def _host(name: str, build: Build) -> Iterator[Row]:
     traced = Traced()
-    setup = build("layer_first", LAYERS, 8 * FEW)
-    ops = _Ops(setup, FEW, 8)
-    for number in range(8):
+    setup = build("layer_first", LAYERS, ROW * FEW)
+    ops = _Ops(setup, FEW, ROW)
+    for number in range(ROW):
         ops.run("backup", number)
     value = torch.zeros(1, device=DEVICE)
     size = sum(t[0].nbytes for t in setup.devices) * setup.rows * FEW
@@ -147,17 +169,18 @@ def _host(name: str, build: Build) -> Iterator[Row]:
 
         def measure(kind: str = kind, add: list[float] = add) -> float:
             add.append(_add(value))
-            return _in_a_row(ops, kind, 32)
+            return _in_a_row(ops, kind, ROW)
 
         ours, bare = _compare(traced, measure, PAIRS)
         once = statistics.median(add)
         added = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
         cold, quiet = _compare(traced, lambda kind=kind: _alone(traced, ops, kind, 9), 3)  # type: ignore[misc]
         apart = statistics.median(a - b for a, b in zip(cold, quiet, strict=True))
+        beside = statistics.median(_on_our_threads(traced, ops, kind, 16) for _ in range(3))
         detail = (
             f"{added / once:.2f} add_ of {once:.1f} us: +{added:.1f} us on "
             f"{statistics.median(bare):.0f} us in a row, +{apart:.1f} us on "
-            f"{statistics.median(quiet):.0f} us one by one"
+            f"{statistics.median(quiet):.0f} us one by one; {beside:.0f} us on threads of ours"
         )
         case = f"{name}, {kind} of {size / 1e6:.0f} MB, {LAYERS} layers"
         yield Row("host", case, detail, "<= 3 add_", added <= 3 * once, added / once)

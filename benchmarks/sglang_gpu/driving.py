@@ -23,7 +23,8 @@ def indices(pages: torch.Tensor, page: int) -> torch.Tensor:
 class Mover:
     """One pool, and what moves it; indices are given as the tree has them: host's on the CPU, device's on the GPU.
 
-    ``stream`` is where loads are enqueued.
+    Both ways return the event that SGLang takes for the operation's end. ``stream`` is where loads are
+    enqueued.
     """
 
     def __init__(self, setup: Setup, io_backend: str) -> None:
@@ -32,15 +33,15 @@ class Mover:
         self._runs = self._make(setup, io_backend)
         self.stream: torch.cuda.Stream = self._runs.load_stream
 
-    def backup(self, host: torch.Tensor, device: torch.Tensor) -> None:
+    def backup(self, host: torch.Tensor, device: torch.Tensor) -> Any:
         """Device to host, enqueued."""
-        self._runs.backup(host, device)
+        return self._runs.backup(host, device)
 
     def load(
         self, host: torch.Tensor, device: torch.Tensor, done: Callable[[int], None] | None = None
-    ) -> None:
+    ) -> Any:
         """Host to device, enqueued; ``done`` is called behind each layer."""
-        self._runs.load(host, device, done)
+        return self._runs.load(host, device, done)
 
 
 class _Engine:
@@ -51,18 +52,19 @@ class _Engine:
         self._engine = L2TransferEngine(io_backend)
         self.load_stream = self._engine.host_to_device_stream
 
-    def backup(self, host: torch.Tensor, device: torch.Tensor) -> None:
+    def backup(self, host: torch.Tensor, device: torch.Tensor) -> Any:
         pool = self._setup.pool
         staged = pool.layout == "page_first" and getattr(pool, "can_use_write_back_jit", False)
         ends = (host, device) if staged and self._backend == "kernel" else self._moved(host, device)
-        self._engine.submit_device_to_host([self._transfer(*ends)])
+        return self._engine.submit_device_to_host([self._transfer(*ends)]).finish_event
 
     def load(
         self, host: torch.Tensor, device: torch.Tensor, done: Callable[[int], None] | None
-    ) -> None:
+    ) -> Any:
         transfer = self._transfer(*self._moved(host, device))
         count = {_LAYER_COUNT: self._setup.layers}
-        self._engine.submit_host_to_device([transfer], **count, on_layer_done=done)
+        submit = self._engine.submit_host_to_device
+        return submit([transfer], **count, on_layer_done=done).finish_event
 
     def _transfer(self, host: torch.Tensor, device: torch.Tensor) -> Any:
         from sglang.srt.mem_cache.l2_transfer import L2Transfer
@@ -85,14 +87,14 @@ class _Controller:
         self._controller = controller(setup, io_backend)
         self.load_stream = self._controller.load_stream
 
-    def backup(self, host: torch.Tensor, device: torch.Tensor) -> None:
+    def backup(self, host: torch.Tensor, device: torch.Tensor) -> Any:
         self._controller.write_queue.append(operation(host, device))
         self._controller.start_writing()
-        self._controller.ack_write_queue.clear()
+        return self._controller.ack_write_queue.pop().finish_event
 
     def load(
         self, host: torch.Tensor, device: torch.Tensor, done: Callable[[int], None] | None
-    ) -> None:
+    ) -> Any:
         counter = self._controller.layer_done_counter
         events = counter.events[(counter.producer_index + 1) % counter.num_counters]
         events.finish_event.synchronize()  # the set is used again: the scheduler waits as well
@@ -100,7 +102,7 @@ class _Controller:
             events.complete = done
         self._controller.load_queue.append(operation(host, device))
         self._controller.start_loading()
-        self._controller.ack_load_queue.clear()
+        return self._controller.ack_load_queue.pop().finish_event
 
 
 def controller(setup: Setup, io_backend: str) -> Any:

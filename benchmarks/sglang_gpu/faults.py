@@ -116,8 +116,7 @@ def _flipped(traced: Traced) -> tuple[str, bool]:
     setup = mla("page_first", 4, 40)
     pages = torch.arange(20)
     mover, host = Mover(setup, "kernel"), indices(pages, 64)
-    mover.backup(host, indices(pages, 64).to(DEVICE))
-    torch.cuda.synchronize()
+    mover.backup(host, indices(pages, 64).to(DEVICE)).synchronize()
     setup.pool.kv_buffer.view(torch.uint8)[5 * 64 + 7, 2, 0, 11] ^= 1
     mover.load(host, indices(pages + 20, 64).to(DEVICE))
     events = traced.take()
@@ -139,7 +138,7 @@ def _delayed(accessor: str) -> Callable[[Traced], tuple[str, bool]]:
         host = setup.pool.alloc(8 * 64)
         owner.write_queue.append(operation(host, source))
         owner.start_writing()
-        torch.cuda.synchronize()
+        owner.ack_write_queue[-1].finish_event.synchronize()
         want = [bytes_of(t[source], 1).clone() for t in setup.devices[:8]]
         owner.load_queue.append(operation(host, target))
         engine = getattr(owner, "l2_transfer_engine", None)

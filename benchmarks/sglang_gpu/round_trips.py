@@ -15,6 +15,7 @@ from builders import (
     index_k,
     k_only,
     mamba,
+    mamba_beside,
     mha,
     mla,
     mla_sharded,
@@ -51,6 +52,7 @@ CASES: tuple[tuple[str, Build, tuple[tuple[str, str], ...], dict[str, Any]], ...
     ("swa", v4("swa", 149760, 256), FOUR, {}),
     ("c4_state", v4_state, FOUR, {}),
     ("mamba", mamba, FOUR[2:], {"components": 2}),
+    ("mamba_beside", mamba_beside, FOUR[2:], {"components": 4, "since": 22}),
     ("k_only", k_only, FOUR, {}),
     ("nvfp4", nvfp4, tuple((layout, "kernel") for layout, _ in FOUR[1:]), {"since": 23}),
     ("qsa", qsa, FOUR, {"since": 22}),
@@ -120,8 +122,7 @@ def _there_and_back(traced: Traced, setup: Setup, case: Case) -> tuple[str, bool
     host_pages = torch.randperm(pages, generator=generator)[:MOVED]
     host = indices(host_pages, setup.page)
     mover = Mover(setup, case.backend)
-    mover.backup(host, indices(source, setup.page).cuda())
-    torch.cuda.synchronize()
+    mover.backup(host, indices(source, setup.page).cuda()).synchronize()
     mover.load(host, indices(target, setup.page).cuda())
     events = traced.take()
     wrong = sum(

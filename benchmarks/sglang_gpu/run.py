@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found"
-"""SGLang as released with its real CUDA kernels, and us attached: round trips, faults, cost.
+"""SGLang as released with its real CUDA kernels, and us attached: round trips, faults, ranks, cost.
 
-    PYTHONPATH=... python benchmarks/sglang_gpu/run.py [--parts faults,round_trips,cost] [--json]
+    PYTHONPATH=... python benchmarks/sglang_gpu/run.py [--parts faults,round_trips,ranks,cost] [--json]
 
 README.md says what must be on the path. The exit code is 1 if a row is not as it should be.
 """
@@ -27,7 +27,7 @@ from tracing import Row  # noqa: E402
 def main() -> int:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="faults,round_trips,cost")
+    parser.add_argument("--parts", default="faults,round_trips,ranks,cost")
     parser.add_argument(
         "--only", default="", help="cases whose name has this, or one of these, by commas"
     )
@@ -61,11 +61,13 @@ def main() -> int:
 def _part(name: str, only: str) -> Iterator[Row]:
     from cost import cost
     from faults import faults
+    from ranks import ranks
     from round_trips import round_trips
 
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "round_trips": lambda: round_trips(only),
         "faults": lambda: faults(only),
+        "ranks": lambda: ranks(only),
         "cost": cost,
     }
     return parts[name]()

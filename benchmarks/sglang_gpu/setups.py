@@ -60,18 +60,20 @@ class Setup:
 
     def destroy(self) -> None:
         """Unregister the pinned memory: another mapping may get its addresses."""
+        pinned = {t.untyped_storage().data_ptr(): t for t in _pinned(vars(self.pool))}
         for pool in (self.pool, self.keep):
             if hasattr(pool, "destroy"):
                 pool.destroy()
         runtime: Any = torch.cuda.cudart()
-        for start in {tensor.untyped_storage().data_ptr() for tensor in _tensors(vars(self.pool))}:
-            runtime.cudaHostUnregister(start)  # 0.5.17 leaves those of some classes registered
+        for start, tensor in pinned.items():
+            if tensor.is_pinned():  # 0.5.17 leaves those of some classes registered
+                runtime.cudaHostUnregister(start)
 
 
 Build = Callable[[str, int, int], Setup]
 
 
-def _tensors(fields: dict[str, Any]) -> Iterator[torch.Tensor]:
+def _pinned(fields: dict[str, Any]) -> Iterator[torch.Tensor]:
     """The pinned tensors among a pool's fields, and in lists of them."""
     for value in fields.values():
         for one in value if isinstance(value, list | tuple) else [value]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,11 +27,12 @@ class Row:
 
 
 class Traced:
-    """SGLang with us attached, and the events since they were last taken."""
+    """SGLang with us attached under these settings, and the events since they were last taken."""
 
-    def __init__(self, checksum: Checksum = Checksum.LOADS) -> None:
+    def __init__(self, checksum: Checksum = Checksum.LOADS, **given: Any) -> None:
         self._sink = MemorySink()
-        self.attachment = trace(Settings(gate=Gate.ON, checksum=checksum), sinks=[self._sink])
+        settings = Settings(gate=Gate.ON, checksum=checksum, **given)
+        self.attachment = trace(settings, sinks=[self._sink])
 
     def take(self) -> list[Event]:
         """The events of everything up to now."""
@@ -39,6 +41,15 @@ class Traced:
         assert session is None or session.bus.flush(20)
         events, self._sink.events = self._sink.events, []
         return events
+
+    def close(self) -> list[Event]:
+        """The events up to the end."""
+        events = self.take()
+        session = self.attachment.observer.session()
+        self.attachment.detach()
+        if session is not None:
+            session.close()
+        return events + self._sink.events
 
     def errors(self) -> dict[str, int]:
         """Failures of our own so far."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from released_base import NUMBER, Case, Setup
 from released_mxfp8 import mxfp8
-from released_pages import index_k, mamba, nvfp4, nvfp4_main, qsa, v4, v4_state
+from released_pages import index_k, mamba, mamba_beside, nvfp4, nvfp4_main, qsa, v4, v4_state
 from released_rows import asymmetric, k_only, mha, mla, mla_sharded
 
 __all__ = ["CASES"]
@@ -36,6 +36,7 @@ _TABLE: tuple[
     ("mamba", mamba, _FOUR[2:3], {"components": 2, "since": 16}),
     ("mamba", mamba, _FOUR[2:3], {"components": 2, "until": 13}),
     ("mamba", mamba, _FOUR[:1], {"components": 2, "until": 13}),
+    ("mamba_beside", mamba_beside, _FOUR[2:], {"components": 4, "since": 22}),
     ("k_only", k_only, _FOUR, {"since": 15}),
     ("nvfp4", nvfp4, tuple((layout, "kernel") for layout, _ in _FOUR[1:]), {"since": 23}),
     ("nvfp4_main", nvfp4_main, (("page_first", "kernel"),), {"since": 23}),

@@ -68,9 +68,12 @@ def deepseek_v4() -> Any:
         for page, layers in ((256, LAYERS), (64, 2), (2, 1))
     )
     server = SimpleNamespace(enable_deepseek_v4_fp4_indexer=False)
-    told = {"get_global_server_args": server, "get_exec": SimpleNamespace(kernel=server)}
+    told = {
+        **dict.fromkeys(("get_global_server_args", "get_server_args"), server),
+        "get_exec": SimpleNamespace(kernel=server),
+    }
     with pytest.MonkeyPatch.context() as patch:
-        for name, answer in told.items():  # one or the other, by version
+        for name, answer in told.items():  # one of them, by version
             patch.setattr(v4, name, lambda answer=answer: answer, raising=False)
         index = v4.DeepSeekV4IndexerPool(
             *(512, 64, torch.uint8, 128, 2, "cpu"), enable_memory_saver=False

@@ -2,7 +2,7 @@
 # pyright: reportMissingImports=false
 """Host pools whose rows are pages or states: index-K, DeepSeek-V4, Mamba, NVFP4, QSA."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from released_base import (
 )
 from sglang.srt.mem_cache import memory_pool_host
 
-__all__ = ["index_k", "mamba", "nvfp4", "nvfp4_main", "qsa", "v4", "v4_state"]
+__all__ = ["index_k", "mamba", "mamba_beside", "nvfp4", "nvfp4_main", "qsa", "v4", "v4_state"]
 
 
 def index_k(layout: str, *, bf16: bool = False) -> Setup:
@@ -111,15 +111,16 @@ def v4_state(layout: str) -> Setup:
     return Setup(pool, 64, pool.device_page_views, 1, device_like())
 
 
-def mamba(layout: str) -> Setup:
-    """A temporal and a convolution state of 2 layers; a slot is a page."""
+def mamba(layout: str, *, beside: Sequence[torch.Tensor] = ()) -> Setup:
+    """A temporal and a convolution state of 2 layers, and states of no layer; a slot is a page."""
     temporal = torch.rand(LAYERS, DEVICE_PAGES, 2, 4, 4)
     convolution = torch.rand(LAYERS, DEVICE_PAGES, 8, 3).bfloat16()
     if DECLARED:
         from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
         from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 
-        info = MambaStateBufferInfo(temporal=temporal, conv=(convolution,))
+        given = {"extra_checkpoint_buffers": tuple(beside)} if beside else {}
+        info = MambaStateBufferInfo(temporal=temporal, conv=(convolution,), **given)
         pool = MambaPoolHost(
             info, 2.0, 0, device_capacity=DEVICE_PAGES, pin_memory=False, layout=layout
         )
@@ -131,7 +132,13 @@ def mamba(layout: str) -> Setup:
             mamba_cache=SimpleNamespace(temporal=temporal, conv=[convolution]),
         )
         pool = host_class("MambaPoolHost", "mamba")(device, 2.0, 0, pin_memory=False, layout=layout)
-    return Setup(pool, 1, [*temporal.unbind(0), *convolution.unbind(0)], 1, device)
+    return Setup(pool, 1, [*temporal.unbind(0), *convolution.unbind(0), *beside], 1, device)
+
+
+def mamba_beside(layout: str) -> Setup:
+    """The same with two states that a model registers besides, of two dtypes."""
+    beside = (torch.rand(DEVICE_PAGES, 6), torch.rand(DEVICE_PAGES, 2, 5).bfloat16())
+    return mamba(layout, beside=beside)
 
 
 def nvfp4(layout: str, *, main: bool = False) -> Setup:

@@ -11,9 +11,9 @@ pytestmark = [
 LAYERS, PAGES, TILE = 7, 24, 73_728
 
 
-@pytest.mark.parametrize("ranges", [(range(7),), (range(3), range(3, 4), range(4, 7))])
+@pytest.mark.parametrize("ranges", [(), (range(7),), (range(3), range(3, 4), range(4, 7))])
 def test_launches_of_whole_pages_digest_what_one_by_one_does(ranges: tuple[range, ...]) -> None:
-    """The first of 64 indices names a page, in any order: the same words, layer by layer."""
+    """The first of 64 indices names a page, in any order: the same words, at once or range by range."""
     from hicache_dbg.tracer.digest.gpu import GpuDigester
     from hicache_dbg.tracer.view import Run, View
 
@@ -42,7 +42,11 @@ def test_launches_of_whole_pages_digest_what_one_by_one_does(ranges: tuple[range
     digester.digest(view, range(LAYERS), pages, out=want)
     launch = digester.whole_launch(view)
     for some in ranges:
-        launch(some, stream, ids.data_ptr(), 64, 64, 9, got.data_ptr())
+        launch.some(some, stream, ids.data_ptr(), 64, 64, 9, got.data_ptr())
+    if not ranges:
+        first, out = ids.data_ptr(), got.data_ptr()
+        launch.every(stream, 4, launch.bases, first + 8, 64, 64, 4, out, 4)  # other pages, fewer
+        launch.every(stream, 9, launch.bases, first, 64, 64, 9, out, 9)
     torch.cuda.synchronize()
     assert got.equal(want)
     assert want.unique().numel() == want.numel()

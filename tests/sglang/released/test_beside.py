@@ -14,15 +14,15 @@ import torch
 from released_base import LAYERS, Case
 from released_cases import CASES
 from released_driving import backup, indices, load
-from released_lane import HostSlot, beside
+from released_lane import HostMark, beside
 from released_pages import index_k, v4
 from released_rows import mha_of_sglang, mla
 from released_streams import Event, device_events
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang import gpu, gpu_calls
+from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES
 from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
-from hicache_dbg.tracer.attach.sglang.gpu_plans import A_LAUNCH_BYTES
 from hicache_dbg.tracer.attach.sglang.kinds import BACKUP
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
 from hicache_dbg.tracer.settings import Checksum
@@ -85,6 +85,7 @@ def test_the_event_of_an_operations_end_comes_after_its_digests(
     for move, pages in ((backup, FROM), (load, TO)):
         lane.recorded.clear()
         move(setup, host, indices(pages, setup.page), "kernel")
+        assert run.sink.of(Copied)  # by now
         assert lane.recorded[-1] == (77, 0)  # behind all that is ours
         assert len(lane.begun[-1].parts) == 2  # of K and of V
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
@@ -96,7 +97,8 @@ def test_large_digests_run_beside_the_copies_in_order_with_sglangs_events(
     """A backup's source is digested from the event of its begin on, a load from its end on; both end as one."""
     device_events(monkeypatch)
     monkeypatch.setattr(Event, "cuda_event", property(id), raising=False)
-    monkeypatch.setattr(gpu, "IN_LINE_BYTES", 0)
+    for limit in ("IN_LINE_BYTES", "A_LAUNCH_BYTES"):
+        monkeypatch.setattr(gpu, limit, 0)
     run = traced(checksum=Checksum.LOADS)
     setup = mha_of_sglang("layer_first")
     lane = beside(run, setup)
@@ -105,6 +107,7 @@ def test_large_digests_run_beside_the_copies_in_order_with_sglangs_events(
         lane.recorded.clear()
         lane.waited.clear()
         move(setup, host, indices(pages, setup.page), "kernel")
+        assert run.sink.of(Copied)
         assert len(set(lane.waited)) == waits
         assert lane.recorded[-1][0] == lane.waited[-1]  # the end, behind it and the digests
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
@@ -189,7 +192,7 @@ def test_an_operation_takes_as_long_as_the_device_says(
     traced: Start, monkeypatch: pytest.MonkeyPatch, ms: float
 ) -> None:
     """Its duration is the time between its events; it ends no earlier than its call, and the device, can."""
-    monkeypatch.setattr(HostSlot, "ms", ms)
+    monkeypatch.setattr(HostMark, "ms", ms)
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     beside(run, setup)
@@ -208,7 +211,7 @@ def test_an_end_that_was_never_marked_leaves_the_hosts_clock(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load that stops at its first layer took what its calls took."""
-    monkeypatch.setattr(HostSlot, "ms", 3_600_000.0)
+    monkeypatch.setattr(HostMark, "ms", 3_600_000.0)
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     beside(run, setup)

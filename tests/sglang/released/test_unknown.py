@@ -3,6 +3,7 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -14,10 +15,12 @@ from released_driving import backup, indices, load
 from released_rows import mla
 from released_traced import Start, Traced
 
-from hicache_dbg.tracer.attach.sglang import versions
+from hicache_dbg.tracer.attach.sglang import attachment, versions
 from hicache_dbg.tracer.attach.sglang.classes import is_ours
 from hicache_dbg.tracer.attach.sglang.fitting import FIRST
 from hicache_dbg.tracer.attach.sglang.followed import followed
+from hicache_dbg.tracer.attach.sglang.idle import Idle
+from hicache_dbg.tracer.attach.sglang.lookups import BATCH
 from hicache_dbg.tracer.events import Copied, Finding, Started
 
 Place = tuple[str, str, str]
@@ -121,6 +124,29 @@ def test_a_method_that_is_gone_is_named(traced: Start, monkeypatch: pytest.Monke
             assert session is not None
             session.close()
     assert not wrong, wrong
+
+
+def test_a_module_that_is_gone_is_named(traced: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody has imported and nobody could is said; one that is only not imported yet is not."""
+    gone, waiting = "sglang.srt.managers.hisparse_coordinator", BATCH[0]
+    for name in (gone, waiting):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    looked = importlib.util.find_spec
+    seen = f"{attachment.__name__}.find_spec"
+    monkeypatch.setattr(seen, lambda name: None if name == gone else looked(name))
+    said = round_trip(traced())
+    assert f"{gone}: no such module in sglang {VERSION}" in said
+    assert not [one for one in said if waiting in one]
+
+
+def test_pools_that_are_kept_elsewhere_are_a_doubt(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is built that anybody knows, and requests are served: an unknown version is named for it."""
+    for version, doubt in (("0.5.23", False), ("0.6.0", True)):
+        caplog.clear()
+        serve = Idle(lambda: False, version).batching(lambda: "served")
+        assert (serve(), serve()) == ("served", "served")
+        (record,) = caplog.records
+        assert ("sglang 0.6.0 keep its pools elsewhere" in record.getMessage()) is doubt
 
 
 @pytest.mark.parametrize("kind", OTHERWISE)

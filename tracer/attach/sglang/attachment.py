@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from types import ModuleType
 from weakref import WeakMethod
 
@@ -82,9 +83,10 @@ class SglangAttachment:
         mine = ((one.module, one.cls, one.method) for one in self.hooks.operations)
         for home, name, method in (*mine, *followed()):
             module = sys.modules.get(home)
-            if module is not None and not is_ours(
-                getattr(getattr(module, name, None), method, None)
-            ):
+            if module is None:
+                if not _is_there(home):
+                    inventory.not_recognised(f"{home}: no such module in sglang {self.version}")
+            elif not is_ours(getattr(getattr(module, name, None), method, None)):
                 what = f"{name}.{method}"
                 if what not in self.hooks.refused:  # which was said, with the reason
                     inventory.not_recognised(f"{what}: not attached in sglang {self.version}")
@@ -98,6 +100,14 @@ class SglangAttachment:
     def _imported(self, module: ModuleType) -> None:
         if self.attached:
             self.hooks.wrap(module)
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module that nobody has imported could be."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # its package is gone as well
+        return False
 
 
 def _weakly(method: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

@@ -5,9 +5,11 @@ All ranks make the same broadcasts in the same order, so a load's number and a p
 same tile everywhere; what differs is found when the recordings of the ranks are joined.
 """
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +19,7 @@ from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.attach.sglang.arguments import argument
 from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.broadcast_loads import POOL, Load, copied, state
+from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.late_desk import LateDesk
 from hicache_dbg.tracer.attach.sglang.late_indices import LateIndices
 from hicache_dbg.tracer.attach.sglang.say import Say
@@ -154,7 +157,15 @@ class Broadcasts:
             if error is None and indices:
                 self._loaded(pool, indices)
 
-        return around(self._say, "attach/broadcast", original, before, after)
+        looked_at = around(self._say, "attach/broadcast", original, before, after)
+
+        @wraps(original)
+        def start_loading(*args: Any, **kwargs: Any) -> Any:
+            if SHARED_OUT[0] not in sys.modules:  # no pool of this process is shared out
+                return original(*args, **kwargs)
+            return looked_at(*args, **kwargs)
+
+        return ours(start_loading)
 
     def _loaded(self, device_pool: Any, indices: Sequence[torch.Tensor]) -> None:
         before = self._shared.get(device_pool)

@@ -92,6 +92,8 @@ class Frames(threading.local):
         self._submitted = submitted
         self._concluded = concluded
         self._running = running
+        #: The name of this thread.
+        self.thread = threading.current_thread().name
         self.current: Frame | None = None
         #: Identities of the pools whose methods are being observed on this thread.
         self.pools: set[int] = set()
@@ -107,8 +109,9 @@ class Frames(threading.local):
         self.current = None
         try:
             self._concluded(frame)
-            for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
-                frame.probe.close(load)
+            if frame.loads:
+                for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
+                    frame.probe.close(load)
             if frame.opened:
                 self._submitted(frame.opened, frame.over)
         finally:

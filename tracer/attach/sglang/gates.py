@@ -14,6 +14,7 @@ from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
+import numpy as np
 import torch
 from torch.compiler import is_compiling
 
@@ -46,6 +47,8 @@ READERS: frozenset[str] = frozenset(
 )
 
 
+_NO_PAGES: Pages = np.zeros(0, np.int64)
+
 #: SGLang's functions that send off a load layer by layer, and what they call the layer.
 LOOPS = {"start_loading": "i", "submit_host_to_device": "layer_id"}
 
@@ -59,9 +62,8 @@ class Gates:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._current: WeakKeyDictionary[Any, Loading] = WeakKeyDictionary()  # by set of events
-        self._by_id: dict[int, Loading] = {}  # the same, by the set's identity
-        self._on_way: dict[Any, Loading] = {}  # the same, as long as layers are to come
+        self._current: dict[int, Loading] = {}  # by the identity of a set of events
+        self._on_way: dict[Any, Loading] = {}  # the same, by set, as long as layers are to come
         self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
         self._thread = threading.local()
         self._complete: Function | None = None  # SGLang's own
@@ -80,10 +82,9 @@ class Gates:
                 if self._say.on():
                     events = counter.events[index]
                     loading = Loading(counter.num_layers, access(f"load in set {index}"))
-                    if events not in self._current:
-                        finalize(events, self._by_id.pop, id(events), None)
-                    self._by_id[id(events)] = loading
-                    self._current[events] = self._on_way[events] = loading
+                    if id(events) not in self._current:
+                        finalize(events, self._current.pop, id(events), None)
+                    self._current[id(events)] = self._on_way[events] = loading
                     self._thread.loading = loading
                     if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
                         self._let_pass(loading, events)
@@ -93,7 +94,7 @@ class Gates:
 
     def completion(self, original: Function) -> Function:
         """Around ``LayerLoadingEvent.complete``: a layer's gate is behind its copies."""
-        known, thread, self._complete = self._by_id, self._thread, original
+        known, thread, self._complete = self._current, self._thread, original
 
         @wraps(original)
         def complete(events: Any, layer_index: int, *args: Any, **kwargs: Any) -> Any:
@@ -170,6 +171,12 @@ class Gates:
         if loading is not None:
             loading.moves(pool, pages)
 
+    def moving(self, pool: str) -> None:
+        """The load that this thread is in the middle of writes pages of ``pool``; which is not known yet."""
+        loading = getattr(self._thread, "loading", None)
+        if loading is not None:
+            loading.pages.setdefault(pool, _NO_PAGES)
+
     def read_pages(self, pool: str, pages: Pages, what: str) -> None:
         """These device pages are read, in all layers, by a copy."""
         if not self._on_way:
@@ -180,7 +187,7 @@ class Gates:
     def _waited(self, counter: Any, layer: int) -> None:
         if counter.consumer_index < 0:
             return
-        loading = self._current.get(counter.events[counter.consumer_index])
+        loading = self._current.get(id(counter.events[counter.consumer_index]))
         if loading is not None:
             self._catch_up(loading)
             loading.wait(threading.get_ident(), layer)

@@ -14,6 +14,7 @@ from hicache_dbg.tracer.attach.sglang.tensors import (
     layer_slices,
     of_pages,
     of_rows,
+    row_parts,
 )
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import Run, View
@@ -132,7 +133,11 @@ def _shared_out(pool: Any, geometry: Geometry) -> Geometry:
 
 
 def mamba(pool: Any, name: str) -> Geometry:
-    """State slots: one temporal and several convolution tensors, a slot is a page."""
+    """State slots: one temporal and several convolution tensors, a slot is a page.
+
+    States that a model registers besides have no layers and move with the first: each is shared out
+    among the layers, a part of its row a layer.
+    """
     info = _first(pool, "buffer_info", "device_pool.mamba_cache")
     temporal = getattr(pool, "temporal_device_layers", None) or info.temporal.unbind(0)
     convolutions = getattr(pool, "conv_device_layers", None) or [c.unbind(0) for c in info.conv]
@@ -146,6 +151,13 @@ def mamba(pool: Any, name: str) -> Geometry:
         slots = buffer.unbind(axis)
         host[component] = of_rows(_end(name, component, "host", pool.layout), slots, 1)
     count = len(next(iter(ends.values()))[0])
+    for views, tier, layout, states in (
+        (device, "device", "layer_first", getattr(pool, "slot_state_device_tensors", ())),
+        (host, "host", pool.layout, getattr(pool, "slot_state_buffers", ())),
+    ):
+        for number, state in enumerate(states):
+            end = _end(name, f"state{number}", tier, layout)
+            views[end.component] = of_rows(end, row_parts(state, count), 1)
     return Geometry(device, host, {layer: layer for layer in range(count)}, 1, "slot")
 
 

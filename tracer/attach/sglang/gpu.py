@@ -8,24 +8,23 @@ for nothing. Where there is none, the copy's stream waits.
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hicache_dbg.tracer.digest.apart import apart_stream
 from hicache_dbg.tracer.digest.driver import check, driver
+from hicache_dbg.tracer.digest.mark import Mark
 from hicache_dbg.tracer.digest.select import digester_for
-from hicache_dbg.tracer.digest.side import SideStream
-from hicache_dbg.tracer.view import View
 
-if TYPE_CHECKING:
-    from hicache_dbg.tracer.digest.gpu import WholePages
+__all__ = ["A_LAUNCH_BYTES", "IN_LINE_BYTES", "Job", "Lane", "Part", "Slot"]
 
-__all__ = ["IN_LINE_BYTES", "Job", "Lane", "Part", "Slot", "Work"]
-
-#: Up to so many bytes digests run in the copy's own stream: a launch is all that it takes, and such
-#: copies wait for the host, not for the device. Beyond, they run beside the copies that follow.
+#: Up to so many bytes digests run in the copy's own stream: such copies wait for the host, not for the
+#: device. Beyond, they run beside the copies that follow.
 IN_LINE_BYTES = 8 << 20
+#: So many bytes, 8 us of an H200, of a large backup are digested by one launch, from its begin on.
+A_LAUNCH_BYTES = 32 << 20
 
 _SMALLEST = 4096
 
@@ -40,21 +39,22 @@ class Part(NamedTuple):
 
 
 class Slot:
-    """Room for one operation's digests on the device, and the events between which it is done.
+    """Room on the device for the digests of one operation at a time, and the event behind them.
 
-    Both tell the time: SGLang's calls return when their copies are enqueued, so that the host's clock
-    knows nothing of how long these take.
+    ``parts`` are the digests, in ``words`` words; ``refused`` says why there are none. ``stream`` is one
+    of ours: what lay in the room before was ours too.
     """
 
-    def __init__(self, words: int, device: torch.device) -> None:
-        self.words = torch.empty(words, dtype=torch.int64, device=device)
-        self.began, self.event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for event in (self.began, self.event):  # torch makes an event when it is first recorded
-            event.record(torch.cuda.current_stream(device))
-        self.handles: tuple[int, int] = (self.began.cuda_event, self.event.cuda_event)
-        self.address, self.room = self.words.data_ptr(), words
-        self.idle = True
-        self._streams: set[int] = set()
+    def __init__(self, words: int, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            self.room = torch.empty(words, dtype=torch.int64, device=stream.device)
+        self.event = timed_event(stream)
+        self.handle: int = self.event.cuda_event
+        self.address, self.size = self.room.data_ptr(), words
+        self.parts: list[Part] = []
+        self.words, self.refused = 0, ""
+        #: On which it was used.
+        self.streams: set[int] = set()
         self._views: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def view(self, at: int, layers: int, pages: int) -> torch.Tensor:
@@ -63,41 +63,42 @@ class Slot:
         if view is None:
             if len(self._views) >= 64:
                 self._views.clear()
-            view = self.words[at : at + layers * pages].view(layers, pages)
+            view = self.room[at : at + layers * pages].view(layers, pages)
             self._views[at, layers, pages] = view
         return view
 
     def used_on(self, stream: int, device: torch.device) -> None:
         """Should the slot be dropped, its memory is not given away before this stream is done."""
-        if stream not in self._streams:
-            self._streams.add(stream)
-            self.words.record_stream(torch.cuda.ExternalStream(stream, device))
-
-    def done(self) -> bool:
-        """Whether the operation's device work is over."""
-        return self.idle or bool(self.event.query())
+        self.streams.add(stream)
+        self.room.record_stream(torch.cuda.ExternalStream(stream, device))
 
 
 class Job(Protocol):
-    """What is digested when an operation has been submitted: ``size`` bytes, into ``work``.
+    """What is digested of an operation: what its copies on ``stream`` moved.
 
-    ``loads``: they are there behind the copies, no earlier.
+    ``loads``: it is there behind the copies, no earlier. ``slot`` is where the digests go, and
+    ``clock`` the events of its begin, if somebody takes that time, and its end.
     """
 
-    size: int
+    stream: int
     loads: bool
-    work: "Work"
+    slot: "Slot | None"
+    clock: tuple[Any, Any]
 
-    def digest(self) -> None:
-        """Enqueue the digests."""
+    def prepare(self) -> int:
+        """Take a slot; how many bytes are to be digested."""
+        ...
+
+    def digest(self, on: int) -> None:
+        """Enqueue the digests on a stream."""
         ...
 
 
 class Lane:
-    """The digests of one device: its digester, slots that are reused, a stream of ours a thread.
+    """The digests of one device: its digester, slots that are used again, and a stream beside SGLang's.
 
-    On a machine whose calls of the driver take as long as a launch each of them counts: an operation
-    is a wait, a launch a component, and a record, where SGLang has events that tell the time.
+    An operation takes three calls of the driver: a wait, a launch a component, a record. A small one
+    takes two, a large backup one for each 32 MB and another wait.
     """
 
     def __init__(self, device: str) -> None:
@@ -107,63 +108,78 @@ class Lane:
         self.device = self.digester.device
         self._index = self.device.index or 0
         self._slots: deque[Slot] = deque()
-        self._local = threading.local()
+        self._marks: deque[torch.cuda.Event] = deque()
         self._reader = torch.cuda.Stream(self.device)
+        self._side = apart_stream(self.device) or torch.cuda.Stream(self.device).cuda_stream
+        self._order = Mark()
+        self._none = torch.empty(0, dtype=torch.int64)
+        self._lock = threading.Lock()
 
     def captures(self) -> bool:
         """Whether this thread's stream takes what is enqueued into a graph."""
         return torch._C._cuda_isCurrentStreamCapturing()  # noqa: SLF001 - without a look at the build
 
-    def begin(self, words: int, *, timed: bool) -> "Work":
-        """An operation that yields ``words`` digests begins on this thread's stream.
+    def stream(self) -> int:
+        """This thread's stream, as a raw handle."""
+        return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 - 0.2 us, not 8
 
-        ``timed``: somebody else records when.
-        """
-        stream: int = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 - 0.2 us, not 8
-        slot = self._slot(words)
-        if not timed:
-            self.record(slot.handles[0], stream)
-        return Work(self, slot, stream, timed=timed)
+    def mark(self, stream: int) -> torch.cuda.Event:
+        """An event that tells when ``stream`` came here; whose it is gives it back."""
+        try:
+            event = self._marks.popleft()
+        except IndexError:
+            event = timed_event(self._reader)
+        self.record(event.cuda_event, stream)
+        return event
+
+    def slot(self, words: int) -> Slot:
+        """Room for ``words`` digests."""
+        try:
+            slot = self._slots.popleft()
+        except IndexError:
+            slot = None
+        if slot is None or slot.size < words:
+            slot = Slot(max(_SMALLEST, 1 << (words - 1).bit_length()), self._reader)
+        slot.parts, slot.words, slot.refused = [], 0, ""
+        return slot
 
     def conclude(self, jobs: Sequence[Job], start: Any, over: Any, *, timed: bool) -> None:
         """Everything of one operation is in its streams: digest, and say when that is done.
 
         ``start`` and ``over`` are SGLang's events of its begin and its end, recorded before and behind
-        its copies; ``timed`` says that they tell the time. Where there is no ``over`` the copy's stream
-        is held up until the digests are done.
+        its copies; ``timed`` says that they tell the time. Where there is no ``over`` the copies'
+        streams are held up until the digests are done.
         """
         handle: int = getattr(over, "cuda_event", 0)
-        on, size, loads = jobs[0].work.stream, 0, False
-        streams = [on]
-        for job in jobs:
-            size += job.size
-            loads = loads or job.loads
-            if job.work.stream not in streams:
-                streams.append(job.work.stream)
-        side: SideStream | None = None
-        early = 0  # a backup's source is there when its copy begins
-        if size > IN_LINE_BYTES or len(streams) > 1:
-            side = self._side()
-            on = side.handle
-            early = 0 if loads else handle and getattr(start, "cuda_event", 0)
-            self._follow(side, streams, early or handle)
-        for job in jobs:
-            work = job.work
-            work.on = on
-            work.slot.used_on(on, self.device)
-            job.digest()
-        if side is not None and early:
-            self._follow(side, streams, handle)
-        for job in jobs:
-            if handle and timed:
-                job.work.clock = start, over
-            else:
-                self.record(job.work.slot.handles[1], on)
-        if handle:
-            self.record(handle, on)
-        elif side is not None:
-            for stream in streams:
-                side.hold(stream)
+        first, *others = jobs
+        with self._lock:
+            size, on, loads = first.prepare(), first.stream, first.loads
+            streams = [on]
+            for job in others:
+                size += job.prepare()
+                loads = loads or job.loads
+                if job.stream not in streams:
+                    streams.append(job.stream)
+            beside = size > IN_LINE_BYTES or len(streams) > 1
+            early = 0
+            if beside:
+                on = self._side
+                if size > A_LAUNCH_BYTES and handle and not loads:  # whose source is there early
+                    early = getattr(start, "cuda_event", 0)
+                self._follow(streams, early or handle)
+            for job in jobs:
+                job.digest(on)
+            if early:
+                self._follow(streams, handle)
+            for job in jobs:
+                if handle and timed:
+                    job.clock = start, over
+                elif job.slot is not None:
+                    self.record(job.slot.handle, on)
+            if handle:
+                self.record(handle, on)
+            elif beside:
+                self._hold(streams)
 
     def record(self, event: int, stream: int) -> None:
         """Record an event on a stream, by their handles."""
@@ -171,113 +187,39 @@ class Lane:
         if code:
             check("cuEventRecord", code)
 
-    def _follow(self, side: SideStream, streams: list[int], event: int) -> None:
-        """What is enqueued on the side comes behind ``event``, or else behind all that is in ``streams``."""
+    def _follow(self, streams: list[int], event: int) -> None:
+        """What is enqueued beside comes behind ``event``, or else behind all that is in ``streams``."""
         if event and len(streams) == 1:
-            code = self._wait(side.handle, event, 0)
+            code = self._wait(self._side, event, 0)
             if code:
                 check("cuStreamWaitEvent", code)
             return
         for stream in streams:
-            side.follow(stream)
+            self._order.record(stream)
+            self._order.hold(self._side)
 
-    def read(self, work: "Work", *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """An operation's digests and ``indices``, on the CPU; blocks the calling thread alone."""
+    def _hold(self, streams: list[int]) -> None:
+        """What is enqueued in ``streams`` comes behind all that is beside."""
+        self._order.record(self._side)
+        for stream in streams:
+            self._order.hold(stream)
+
+    def read(self, slot: Slot | None, *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """An operation's digests, if it has any, and ``indices``, on the CPU; blocks the calling thread alone."""
         with torch.cuda.stream(self._reader):
-            return work.slot.words[: work.words].cpu(), *(index.cpu() for index in indices)
+            words = self._none if slot is None else slot.room[: slot.words].cpu()
+            return words, *(index.cpu() for index in indices)
 
-    def give_back(self, slot: Slot) -> None:
-        """The slot may be used again."""
-        slot.idle = True
-        self._slots.append(slot)
-
-    def drop(self, work: "Work") -> None:
-        """Nobody will read these digests: the slot may be used again when they are done."""
-        self.record(work.slot.handles[1], work.on)
-        self._slots.append(work.slot)
-
-    def _slot(self, words: int) -> Slot:
-        try:
-            slot = self._slots.popleft()
-        except IndexError:
-            slot = None
-        if slot is not None and not slot.done():
+    def give_back(self, slot: Slot | None, mark: torch.cuda.Event | None) -> None:
+        """What an operation had may be used again: its work is over."""
+        if slot is not None:
             self._slots.append(slot)
-            slot = None
-        if slot is None or slot.room < words:
-            slot = Slot(max(_SMALLEST, 1 << (words - 1).bit_length()), self.device)
-        slot.idle = False
-        return slot
-
-    def _side(self) -> SideStream:
-        side: SideStream | None = getattr(self._local, "side", None)
-        if side is None:
-            side = self._local.side = SideStream(self.device)
-        return side
+        if mark is not None:
+            self._marks.append(mark)
 
 
-class Work:
-    """What one operation has enqueued: ``parts`` of its digests, in ``words`` of the slot.
-
-    ``stream`` is the copy's, ``on`` the one that the digests run on; ``refused`` says why there are
-    none. ``clock`` are the events of its begin and its end.
-    """
-
-    __slots__ = ("_timed", "clock", "lane", "on", "parts", "refused", "slot", "stream", "words")
-
-    def __init__(self, lane: Lane, slot: Slot, stream: int, *, timed: bool) -> None:
-        self.lane, self.slot, self.stream, self.on = lane, slot, stream, stream
-        self.parts: list[Part] = []
-        self.words = 0
-        self.refused = ""
-        self.clock: tuple[Any, Any] = (slot.began, slot.event)
-        self._timed = timed
-
-    def digest(
-        self, views: Mapping[str, View], layers: range, pages: torch.Tensor, count: int, unit: int
-    ) -> None:
-        """Digests of these layers' tiles.
-
-        ``pages`` are ``count`` indices on the device, of which each names page ``index // unit``.
-        """
-        for component, view in views.items():
-            out = self.slot.view(self.words, len(layers), count)
-            refused = self.lane.digester.digest(
-                view, layers, pages, out=out, unit=unit, stream=self.on
-            )
-            if refused is not None:
-                self.refused = refused
-                return
-            self.parts.append(Part(component, layers.start, layers.stop, self.words))
-            self.words += len(layers) * count
-
-    def digest_whole(  # noqa: PLR0917
-        self,
-        launches: "Sequence[tuple[str, WholePages]]",
-        layers: Sequence[range],
-        ids: int,
-        step: int,
-        unit: int,
-        count: int,
-    ) -> None:
-        """Digests of whole pages of all layers, a launch for each range of ``layers``."""
-        for component, launch in launches:
-            out = self.slot.address + 8 * self.words
-            for some in layers:
-                launch(some, self.on, ids, step, unit, count, out)
-            self.parts.append(Part(component, 0, launch.rows, self.words))
-            self.words += launch.rows * count
-
-    def ready(self) -> bool:
-        """Whether copy and digests are over."""
-        return bool(self.clock[1].query())
-
-    def device_us(self) -> float | None:
-        """How long the device took, from begin to end; to be asked when it is :meth:`ready`.
-
-        None where nobody took the time of its begin.
-        """
-        began, ended = self.clock
-        if self._timed and began is self.slot.began:
-            return None
-        return float(began.elapsed_time(ended)) * 1e3
+def timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event that tells the time; torch makes it when it is first recorded."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event

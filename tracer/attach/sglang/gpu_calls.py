@@ -16,10 +16,9 @@ from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames
 from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool, Plan
 from hicache_dbg.tracer.attach.sglang.kinds import LOAD, PHYSICAL
-from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
 from hicache_dbg.tracer.attach.sglang.versions import layers_brought
 from hicache_dbg.tracer.attach.sglang.whose import HERE
-from hicache_dbg.tracer.events import Op
 
 __all__ = ["DeviceCalls"]
 
@@ -31,25 +30,42 @@ class DeviceCalls:
 
     Args:
         frames: the operations that threads are in.
-        booked: what operations need once they are over, by session.
+        booked: what operations need once they are over, by the session's probe.
         submitted: told of each copy as its operation is submitted, before the bus gets it.
     """
 
     def __init__(
         self,
         frames: Frames,
-        booked: Callable[[SglangSession], Booked],
-        submitted: Callable[[Frame, DeviceOp], None],
+        booked: Callable[[LayerProbe], Booked],
+        submitted: Callable[[DeviceOp], None],
     ) -> None:
         self._frames = frames
         self._booked = booked
         self._submitted = submitted
-        self._books: tuple[SglangSession, Booked] | None = None
+        self._books: tuple[LayerProbe, Booked] | None = None
         self._plain: dict[type, bool] = {}
+
+    def alone(  # noqa: PLR0917
+        self,
+        probe: LayerProbe,
+        known: DevicePool,
+        original: Function,
+        method: str,
+        pool: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """As :meth:`around`, for a call that no operation of SGLang's makes: it is one."""
+        frame = self._frames.begin(probe, alone=True)
+        try:
+            return self.around(frame, known, original, method, pool, args, kwargs)
+        finally:
+            self._frames.end(frame)
 
     def around(  # noqa: PLR0917
         self,
-        session: SglangSession,
+        frame: Frame,
         known: DevicePool,
         original: Function,
         method: str,
@@ -58,66 +74,16 @@ class DeviceCalls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run ``original``, a copy method of ``pool``, and note what it moves."""
-        frames = self._frames
-        plan = known.plan(method, session.probe)
-        if id(pool) in frames.pools or not plan.wanted:
-            return original(pool, *args, **kwargs)
-        frame = frames.current
-        if frame is not None:
-            return self._noted(session, frame, known, plan, original, pool, args, kwargs)
-        frame = frames.begin(session.probe, alone=True)
-        try:
-            return self._noted(session, frame, known, plan, original, pool, args, kwargs)
-        finally:
-            frames.end(frame)
-
-    def conclude(self, frame: Frame) -> None:
-        """An operation has been submitted, or has failed: its digests are enqueued, and the bus gets it."""
-        ops: list[DeviceOp] = frame.on_device
-        probe, now, whom = frame.probe, time.time_ns(), HERE.carried
-        jobs = []
-        for op in ops:
-            if op.leave is not None:
-                pop, name = op.leave
-                pop(name, None)
-            if op.status == "ok":
-                op.status = frame.status
-            op.time_ns, op.whom = now, whom
-            if op.status == "ok":
-                jobs.append(op)
-        if jobs:
-            try:
-                jobs[0].pool.lane.conclude(jobs, frame.start, frame.over, timed=frame.timed)
-            except Exception as error:  # noqa: BLE001 - those that were not digested are unwitnessed
-                probe.errors.record("digest/device", error)
-            for op in jobs:
-                op.plan.timed = frame.timed
-        for op in ops:
-            self._submitted(frame, op)
-            if not probe.push(op):
-                op.drop()
-
-    def _noted(  # noqa: PLR0917
-        self,
-        session: SglangSession,
-        frame: Frame,
-        known: DevicePool,
-        plan: Plan,
-        original: Function,
-        pool: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        entered = time.perf_counter()
+        inside = self._frames.pools
         op: DeviceOp | None = None
         layer: int | None = None
-        try:
-            op, layer = self._op(session, frame, known, plan, pool, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
-            session.errors.record("digest/device", error)
+        if id(pool) not in inside:
+            try:
+                op, layer = self._op(frame, known, original, method, pool, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
+                frame.probe.errors.record("digest/device", error)
         if op is None:
             return original(pool, *args, **kwargs)
-        inside = self._frames.pools
         inside.add(id(pool))
         called = time.perf_counter()
         try:
@@ -128,73 +94,115 @@ class DeviceCalls:
         finally:
             inside.discard(id(pool))
             op.duration_us += (time.perf_counter() - called) * 1e6
-            session.probe.overhead_s += called - entered
         if layer is not None:
             op.layers = (*op.layers, layer)
-            if len(op.layers) == 1:
-                self._let_pass(frame, op, original, pool)
+            if len(op.layers) == 1 and not frame.alone:
+                self._let_pass(op, original, pool)
         return result
+
+    def conclude(self, frame: Frame) -> None:
+        """An operation has been submitted, or has failed: its digests are enqueued, and the bus gets it."""
+        ops, probe, jobs = frame.on_device, frame.probe, frame.on_device
+        now, whom, thread = time.time_ns(), HERE.carried, self._frames.thread
+        for op in ops:
+            if op.leave is not None:
+                pop, name = op.leave
+                pop(name, None)
+            op.time_ns, op.whom, op.thread = now, whom, thread
+            if frame.status != "ok" or op.status != "ok":
+                op.status = frame.status if op.status == "ok" else op.status
+                jobs = [job for job in jobs if job is not op]
+        if jobs:
+            try:
+                jobs[0].pool.lane.conclude(jobs, frame.start, frame.over, timed=frame.timed)
+            except Exception as error:  # noqa: BLE001 - those that were not digested are unwitnessed
+                probe.errors.record("digest/device", error)
+        for op in ops:
+            op.plan.timed = frame.timed
+            self._submitted(op)
+            if not probe.push(op):
+                op.drop()
+        probe.overhead_s += (time.time_ns() - now) * 1e-9
 
     def _op(  # noqa: PLR0917
         self,
-        session: SglangSession,
         frame: Frame,
         known: DevicePool,
-        plan: Plan,
+        original: Function,
+        method: str,
         pool: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[DeviceOp | None, int | None]:
-        """The operation that a call belongs to, begun if it is the first, and the layer of a load."""
-        ends = plan.ends(args, kwargs)
+        """The operation that a call belongs to, begun if it is the first.
+
+        And which layer of a load it brings: None where that makes no difference, for all will come.
+        """
+        probe, plan = frame.probe, known.plans.get(method)
+        if plan is None or plan.probe is not probe:
+            plan = known.plan(method, probe)
+        ends = plan.ends(args, kwargs) if plan.wanted else None
         if ends is None:
             return None, None
-        layer: int | None = None
-        key = (id(pool), id(ends[0]), id(ends[1]))
-        if plan.op is Op.LOAD:
-            layer = _layer(pool, known, plan, args, kwargs)
-            if layer is None:
-                return None, None
-            op = frame.loads_on_device.get(key)
-            if op is not None and layer not in op.layers:
-                return op, layer
-        if frame.alone:  # whoever called may write its indices afterwards
-            ends = ends[0].clone(), ends[1].clone()
         books = self._books
-        if books is None or books[0] is not session:
-            books = self._books = session, self._booked(session)
-        op = DeviceOp(known, plan, pool, ends, args, kwargs, frame.op_id, books[1])
-        frame.on_device.append(op)
-        if layer is not None:
-            frame.loads_on_device[key] = op
-        return op, layer
+        if books is None or books[0] is not probe:
+            books = self._books = probe, self._booked(probe)
+        if not plan.loads or self._brings_every(frame, plan, pool):
+            if frame.alone:  # whoever called may write its indices afterwards
+                ends = ends[0].clone(), ends[1].clone()
+            op = DeviceOp(known, plan, pool, ends, args, kwargs, frame.op_id, books[1])
+            frame.on_device.append(op)
+            if plan.loads:
+                op.layers = plan.all
+                self._stand_in(op, pool, original.__get__(pool))
+            return op, None
+        layer = _layer(pool, known, plan, args, kwargs)
+        if layer is None:
+            return None, None
+        key = (id(pool), id(ends[0]), id(ends[1]))
+        known_op = frame.loads_on_device.get(key)
+        if known_op is None or layer in known_op.layers:
+            if frame.alone:
+                ends = ends[0].clone(), ends[1].clone()
+            known_op = DeviceOp(known, plan, pool, ends, args, kwargs, frame.op_id, books[1])
+            frame.loads_on_device[key] = known_op
+            frame.on_device.append(known_op)
+        return known_op, layer
 
     # -- the other layers of a load -------------------------------------------------------------
 
-    def _let_pass(self, frame: Frame, op: DeviceOp, original: Function, pool: Any) -> None:
-        """Take ourselves out of the way of the load's other layers, until its operation is submitted.
+    def _brings_every(self, frame: Frame, plan: Plan, pool: Any) -> bool:
+        """Whether a load's operation has the pool once, and each of its layers, so that all calls are alike."""
+        return (
+            frame.call is not None
+            and self._passes(plan, pool)
+            and layers_brought(*frame.call) > plan.highest
+        )
 
-        For pools that have one such method of ours, and no layers of a draft's. Where the operation has
-        each pool once, whatever layers it brings are this load's; else a call's own indices say so.
-        """
-        targets = getattr(pool, "target_layer_num", None) or op.plan.layers
-        if frame.alone or targets < op.plan.layers or not self._is_plain(type(pool)):
-            return
-        bound, own = original.__get__(pool), vars(pool)
-        name = op.plan.method
-        if frame.call is not None and layers_brought(*frame.call) > op.plan.highest:
-            own[name], op.layers = bound, op.plan.all
-        else:
-            own[name] = _same(op, bound, getattr(type(pool), name).__get__(pool))
+    def _let_pass(self, op: DeviceOp, original: Function, pool: Any) -> None:
+        """Let the load's other layers pass, as their calls' own indices tell them."""
+        if self._passes(op.plan, pool):
+            wrapped = getattr(type(pool), op.plan.method).__get__(pool)
+            self._stand_in(op, pool, _same(op, original.__get__(pool), wrapped))
+
+    def _stand_in(self, op: DeviceOp, pool: Any, method: Function) -> None:
+        """Take ourselves out of the way of a pool's calls, until the operation is submitted."""
+        own, name = vars(pool), op.plan.method
+        own[name] = method
         op.leave = own.pop, name
 
-    def _is_plain(self, cls: type) -> bool:
-        plain = self._plain.get(cls)
+    def _passes(self, plan: Plan, pool: Any) -> bool:
+        """Whether a pool has one such method of ours, and no layers of a draft's."""
+        if (getattr(pool, "target_layer_num", None) or plan.layers) < plan.layers:
+            return False
+        plain = self._plain.get(type(pool))
         if plain is None:
             methods = (
-                vars(base).get(name) for base in cls.__mro__ for name in (LOAD, LOAD + PHYSICAL)
+                vars(base).get(name)
+                for base in type(pool).__mro__
+                for name in (LOAD, LOAD + PHYSICAL)
             )
-            plain = self._plain[cls] = sum(map(is_ours, methods)) == 1
+            plain = self._plain[type(pool)] = sum(map(is_ours, methods)) == 1
         return plain
 
 

@@ -1,7 +1,7 @@
 """Generations of host pages as they were when an operation began, asked for when it is over."""
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class History:
         self._lock = threading.Lock()
         self._now = 0
         self._log: deque[tuple[int, Allocations, Any]] = deque()
-        self._open: Counter[int] = Counter()
+        self._open: deque[int] = deque()  # ascending
         self._known_since = 0
 
     def note(self, source: Allocations, indices: Any) -> None:
@@ -44,16 +44,14 @@ class History:
     def begin(self) -> int:
         """The moment of now, to be closed with :meth:`end`."""
         with self._lock:
-            self._open[self._now] += 1
+            self._open.append(self._now)
             return self._now
 
     def end(self, moment: int) -> None:
         """Nobody asks for ``moment`` any more."""
         with self._lock:
-            self._open[moment] -= 1
-            if not self._open[moment]:
-                del self._open[moment]
-            oldest = min(self._open, default=self._now)
+            self._open.remove(moment)
+            oldest = self._open[0] if self._open else self._now
             while self._log and self._log[0][0] <= oldest:
                 self._log.popleft()
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, read_call
-from hicache_dbg.tracer.attach.sglang.gpu import Part
+from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES, Part, Slot
 from hicache_dbg.tracer.attach.sglang.gpu_history import History
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool, Plan
 from hicache_dbg.tracer.events import Event, Op, SkipReason
@@ -18,6 +18,7 @@ from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.probe import CopyRecord, Point
 
 if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.sglang.open_copies import Followed, OpenCopy
     from hicache_dbg.tracer.attach.sglang.whose import Request
 
 __all__ = ["PATIENCE_S", "Booked", "DeviceOp"]
@@ -37,7 +38,7 @@ class Booked:
         open: a copy's record as the probe begins it.
         judge: the record's events.
         read: called with an operation and what it moved, when its indices can be read.
-        lost: called with who has an operation's pages open if that will never be.
+        lost: called with an operation if that will never be.
     """
 
     history: History
@@ -45,44 +46,28 @@ class Booked:
     open: Callable[[Copy], CopyRecord]
     judge: Callable[[CopyRecord], Sequence[Event]]
     read: Callable[["DeviceOp", Reading, Given], None]
-    lost: Callable[[Any], None]
+    lost: Callable[["DeviceOp"], None]
 
 
 class DeviceOp:
     """From the call on the host's thread to its events on the bus's.
 
-    ``layers`` are those that came, in their order; ``opened`` is who has the copy's pages open,
-    ``whom`` who asked for it.
+    ``layers`` are those that came, in their order; ``whom`` asked for it, ``stream`` is the copies'.
+    ``slot`` and ``clock`` are as a :class:`~hicache_dbg.tracer.attach.sglang.gpu.Job` has them, ``before``
+    and ``opened`` as one that :class:`~hicache_dbg.tracer.attach.sglang.open_copies.OpenCopies` follows.
     """
 
-    __slots__ = (
-        "_args",
-        "_began_ns",
-        "_kwargs",
-        "_many",
-        "_moment",
-        "_pages",
-        "_read",
-        "_taken",
-        "booked",
-        "device",
-        "duration_us",
-        "finished",
-        "host",
-        "layers",
-        "leave",
-        "loads",
-        "op_id",
-        "opened",
-        "owner",
-        "plan",
-        "pool",
-        "size",
-        "status",
-        "time_ns",
-        "whom",
-        "work",
-    )
+    # What is as here of most operations is set for the others alone.
+    status, thread = "ok", ""
+    duration_us, time_ns = 0.0, 0
+    whom: "tuple[Request, ...]" = ()
+    leave: tuple[Callable[[str, None], object], str] | None = None
+    opened: "OpenCopy | None" = None
+    before: "Sequence[Followed | OpenCopy]" = ()
+    slot: Slot | None = None
+    _pages: torch.Tensor | None = None
+    _many, _start, _unit, _taken, _size = 0, 0, 1, 0, 0
+    _finished = _read = False
 
     def __init__(  # noqa: PLR0917
         self,
@@ -109,75 +94,122 @@ class DeviceOp:
         """
         self.pool, self.plan, self.owner, self.op_id, self.booked = pool, plan, owner, op_id, booked
         self.host, self.device = ends
-        self._args, self._kwargs = args, kwargs
-        self.loads = plan.op is Op.LOAD
+        self.args, self.kwargs = args, kwargs
+        self.loads = plan.loads
         self.layers: Sequence[int] = () if self.loads else plan.all
-        self.status, self.duration_us, self.time_ns = "ok", 0.0, 0
-        self.opened: Any = None
-        self.whom: tuple[Request, ...] = ()
-        self.leave: tuple[Callable[[str, None], object], str] | None = None
-        self.finished = self._read = False
-        self._taken = 0
-        self._pages: torch.Tensor | None = None
-        self._many, self.work = plan.begin(owner, self.host, self.device)
-        self.size = plan.layers * self._many * pool.page_bytes
+        lane = pool.lane
+        self.stream = lane.stream()
+        self._mark = None if plan.timed else lane.mark(self.stream)
+        self.clock: tuple[Any, Any] = (self._mark, None)
         self._moment = booked.history.begin()
         self._began_ns = time.time_ns()
 
-    @property
-    def device_pool(self) -> Any:
-        """SGLang's device pool, as the call named it."""
-        return self.plan.argument("device_pool", self._args, self._kwargs)
+    def prepare(self) -> int:
+        """Take a slot; how many bytes are to be digested."""
+        plan, pool, count = self.plan, self.pool, self.device.numel()
+        if plan.digests and self.host.numel() == count:
+            starts = plan.starts(self.owner, count)
+            if starts is not None:
+                self._start, self._unit = starts
+                self._many = -(-(count - self._start) // self._unit)
+        many = self._many
+        slot = self.slot = pool.lane.slot(plan.layers * plan.components * many or 1)
+        self.clock = self._mark, slot.event
+        self._size = plan.layers * many * pool.page_bytes
+        return self._size
 
-    def digest(self) -> None:
+    def digest(self, on: int) -> None:
         """Enqueue the digests of the layers that came, those that follow on each other at once."""
-        if self._many:
-            plan, ids = self.plan, self.device
-            flat = ids.is_cuda and ids.dim() == 1 and ids.dtype is torch.int64
-            if flat and self.pool.whole and self.layers is plan.all:
-                step = ids.stride(0)
-                first = ids.data_ptr() + 8 * step * plan.start
-                ranges = plan.ranges(0 if self.loads else self.size)
-                self.work.digest_whole(
-                    self.pool.whole, ranges, first, step * plan.unit, plan.unit, self._many
-                )
-            else:
-                pages = self._pages = plan.pages(ids, self.work.on)
-                for run in (plan.every,) if self.layers is plan.all else _runs(self.layers):
-                    self.work.digest(self.pool.views, run, pages, self._many, plan.unit)
-            self._taken = len(self.layers)
-        self.finished = True
+        slot, many, ids = self.slot, self._many, self.device
+        self._finished = True
+        if not many or slot is None:
+            return
+        if on not in slot.streams:
+            slot.used_on(on, self.pool.lane.device)
+        plan, step = self.plan, ids.stride()
+        if self.layers is not plan.all or not self._is_plain(step):
+            self._by_runs(slot, on)
+        elif self.loads or self._size <= A_LAUNCH_BYTES:
+            slot.parts, offsets, slot.words = plan.parts(many)
+            unit = self._unit
+            where = ids.data_ptr() + 8 * step[0] * self._start, step[0] * unit, unit, many
+            for (_, launch), offset in zip(self.pool.whole, offsets, strict=True):
+                launch.every(on, many, launch.bases, *where, slot.address + offset, many)
+        else:
+            self._in_parts(slot, on)
+        self._taken = len(self.layers)
+
+    def _is_plain(self, strides: tuple[int, ...]) -> bool:
+        """Whether a launch of whole pages can read the indices where they are."""
+        ids = self.device
+        return (
+            bool(self.pool.whole) and len(strides) == 1 and ids.is_cuda and ids.dtype is torch.int64
+        )
+
+    def _in_parts(self, slot: Slot, on: int) -> None:
+        """A large backup: a few layers a launch."""
+        ids, unit, many = self.device, self._unit, self._many
+        step = ids.stride(0)
+        where = ids.data_ptr() + 8 * step * self._start, step * unit, unit, many
+        for component, launch in self.pool.whole:
+            for some in self.plan.ranges(self._size):
+                launch.some(some, on, *where, slot.address + 8 * slot.words)
+            slot.parts.append(Part(component, 0, launch.rows, slot.words))
+            slot.words += launch.rows * many
+
+    def _by_runs(self, slot: Slot, on: int) -> None:
+        """Layers that follow on each other, by the digester's own call."""
+        plan, unit, many = self.plan, self._unit, self._many
+        pages = self._pages = plan.pages(self.device, self._start, unit, on)
+        digest = self.pool.lane.digester.digest
+        for run in (plan.every,) if self.layers is plan.all else _runs(self.layers):
+            for component, view in self.pool.views.items():
+                out = slot.view(slot.words, len(run), many)
+                refused = digest(view, run, pages, out=out, unit=unit, stream=on)
+                if refused is not None:
+                    slot.refused = refused
+                    return
+                slot.parts.append(Part(component, run.start, run.stop, slot.words))
+                slot.words += len(run) * many
+
+    @property
+    def whose(self) -> tuple[str, str]:
+        """The pool's name and the operation's kind."""
+        return self.plan.pool, self.plan.what
 
     def query(self) -> bool:
         """Whether copies and digests are over; named as a device's event has it."""
-        return self._read or self.work.ready()
+        if self._read:
+            return True
+        end = self.clock[1]
+        return end is None or bool(end.query())
 
     def drop(self) -> None:
         """Nobody will read this."""
         self._read = True
-        self.booked.lost(self.opened)
-        self.pool.lane.drop(self.work)
+        self.booked.lost(self)
         self.booked.history.end(self._moment)
 
     # -- the bus's record -----------------------------------------------------------------------
 
     def ready(self) -> bool:
         """Whether copies and digests are over, and the host is not in the middle of something."""
-        if not self.work.ready():
+        if not self.query():
             return False
         return not self.booked.busy or time.time_ns() - self.time_ns > PATIENCE_S * 1e9
 
     def events(self) -> Sequence[Event]:
         """The copy's event and its findings."""
-        work, booked = self.work, self.booked
+        slot, booked, lane = self.slot, self.booked, self.pool.lane
         self._read = True  # from here on the slot is another's
         try:
-            words, host, device = work.lane.read(work, self.host, self.device)
+            words, host, device = lane.read(slot, self.host, self.device)
             ended_ns, took_us = self._times()
         finally:
-            work.lane.give_back(work.slot)
+            lane.give_back(slot, self._mark)
+        parts, refused = (slot.parts, slot.refused) if slot is not None else ([], "")
         try:
-            given = self.plan.given(self.owner, host, device, self._args, self._kwargs, self.whom)
+            given = self.plan.given(self.owner, host, device, self.args, self.kwargs, self.whom)
             _give_way()
             reading = read_call(self.pool.record, given, self.op_id)
             _give_way()
@@ -186,7 +218,7 @@ class DeviceOp:
         finally:
             booked.history.end(self._moment)
         _give_way()
-        self._fill(record, words.numpy().view(np.uint64))
+        self._fill(record, words.numpy().view(np.uint64), parts, refused)
         record.time_ns, record.duration_us = ended_ns, took_us
         record.status = self.status
         return booked.judge(record)
@@ -198,9 +230,10 @@ class DeviceOp:
         for nothing began before the call, nor ended before all was enqueued. Of an operation whose
         begin or end was never marked there is the host's call alone.
         """
-        took_us = self.work.device_us() if self.finished else None
-        if took_us is None:
+        began, ended = self.clock
+        if began is None or not self._finished:
             return self.time_ns, self.duration_us
+        took_us = float(began.elapsed_time(ended)) * 1e3
         return max(self.time_ns, self._began_ns + round(took_us * 1e3)), took_us
 
     def _copy(self, copy: Copy) -> Copy:
@@ -208,21 +241,25 @@ class DeviceOp:
         generations = self.booked.history.at(self.pool.record, pages, self._moment)
         return replace(copy, layers=layers, model_layers=layers, generations=generations)
 
-    def _fill(self, record: CopyRecord, words: Digests) -> None:
+    def _fill(
+        self, record: CopyRecord, words: Digests, parts: Sequence[Part], refused: str
+    ) -> None:
         """Put the digests where the judge looks for them, or say why there are none."""
-        copy, work, digests = record.copy, self.work, self.plan.digests
-        if work.refused:
-            record.skip = SkipReason(work.refused)
+        copy, digests = record.copy, self.plan.digests
+        if refused:
+            record.skip = SkipReason(refused)
         elif record.skip is None and digests:
-            if copy.spans is not None or self._many != len(copy.host_pages):
+            if not self._finished:
+                record.skip = SkipReason.UNWITNESSED
+            elif copy.spans is not None or self._many != len(copy.host_pages):
                 record.skip = SkipReason.PARTIAL
-            elif not self.finished or self._taken != len(self.layers):
+            elif self._taken != len(self.layers):
                 record.skip = SkipReason.UNWITNESSED
         if record.skip is None and digests:
             point = Point.SOURCE_BEFORE if copy.op is Op.BACKUP else Point.DESTINATION
             for component in self.pool.views:
-                parts = [part for part in work.parts if part.component == component]
-                rows = [_rows(words, part, len(copy.host_pages)) for part in parts]
+                mine = [part for part in parts if part.component == component]
+                rows = [_rows(words, part, len(copy.host_pages)) for part in mine]
                 whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
                 record.digests[point, component] = whole[:, record.digested]
 

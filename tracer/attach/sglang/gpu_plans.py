@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hicache_dbg.tracer.attach.sglang.copies import Given
-from hicache_dbg.tracer.attach.sglang.gpu import Lane, Work
+from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES, Lane, Part
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, LOAD
 from hicache_dbg.tracer.attach.sglang.paths import page_starts
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
@@ -20,11 +20,7 @@ from hicache_dbg.tracer.view import View
 if TYPE_CHECKING:
     from hicache_dbg.tracer.digest.gpu import WholePages
 
-__all__ = ["A_LAUNCH_BYTES", "DevicePool", "Plan"]
-
-
-#: So many bytes, 8 us of an H200, are digested by one launch.
-A_LAUNCH_BYTES = 32 << 20
+__all__ = ["DevicePool", "Plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +59,7 @@ class Plan:
         record, names = pool.record, ARGUMENTS[method]
         self.probe, self.method = probe, method
         self.op = Op.LOAD if method.startswith(LOAD) else Op.BACKUP
+        self.loads = self.op is Op.LOAD
         self.wanted = probe.wants(record.mirror.pool, self.op)
         self.digests = probe.digests
         self.pool, self.what = record.mirror.pool, self.op.value
@@ -71,21 +68,23 @@ class Plan:
         self.components = len(pool.views)
         #: The highest number under which the method is given a layer.
         self.highest = max(record.geometry.positions, default=0) if record.geometry else 0
-        #: Which indices name pages: the first, and how far apart they are.
-        self.start, self.unit = 0, 1
         #: Whether SGLang's own events tell how long the device took.
         self.timed = False
-        self._record, self._lane, self._device = record, pool.lane, pool.lane.device
+        #: The device pool that the last call named, by its identity.
+        self.over = 0
+        self._record, self._device = record, pool.lane.device
         self._ranges: dict[int, tuple[range, ...]] = {}
+        self._parts: dict[int, tuple[list[Part], list[int], int]] = {}
+        self._names = tuple(name for name, _ in pool.whole)
         self._starts: dict[int, tuple[int, int] | None] = {}
         self._at = {name: at for at, name in enumerate(names)}
-        self._usual = names[:3] == ("device_pool", "host_indices", "device_indices")
+        self.usual = names[:3] == ("device_pool", "host_indices", "device_indices")
 
     def ends(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The indices of the host and of the device; None where the call moves nothing."""
-        if self._usual and len(args) >= 3:
+        if self.usual and len(args) >= 3:
             host, device = args[1], args[2]
         else:
             host = self.argument("host_indices", args, kwargs)
@@ -113,18 +112,24 @@ class Plan:
         backend = str(self.argument("io_backend", args, kwargs) or "kernel")
         return Given(owner, self.method, host, device, backend, self.op, over, whom)
 
-    def begin(self, owner: Any, host: torch.Tensor, device: torch.Tensor) -> tuple[int, Work]:
-        """How many pages of a call are digested, and its work on the device, which begins here."""
-        count, many = device.numel(), 0
-        if self.digests and host.numel() == count:
-            try:
-                starts = self._starts[count]
-            except KeyError:
-                starts = self._known(owner, count)
-            if starts is not None:
-                self.start, self.unit = starts
-                many = len(range(self.start, count, self.unit))
-        return many, self._lane.begin(self.layers * self.components * many or 1, timed=self.timed)
+    def starts(self, owner: Any, count: int) -> tuple[int, int] | None:
+        """Which of ``count`` indices name pages: the first, and their distance; None: none does."""
+        try:
+            return self._starts[count]
+        except KeyError:
+            return self._known(owner, count)
+
+    def parts(self, pages: int) -> tuple[list[Part], list[int], int]:
+        """What whole launches of so many pages leave in a slot: parts, where each begins, and all words."""
+        known = self._parts.get(pages)
+        if known is None:
+            if len(self._parts) > 4096:
+                self._parts.clear()
+            size = self.layers * pages
+            parts = [Part(name, 0, self.layers, at * size) for at, name in enumerate(self._names)]
+            offsets = [8 * part.at for part in parts]
+            known = self._parts[pages] = parts, offsets, size * len(parts)
+        return known
 
     def ranges(self, size: int) -> tuple[range, ...]:
         """In how many launches ``size`` bytes of a backup's layers are digested.
@@ -140,10 +145,10 @@ class Plan:
             self._ranges[parts] = ranges
         return ranges
 
-    def pages(self, device: torch.Tensor, stream: int) -> torch.Tensor:
+    def pages(self, device: torch.Tensor, start: int, unit: int, stream: int) -> torch.Tensor:
         """The indices that name the call's pages, on the device from this stream's next step on."""
         ids = device if device.dim() == 1 else device.reshape(-1)
-        ids = ids[self.start :: self.unit]
+        ids = ids[start::unit]
         if ids.device == self._device:
             return ids
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, self._device)):

@@ -27,6 +27,7 @@ from hicache_dbg.tracer.attach.sglang.counters import COLLECTOR
 from hicache_dbg.tracer.attach.sglang.envelopes import BACKING, allocating
 from hicache_dbg.tracer.attach.sglang.fitting import unfit
 from hicache_dbg.tracer.attach.sglang.gates import READERS
+from hicache_dbg.tracer.attach.sglang.idle import Idle
 from hicache_dbg.tracer.attach.sglang.kinds import LOAD, methods_of
 from hicache_dbg.tracer.attach.sglang.lookups import BATCH, Lookups
 from hicache_dbg.tracer.attach.sglang.observer import Observer
@@ -53,6 +54,7 @@ class Hooks:
         self.patches = Patches()
         self.asked = Asked(observer.say)
         self.lookups = Lookups(observer.say)
+        self.idle = Idle(lambda: observer.session() is not None, version)
         self.broadcasts = Broadcasts(observer.say, observer.owners.indices)
         self.operations = [op for op in versions.OPERATIONS if version in op.versions]
         #: Methods that are other than our wrappers of them were written for.
@@ -103,7 +105,7 @@ class Hooks:
             (COLLECTOR, self.observer.bytes.counting),
             (BACKING, partial(allocating, say=self.observer.say)),
             (STRIPED, self.observer.owners.striping),
-            (BATCH, self.lookups.batching),
+            (BATCH, partial(_both, self.idle.batching, self.lookups.batching)),
             (SHARED_OUT, self.broadcasts.shared),
         ):
             self._wrap_one(module, place, make)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ours
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, layer_of, read_call
@@ -22,22 +20,20 @@ from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.attach.sglang.gpu_pools import DevicePools
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, BACKUP, LOAD
 from hicache_dbg.tracer.attach.sglang.owners import Owners
-from hicache_dbg.tracer.attach.sglang.probe import OpenLoad
+from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
 from hicache_dbg.tracer.attach.sglang.registry import PoolRecord, Registry
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.storage import Storage
 from hicache_dbg.tracer.attach.sglang.transfers import Transfers
-from hicache_dbg.tracer.attach.sglang.versions import layers_sent
+from hicache_dbg.tracer.attach.sglang.versions import LOADS, layers_sent
 from hicache_dbg.tracer.checks.index_space import check_indices
 from hicache_dbg.tracer.events import Op
-from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
 
 __all__ = ["Observer", "Seen"]
 
 _log = logging.getLogger("hicache_dbg")
-_NO_PAGES: Pages = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +195,23 @@ class Observer:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a copy method of a pool whose device end is on a GPU."""
+        if self.frames.current is not None:
+            frame = self.frames.current
+            return self.calls.around(frame, device, original, method, pool, args, kwargs)
+        session = self.entered()
+        if session is None:
+            return original(pool, *args, **kwargs)
+        return self.calls.alone(session.probe, device, original, method, pool, args, kwargs)
+
+    def entered(self) -> SglangSession | None:
+        """The session, as SGLang begins an operation; None if it is not traced."""
         session = self._session if self.on else None
         if session is None or not session.probe.enabled:
-            return original(pool, *args, **kwargs)
+            return None
         session.enforce()
         if not self._announced:
             self.announce()
-        return self.calls.around(session, device, original, method, pool, args, kwargs)
+        return session
 
     def read(self, seen: Seen, op_id: int) -> Copy:
         """The call as a copy; what is wrong with its indices is said before a byte moves."""
@@ -230,31 +236,36 @@ class Observer:
 
     # -- copies on a GPU ------------------------------------------------------------------------
 
-    def _booked(self, session: SglangSession) -> Booked:
+    def _booked(self, probe: LayerProbe) -> Booked:
+        session = self._session
+        assert session is not None  # noqa: S101 - the probe is its own
+
         def read(op: DeviceOp, reading: Reading, given: Given) -> None:
             self._tell(session, reading, given, op.op_id)
-            self.owners.copies.known(op.opened, reading.copy, given.device_pool)
+            self.owners.copies.known(op, reading.copy, given.device_pool, op.thread)
 
-        probe, running = session.probe, self._running
-        lost = self.owners.copies.lost
-        return Booked(self.devices.history, running, probe.booked, probe.judged, read, lost)
+        history, running, lost = self.devices.history, self._running, self.owners.copies.lost
+        return Booked(history, running, probe.booked, probe.judged, read, lost)
 
-    def _submitted(self, frame: Frame, op: DeviceOp) -> None:
-        plan = op.plan
-        op.opened = self.owners.copies.opening(plan.pool, plan.what, op.op_id, op, op.work.stream)
-        frame.opened.append(op.opened)
-        over, pool = op.device_pool, plan.pool
-        if over is not None and pool not in self.over.get(id(over), ()):
-            self.over.setdefault(id(over), set()).add(pool)
-        if plan.op is Op.LOAD:
-            self.gates.moved(pool, _NO_PAGES)
+    def _submitted(self, op: DeviceOp) -> None:
+        plan, args = op.plan, op.args
+        over = args[0] if args and plan.usual else plan.argument("device_pool", args, op.kwargs)
+        if id(over) != plan.over and over is not None:
+            plan.over = id(over)
+            self.over.setdefault(id(over), set()).add(plan.pool)
+        self.owners.copies.opening(op)
+        if plan.loads:
+            self.gates.moving(plan.pool)
 
     def _concluded(self, frame: Frame) -> None:
-        with frame.probe.errors.at("digest/device"):
+        call = frame.call
+        try:
             if frame.on_device:
                 self.calls.conclude(frame)
-            if frame.call is not None:
-                self.gates.sent(layers_sent(*frame.call))
+            if call is not None and call[1] in LOADS:
+                self.gates.sent(layers_sent(*call))
+        except Exception as error:  # noqa: BLE001 - SGLang goes on without us
+            frame.probe.errors.record("digest/device", error)
 
     def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
         """What a call's indices say, and how many bytes it moved."""

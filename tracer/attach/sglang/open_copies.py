@@ -2,9 +2,10 @@
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.sglang.registry import Allocations, Registry
@@ -17,7 +18,7 @@ from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.view import View
 
-__all__ = ["OpenCopies", "OpenCopy", "within"]
+__all__ = ["Followed", "OpenCopies", "OpenCopy", "within"]
 
 #: Lets somebody look at what just happened, in its turn, for a pool and an operation.
 Note = Callable[[Callable[[], list[Violation]], str, str], None]
@@ -39,22 +40,47 @@ class _End:
     moves: bool = False
 
 
+class Followed(Protocol):
+    """A copy of which it is known later which pages it moves: then it is ``opened``.
+
+    ``stream``: those of one are over one after another. ``before`` are copies that were over when this
+    one was submitted, and still have their pages open.
+    """
+
+    stream: int
+    before: "Sequence[Followed | OpenCopy]"
+    opened: "OpenCopy | None"
+
+    @property
+    def whose(self) -> tuple[str, str]:
+        """The pool's name and the operation's kind."""
+        ...
+
+    def query(self) -> bool:
+        """Whether it is over."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class OpenCopy:
-    """A copy between its submission and the event that says it is over.
-
-    ``over`` is that event where nobody names another; ``ends`` are empty as long as nobody could
-    read which pages it moves. Copies of one ``order``, if it is not 0, are over one after another.
-    ``before`` are copies that were over when this one was submitted, and still have their pages open.
-    """
+    """A copy's pages between its submission and the event that says it is over: ``over``."""
 
     pool: str
     op: str
     by: Access
     ends: tuple[_End, ...] = ()
     over: Any = None
-    order: int = 0
-    before: "Sequence[OpenCopy]" = ()
+    #: None of ours: it is over when it is.
+    stream: int = 0
+
+    @property
+    def whose(self) -> tuple[str, str]:
+        """The pool's name and the operation's kind."""
+        return self.pool, self.op
+
+    def query(self) -> bool:
+        """Whether it is over."""
+        return bool(self.over.query())
 
 
 class OpenCopies:
@@ -81,7 +107,8 @@ class OpenCopies:
         self._note = note
         self._of_allocator = book
         self._allocator = allocator
-        self._open: list[OpenCopy] = []
+        #: By their stream: of each only the first is asked whether it is over.
+        self._open: dict[int, deque[Followed | OpenCopy]] = {}
         self._lock = threading.Lock()  # threads for storage free host pages too
         self._moved: weakref.WeakKeyDictionary[Allocations, dict[str, Ownership]] = (
             weakref.WeakKeyDictionary()
@@ -96,24 +123,31 @@ class OpenCopies:
         self._note(lambda: self._enter(opened), name, op)
         return opened
 
-    def opening(self, pool: str, op: str, op_id: int, over: Any, order: int) -> OpenCopy:
+    def opening(self, copy: Followed) -> None:
         """A copy was submitted whose pages are on a GPU: :meth:`known` tells them, in its turn."""
-        by = Access(f"{op} {op_id}", threading.current_thread().name, ())
-        before = self._that_are_over() if self._open else ()
-        return OpenCopy(pool, op, by, over=over, order=order, before=before)
+        with self._lock:
+            if self._open:
+                copy.before = self._that_are_over()
+            others = self._open.get(copy.stream)
+            if others is None:
+                self._open[copy.stream] = deque((copy,))
+            else:
+                others.append(copy)
 
-    def lost(self, opened: OpenCopy) -> None:
+    def lost(self, copy: Followed) -> None:
         """Nobody will ask for :meth:`known`."""
-        for copy in opened.before:
-            self._close(copy)
+        for earlier in copy.before:
+            self._close(earlier)
 
-    def known(self, opened: OpenCopy, copy: Copy, device_pool: Any) -> None:
+    def known(self, one: Followed, copy: Copy, device_pool: Any, thread: str) -> None:
         """On the bus's thread, as the copy's record comes: its pages have been open since then."""
-        for earlier in opened.before:
+        for earlier in one.before:
             self._closed(earlier)
-        opened.before = ()
-        opened.ends = self._ends(copy, device_pool)
-        self._say.found(self._enter(opened), opened.pool, opened.op)
+        one.before = ()
+        pool, op = one.whose
+        ends, by = self._ends(copy, device_pool), Access(f"{op} {copy.op_id}", thread)
+        one.opened = opened = OpenCopy(pool, op, by, ends)
+        self._say.found(self._enter(opened), pool, op)
 
     def submitted(self, copies: list[OpenCopy], over: Any) -> None:
         """The operation that these copies belong to ends with the event ``over``; None: it ended."""
@@ -123,37 +157,42 @@ class OpenCopies:
                 self._close(copy)
             else:
                 with self._lock:
-                    self._open.append(copy)
+                    self._open.setdefault(copy.stream, deque()).append(copy)
 
     def settle(self) -> None:
         """Close the copies whose event has come."""
-        for copy in self._that_are_over() if self._open else ():
-            self._close(copy)
+        if self._open:
+            with self._lock:
+                over = self._that_are_over()
+            for copy in over:
+                self._close(copy)
 
-    def _that_are_over(self) -> list[OpenCopy]:
-        over: list[OpenCopy] = []
-        left: list[OpenCopy] = []
-        waits: set[int] = set()
-        with self._lock:
-            for copy in self._open:
-                if (copy.order and copy.order in waits) or not copy.over.query():
-                    waits.add(copy.order)
-                    left.append(copy)
-                else:
-                    over.append(copy)
-            self._open = left
+    def _that_are_over(self) -> "list[Followed | OpenCopy]":
+        over: list[Followed | OpenCopy] = []
+        for stream, copies in list(self._open.items()):
+            if stream:
+                while copies and copies[0].query():
+                    over.append(copies.popleft())
+            else:  # each for itself
+                for _ in range(len(copies)):
+                    copy = copies.popleft()
+                    (over if copy.query() else copies).append(copy)
+            if not copies:
+                del self._open[stream]
         return over
 
-    def _close(self, copy: OpenCopy) -> None:
+    def _close(self, copy: Followed | OpenCopy) -> None:
         def turn() -> list[Violation]:
             self._closed(copy)
             return []
 
-        self._note(turn, copy.pool, copy.op)
+        self._note(turn, *copy.whose)
 
-    def _closed(self, copy: OpenCopy) -> None:
-        for end in copy.ends:
-            self._book_of(end).close(end.pages, copy.by, writes=end.writes)
+    def _closed(self, copy: Followed | OpenCopy) -> None:
+        opened = copy if isinstance(copy, OpenCopy) else copy.opened
+        if opened is not None:
+            for end in opened.ends:
+                self._book_of(end).close(end.pages, opened.by, writes=end.writes)
 
     def _enter(self, copy: OpenCopy) -> list[Violation]:
         return [

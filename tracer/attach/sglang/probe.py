@@ -1,7 +1,7 @@
 """A probe for loads that come as one call a layer, with nobody to say beforehand which layers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -102,7 +102,7 @@ class LayerProbe(Probe):
                 self._append([_of_layers(load.record, load.layers)], load.call_s * 1e6, load.status)
         self.overhead_s += time.perf_counter() - begun
 
-    def _take(self, records: list[CopyRecord], point: Point, layer: int | None = None) -> None:
+    def _take(self, records: Sequence[CopyRecord], point: Point, layer: int | None = None) -> None:
         readable = [record for record in records if _is_readable(record.copy)]
         super()._take(readable, point, layer)
 

@@ -7,7 +7,7 @@ import torch
 
 from hicache_dbg.tracer.view import Run, View
 
-__all__ = ["End", "bytes_like", "layer_slices", "of_pages", "of_rows"]
+__all__ = ["End", "bytes_like", "layer_slices", "of_pages", "of_rows", "row_parts"]
 
 #: The axis of a host buffer's layers, by layout; K and V of a common tensor are split before.
 LAYER_AXIS = {"layer_first": 0, "page_first": 1, "page_first_direct": 1, "page_head": 3}
@@ -29,6 +29,21 @@ def layer_slices(buffer: torch.Tensor, layout: str) -> list[torch.Tensor]:
     if layout == "page_head":  # [pages, heads, slots, dim]
         return [layer.transpose(1, 2) for layer in layers]
     return layers
+
+
+def row_parts(rows: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """The rows of [slots, ...] in ``count`` equal parts each, [slots, part]; together they are all of it.
+
+    The last parts overlap where a row does not divide.
+
+    Raises:
+        RuntimeError: a row is not in one piece.
+    """
+    flat = rows.view(len(rows), -1)
+    width = flat.shape[1]
+    part = -(-width // count)
+    begins = (min(at * part, width - part) for at in range(count))
+    return [flat[:, begin : begin + part] for begin in begins]
 
 
 def of_rows(end: End, layers: Sequence[torch.Tensor], page: int, *, paged: bool = False) -> View:

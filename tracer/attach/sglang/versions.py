@@ -11,6 +11,7 @@ __all__ = [
     "COUNTED",
     "DEVICE_MODULES",
     "GATES_MODULE",
+    "LOADS",
     "NEWEST",
     "OLDEST",
     "OPERATIONS",
@@ -181,6 +182,10 @@ def events_of(owner: Any, method: str, result: Any) -> tuple[Any, Any, bool]:
     return None if hybrid and not timed else result.start_event, result.finish_event, timed
 
 
+#: Operations that are loads.
+LOADS = frozenset({"start_loading", "submit_host_to_device"})
+
+
 def layers_sent(owner: Any, method: str, _: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """How many layers a load's operation goes through; 0 where it is none."""
     if method == "start_loading":
@@ -199,6 +204,8 @@ def layers_brought(owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[
         alone = type(owner).__name__ == "HiCacheController"  # others load what rides on it as well
         return layers_sent(owner, method, args, kwargs) if alone else 0
     transfers = args[0] if args else kwargs.get("transfers", ())
+    if len(transfers) == 1 and getattr(transfers[0], "layer_mapper", None) is None:
+        return layers_sent(owner, method, args, kwargs)
     mapped = any(getattr(each, "layer_mapper", None) is not None for each in transfers)
     once = len({id(each.host_pool) for each in transfers}) == len(transfers)
     return layers_sent(owner, method, args, kwargs) if once and not mapped else 0

@@ -82,14 +82,16 @@ class Wrappers:
 
         @wraps(original)
         def operation(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            session = observer.session()
-            if session is None or frames.current is not None:
+            session = observer.entered() if frames.current is None else None
+            if session is None:
                 return original(owner, *args, **kwargs)
             frame = frames.begin(session.probe, (owner, name, args, kwargs))
             try:
                 result = original(owner, *args, **kwargs)
-                with session.errors.at("attach/operation"):
+                try:
                     frame.start, frame.over, frame.timed = events_of(owner, name, result)
+                except Exception as error:  # noqa: BLE001 - the copies' own streams are followed
+                    session.errors.record("attach/operation", error)
             except BaseException as error:
                 frame.status = f"{type(error).__name__}: {error}"
                 raise
@@ -103,12 +105,16 @@ class Wrappers:
         """Around a method of ``cls`` that copies all layers of some indices to the host."""
         observer, outermost = self._observer, Outermost(cls, method)
         beside, device_of = observer.beside, observer.devices.of
+        frames, around = observer.frames, observer.calls.around
 
         @wraps(original)
         def backup(pool: Any, *args: Any, **kwargs: Any) -> Any:
             device = device_of(pool)
             if device is not None:
-                return beside(device, original, method, pool, args, kwargs)
+                frame = frames.current
+                if frame is None:
+                    return beside(device, original, method, pool, args, kwargs)
+                return around(frame, device, original, method, pool, args, kwargs)
             seen = observer.see(pool, method, args, kwargs) if outermost[type(pool)] else None
             if seen is None:
                 return original(pool, *args, **kwargs)
@@ -130,12 +136,16 @@ class Wrappers:
         """Around a method of ``cls`` that copies one layer of some indices to the device."""
         observer, outermost = self._observer, Outermost(cls, method)
         beside, device_of = observer.beside, observer.devices.of
+        frames, around = observer.frames, observer.calls.around
 
         @wraps(original)
         def load(pool: Any, *args: Any, **kwargs: Any) -> Any:
             device = device_of(pool)
             if device is not None:
-                return beside(device, original, method, pool, args, kwargs)
+                frame = frames.current
+                if frame is None:
+                    return beside(device, original, method, pool, args, kwargs)
+                return around(frame, device, original, method, pool, args, kwargs)
             seen = observer.see(pool, method, args, kwargs) if outermost[type(pool)] else None
             if seen is None or seen.layer is None:
                 return original(pool, *args, **kwargs)
