@@ -43,19 +43,27 @@ class TransferEngine:
         in_flight = min((part.in_flight for part in parts), default=0)
         layers = sorted({layer for part in parts for layer in part.own_layer})
         try:
-            for layer in layers:
+            for number, layer in enumerate(layers):
                 for part in parts:
                     if layer in part.own_layer:
                         part.bound.copy((part.own_layer[layer],))
                 if layer == layers[-1]:
                     self._queued(parts, in_flight + 1)
                 under_way.append((layer, _mark(parts)))
+                if number == in_flight:
+                    self.on_ahead()
                 _finish(under_way, in_flight, on_layer_done)
             _finish(under_way, 0, on_layer_done)
         except BaseException:
             _mark(parts)()  # who hears of the error may use the pages again
             raise
         op.status = "done"
+
+    def on_ahead(self) -> None:
+        """What to do when a load is about to wait for its first layer, with the next ones queued.
+
+        What is done now takes no time of the operation's. Nothing by default.
+        """
 
     def on_queued(self, stream: int, under_way: int) -> None:
         """What to do when ``stream`` was given all copies of an operation, and not yet its last mark.

@@ -24,8 +24,8 @@ _MOST_KNOWN = 256
 class Beside:
     """Leaves copies to the device and the bus: on the host's thread they are begun and ended, no more.
 
-    Their digests are enqueued when the engine has queued the copies themselves: what the host does
-    for that then takes no time of the operation's.
+    They are begun when the engine has queued copies, and digests are enqueued when it has queued
+    all of them: what the host does for that then takes no time of the operation's.
 
     Args:
         watcher: follows operations where the bytes are.
@@ -51,14 +51,14 @@ class Beside:
         self._ascending: dict[int, tuple[int, ...]] = {}  # by identity
 
     def begin(self, copies: Sequence[Copy]) -> list[Followed] | None:
-        """Before a byte moves; None if a device cannot follow every one of these.
+        """Copies under way, or yet to be; None if a device cannot follow every one of these.
 
         Whether it will follow a load is settled now: digests by call would have to be taken before
         the engine opens its last gate. Why it will not is for who asks again, copy by copy.
         """
         followed: list[Followed] = []
         for copy in copies:
-            one = self._begin(copy) if self._can(copy) else None
+            one = self._begin(copy)
             if one is None:
                 for earlier in followed:
                     let_go(earlier.watched or [])
@@ -112,6 +112,8 @@ class Beside:
 
     def _begin(self, copy: Copy) -> Followed | None:
         try:
+            if not self._can(copy):
+                return None
             one = Followed(copy, written(copy), self._judged)
             if copy.op is Op.LOAD:
                 one.watched = self._watch(one)

@@ -31,7 +31,7 @@ class ByCall:
         self._errors = errors
         self._points = points
 
-    def _take(self, records: list[CopyRecord], point: Point, layer: int | None = None) -> None:
+    def _take(self, records: Sequence[CopyRecord], point: Point, layer: int | None = None) -> None:
         """Digest at ``point`` what the level asks for: all layers, or the model's ``layer``."""
         for record in records:
             copy = record.copy

@@ -18,6 +18,7 @@ from hicache_dbg.tracer.by_call import ByCall, digest_tiles
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.events import Event, Op, SkipReason
 from hicache_dbg.tracer.following import Watcher, parts_of
+from hicache_dbg.tracer.gates import Gates, LayerDone
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.record import (
     DEVICE_END,
@@ -35,14 +36,22 @@ from hicache_dbg.tracer.settings import Checksum, Settings
 
 __all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
 
-LayerDone = Callable[[int], None]
+
+class _Operation:
+    """One operation: what it copies, or else what a device follows of it, or its records."""
+
+    __slots__ = ("copies", "followed", "records")
+
+    def __init__(self, copies: Copies | None, records: Sequence[CopyRecord] = ()) -> None:
+        self.copies = copies
+        self.followed: Sequence[Followed] = ()
+        self.records = records
 
 
 class _UnderWay(threading.local):
-    """This thread's operation: what a device follows of it, or else its records."""
+    """This thread's operation."""
 
-    followed: Sequence[Followed] = ()
-    records: Sequence[CopyRecord] = ()
+    now: _Operation | None = None
 
 
 class Probe(ByCall):
@@ -88,18 +97,26 @@ class Probe(ByCall):
         self.describes_later = False
         self._under_way = _UnderWay()
 
+    def ahead(self) -> None:
+        """This thread's operation is under way, and the engine about to wait for it: there is time."""
+        if self._under_way.now is not None:
+            self._describe(self._under_way.now)
+
     def queued(self, stream: int, under_way: int) -> None:
         """The engine has given ``stream`` all copies of this thread's operation.
 
         To be called before the engine marks there what it waits for last: digests are joined
         there. Of a load no more than the last ``under_way`` layers have not arrived.
         """
-        mine = self._under_way
-        if self._beside is not None and mine.followed:
+        now = self._under_way.now
+        if now is None:
+            return
+        self._describe(now)
+        if self._beside is not None and now.followed:
             began = time.perf_counter()
-            self._beside.queued(mine.followed, stream, under_way)
+            self._beside.queued(now.followed, stream, under_way)
             self.overhead_s += time.perf_counter() - began
-        for record in mine.records:
+        for record in now.records:
             for part in record.watched:
                 try:
                     part.watch.queued(stream, under_way)
@@ -107,8 +124,11 @@ class Probe(ByCall):
                     record.skip = SkipReason.INTERNAL_ERROR
                     self._errors.record("digest/queued", error)
 
-    def observe(self, copies: Copies, call: Callable[[], None]) -> None:
+    def observe(self, copies: Copies, call: Callable[[], None], *, on_device: bool = False) -> None:
         """Run ``call``, which performs what ``copies()`` describes, with digests around it.
+
+        ``on_device``: a device may follow them, and the engine says what it has queued; they are then
+        described while they are under way.
 
         An exception of ``call`` is recorded as the operation's status and goes on to the host;
         one of ours is counted and goes no further.
@@ -119,72 +139,55 @@ class Probe(ByCall):
         if self.describes_later and not self._points:
             self._note(copies, call)
             return
-        began = time.perf_counter()
-        described, followed = self._begin(copies)
-        if followed is not None:
-            self._leave(followed, call, began)
+        self._enforce()
+        if on_device and self._beside is not None and self.watching:
+            self._run_ahead(copies, call, self._take_device_ends)
             return
 
-        def plain(_: list[CopyRecord]) -> float:
+        def plain(_: Sequence[CopyRecord]) -> float:
             call()
             return 0.0
 
-        def arrived(records: list[CopyRecord]) -> None:
-            self._take(records, Point.DESTINATION)
-
-        self._run(described, plain, arrived, began)
+        self._run(copies, plain, lambda records: self._take(records, Point.DESTINATION))
 
     def observe_layers(
-        self, copies: Copies, call: Callable[[LayerDone], None], on_layer_done: LayerDone
+        self,
+        copies: Copies,
+        call: Callable[[LayerDone], None],
+        on_layer_done: LayerDone,
+        *,
+        on_device: bool = False,
     ) -> None:
-        """As :meth:`observe`, for a load that says of each layer when its bytes are there.
-
-        A layer is digested after its gate opened, beside whatever reads it; the last one before,
-        because with its gate the engine takes the load for complete and lets the pages go.
-        """
+        """As :meth:`observe`, for a load that says of each layer when its bytes are there."""
         if not self.enabled:
             call(on_layer_done)
             return
         if self.describes_later and not self._points:
             self._note(copies, lambda: call(on_layer_done))
             return
-        began = time.perf_counter()
-        described, followed = self._begin(copies)
-        if followed is not None:  # the device knows by itself when the bytes are there
-            self._leave(followed, lambda: call(on_layer_done), began)
-            return
+        self._enforce()
+        gates = Gates(
+            on_layer_done,
+            lambda records, layer: self._take(records, Point.DESTINATION, layer),
+            self._join,
+        )
 
-        waiting: set[int] = set()
+        def layer_done(layer: int) -> None:
+            now = self._under_way.now
+            if now is not None:
+                self._describe(now)
+                gates.begin(now.records)
+            gates(layer)
 
-        def tapped(records: list[CopyRecord]) -> float:
-            ours = 0.0
-            waiting.update(layer for record in records for layer in record.copy.model_layers)
-            if all(record.is_followed for record in records):
-                waiting.clear()
-                call(on_layer_done)
-                return ours
+        def through_gates(records: Sequence[CopyRecord]) -> float:
+            gates.begin(records)
+            call(gates)
+            return gates.ours
 
-            def layer_done(layer: int) -> None:
-                nonlocal ours
-                waiting.discard(layer)
-                if waiting:
-                    on_layer_done(layer)
-                began = time.perf_counter()
-                self._take(records, Point.DESTINATION, layer)
-                if not waiting:
-                    self._join(records)
-                ours += time.perf_counter() - began
-                if not waiting:
-                    on_layer_done(layer)
-
-            call(layer_done)
-            return ours
-
-        def unannounced(records: list[CopyRecord]) -> None:
-            for layer in waiting:
-                self._take(records, Point.DESTINATION, layer)
-
-        self._run(described, tapped, unannounced, began)
+        if on_device and self._beside is not None and self.watching:
+            self._run_ahead(copies, lambda: call(layer_done), gates.take_rest)
+        else:
+            self._run(copies, through_gates, gates.take_rest)
 
     def _note(self, copies: Copies, call: Callable[[], None]) -> None:
         """Run ``call`` and leave everything else to the bus's thread: nothing is digested."""
@@ -198,10 +201,10 @@ class Probe(ByCall):
         finally:
             ended = time.perf_counter()
             took = (ended - started) * 1e6
-            self._bus.push(Noted(self._describe, copies, time.time_ns(), took, status))
+            self._bus.push(Noted(self._noted, copies, time.time_ns(), took, status))
             self.overhead_s += time.perf_counter() - ended
 
-    def _describe(self, noted: Noted) -> list[Event]:
+    def _noted(self, noted: Noted) -> list[Event]:
         """On the bus's thread: what :meth:`_run` would have said of the same copies."""
         events: list[Event] = []
         for copy in noted.copies():
@@ -212,25 +215,43 @@ class Probe(ByCall):
                 events += self._judge(record)
         return events
 
-    def _begin(self, copies: Copies) -> tuple[Sequence[Copy], list[Followed] | None]:
-        """What is to be traced and, where a device can follow all of it by itself, that."""
-        self._enforce()
+    def _described(self, copies: Copies) -> Sequence[Copy]:
+        """What is to be traced."""
         try:
-            described = [copy for copy in copies() if self._traced(copy)]
-            if self._beside is None or not self.watching:
-                return described, None
-            return described, self._beside.begin(described)
+            return [copy for copy in copies() if self._traced(copy)]
         except Exception as error:
             self._errors.record("probe/before", error)
             if self._errors.reraise:
                 raise
-            return (), None
+            return ()
 
-    def _leave(self, followed: list[Followed], call: Callable[[], None], began: float) -> None:
-        """Run ``call`` and leave everything else to the device and the bus's thread."""
-        beside = self._beside
-        assert beside is not None  # noqa: S101 - who began them
-        self._under_way.followed = followed
+    def _describe(self, now: _Operation) -> None:
+        """Begin what an operation copies, if it is not."""
+        copies = now.copies
+        if copies is None:
+            return
+        now.copies = None
+        began = time.perf_counter()
+        described = self._described(copies)
+        followed = self._beside.begin(described) if self._beside is not None else None
+        if followed is None:
+            now.records = self._opened(described)
+        else:
+            now.followed = followed
+        self.overhead_s += time.perf_counter() - began
+
+    def _run_ahead(
+        self,
+        copies: Copies,
+        call: Callable[[], None],
+        take: Callable[[Sequence[CopyRecord]], None],
+    ) -> None:
+        """Run ``call``, and describe on the way what it copies: that takes no time of the operation's.
+
+        ``take`` digests by call what no device follows by itself, once the bytes are there.
+        """
+        outer, now = self._under_way.now, _Operation(copies)
+        self._under_way.now = now
         status, started = "ok", time.perf_counter()
         try:
             call()
@@ -239,28 +260,39 @@ class Probe(ByCall):
             raise
         finally:
             ended = time.perf_counter()
-            self._under_way.followed = ()
-            beside.over(followed, (ended - started) * 1e6, status)
-            self.overhead_s += time.perf_counter() - ended + started - began
+            took = (ended - started) * 1e6
+            self._under_way.now = outer
+            self._describe(now)
+            if self._beside is not None and now.followed:
+                self._beside.over(now.followed, took, status)
+            elif now.records:
+                with self._errors.at("probe/after"):
+                    if status == "ok":
+                        take(now.records)
+                    self._join(now.records)
+                    self._append(now.records, took, status)
+            self.overhead_s += time.perf_counter() - ended
 
     def _by_call(self, record: CopyRecord) -> None:
         """Digest what no device follows, now that the bytes are there and still the operation's."""
-        self._take([record], DEVICE_END[record.copy.op])
+        self._take_device_ends([record])
         self._join([record])
+
+    def _take_device_ends(self, records: Sequence[CopyRecord]) -> None:
+        for record in records:
+            self._take([record], DEVICE_END[record.copy.op])
 
     def _run(
         self,
-        copies: Sequence[Copy],
-        call: Callable[[list[CopyRecord]], float],
-        after: Callable[[list[CopyRecord]], None],
-        began: float,
+        copies: Copies,
+        call: Callable[[Sequence[CopyRecord]], float],
+        after: Callable[[Sequence[CopyRecord]], None],
     ) -> None:
-        records: list[CopyRecord] = []
+        began = time.perf_counter()
+        records = self._opened(self._described(copies))
         with self._errors.at("probe/before"):
-            records = [self._open(copy) for copy in copies]
-            self._watch(records)
             self._take(records, Point.SOURCE_BEFORE)
-        self._under_way.records = records
+        outer, self._under_way.now = self._under_way.now, _Operation(None, records)
         started = time.perf_counter()
         status, ours = "ok", 0.0  # seconds of our own inside the call
         try:
@@ -270,7 +302,7 @@ class Probe(ByCall):
             raise
         finally:
             ended = time.perf_counter()
-            self._under_way.records = ()
+            self._under_way.now = outer
             with self._errors.at("probe/after"):
                 if status == "ok":
                     after(records)
@@ -288,6 +320,14 @@ class Probe(ByCall):
                 fnmatchcase(copy.op, glob) for glob in settings.ops
             )
         return traced
+
+    def _opened(self, copies: Sequence[Copy]) -> list[CopyRecord]:
+        """Records of these copies; a device follows what it can."""
+        records: list[CopyRecord] = []
+        with self._errors.at("probe/before"):
+            records = [self._open(copy) for copy in copies]
+            self._watch(records)
+        return records
 
     def _open(self, copy: Copy) -> CopyRecord:
         digested = np.full(len(copy.host_pages), copy.op in self._points)
@@ -331,7 +371,7 @@ class Probe(ByCall):
                 record.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record("digest/watch", error)
 
-    def _append(self, records: list[CopyRecord], duration_us: float, status: str) -> None:
+    def _append(self, records: Sequence[CopyRecord], duration_us: float, status: str) -> None:
         now = time.time_ns()
         for record in records:
             record.time_ns = now

@@ -90,3 +90,33 @@ def test_an_error_leaves_no_copy_under_way(
     assert engine.queued == [1]
     assert late.queued == []
     assert op.status == "failed"
+
+
+class _Steps(TransferEngine):
+    """Notes when it says that it is about to wait."""
+
+    def __init__(self) -> None:
+        self.steps: list[object] = []
+
+    def on_ahead(self) -> None:
+        self.steps.append("ahead")
+
+
+def test_a_load_says_once_that_it_is_about_to_wait() -> None:
+    """Before the first layer is reported, and never again; a backup does not."""
+    kind, layout = COMBINATIONS[0][:2]
+    mirror, _ = mirror_of(kind, layout, layers=4, host_pages=2, device_pages=2, seed=1)
+    pages = Indices.pages([0, 1], mirror.device.geometry)
+    copy = PoolCopy(
+        mirror,
+        pages,
+        pages,
+        token_granular=False,
+        io_backend=IoBackend.KERNEL,
+        layers=(0, 1, 2, 3),
+    )
+    engine = _Steps()
+    engine.backup(CopyOp(1, "backup", (copy,), np.zeros(2, dtype=np.uint32)))
+    assert engine.steps == []
+    engine.load(CopyOp(2, "load", (copy,), np.zeros(2, dtype=np.uint32)), engine.steps.append)
+    assert engine.steps == ["ahead", *mirror.device.geometry.layer_ids]

@@ -61,6 +61,8 @@ class Rig:
             system="test",
             version="0",
         )
+        #: Whether the device is said to follow copies by itself.
+        self.on_device = False
         self.mirror = MirrorViews(
             pool="pool",
             device={"part": view(self.device, "device")},
@@ -106,7 +108,9 @@ class Rig:
             width = min(PAGE, self.host.shape[2])
             self.host[:, host, :width] = self.device[:, device, :width]
 
-        self.session.probe.observe(lambda: [self.copy(Op.BACKUP, host, device)], call)
+        self.session.probe.observe(
+            lambda: [self.copy(Op.BACKUP, host, device)], call, on_device=self.on_device
+        )
 
     def load(self, host: list[int], device: list[int], *, deliver: bool = True) -> None:
         """A load, or one that says it was done and was not."""
@@ -116,7 +120,9 @@ class Rig:
             if deliver:
                 self.device[:, device, :width] = self.host[:, host, :width]
 
-        self.session.probe.observe(lambda: [self.copy(Op.LOAD, host, device)], call)
+        self.session.probe.observe(
+            lambda: [self.copy(Op.LOAD, host, device)], call, on_device=self.on_device
+        )
 
     def finish(self) -> tuple[list[Copied], list[Finding]]:
         """Close and give the copies' and the findings' events."""

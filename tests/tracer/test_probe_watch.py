@@ -19,6 +19,7 @@ from hicache_dbg.tracer.digest.rollup import keys_of, rolled
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.digest.watch import Seen, Wanted, Watch
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
+from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.settings import Checksum
 
 SIDE, STREAM = 0, 5
@@ -50,9 +51,7 @@ class Watched(CpuDigester):
             return None
         table = self.rollups.setdefault(wanted.component, np.zeros(wanted.size, np.uint64))
         self.under_way += 1
-        watch = Watch(Room(wanted, table, self.take_back), SIDE, loads=wanted.loads)
-        watch.begin()
-        return watch
+        return Watch(Room(wanted, table, self.take_back), SIDE, loads=wanted.loads)
 
     def take_back(self) -> None:
         """A room is free again."""
@@ -73,15 +72,9 @@ class Room:
         layers = self.wanted.layers
         return layers[:-1], layers[-1:]
 
-    def arrive(self, stream: int) -> None:
-        """The bytes are there already: copies run on the caller's thread."""
-
-    def follow(self, stream: int, later: int) -> None:
-        """The order is the caller's."""
-
-    def launch(self, stream: int) -> None:
+    def launch(self, stream: int, side: int) -> None:
         """Digest now, and store or compare."""
-        assert stream == SIDE
+        assert stream in {STREAM, side}
         wanted, keys = self.wanted, keys_of(self.wanted.generations, self.wanted.writes)
         view = replace(wanted.view, device="cpu")
         digests = CpuDigester().digest(view, wanted.layers, wanted.pages)
@@ -116,7 +109,7 @@ def watched_rig(level: Checksum = Checksum.LOADS, sample: float = 1.0) -> Rig:
     """A rig whose device end is watched."""
     rig = Rig(level, digester=Watched(), sample=sample)
     rig.mirror.device["part"] = replace(rig.mirror.device["part"], device="cuda:0")
-    rig.session.probe.watching = True
+    rig.session.probe.watching = rig.on_device = True
     return rig
 
 
@@ -136,7 +129,9 @@ def load_by_layer(rig: Rig, host: list[int], device: list[int]) -> list[int]:
         for layer in range(LAYERS):
             layer_done(10 + layer)
 
-    rig.session.probe.observe_layers(lambda: [rig.copy(Op.LOAD, host, device)], call, opened.append)
+    rig.session.probe.observe_layers(
+        lambda: [rig.copy(Op.LOAD, host, device)], call, opened.append, on_device=True
+    )
     return opened
 
 
@@ -194,7 +189,9 @@ def test_a_page_written_again_by_a_way_that_is_not_watched_is_not_confirmed() ->
     def store() -> None:
         rig.host[:, 5] = rig.device[:, 2]
 
-    rig.session.probe.observe(lambda: [rig.copy(Op.BACKUP, [5], [2], spans=span)], store)
+    rig.session.probe.observe(
+        lambda: [rig.copy(Op.BACKUP, [5], [2], spans=span)], store, on_device=True
+    )
     rig.host[:, 5] = old
     rig.load([5], [3])
     (_, _, load), (finding,) = rig.finish()
@@ -280,12 +277,47 @@ def test_while_the_bus_lags_digests_are_taken_by_call() -> None:
         lambda: [rig.copy(Op.LOAD, [5, 6], [3, 4])],
         call,
         lambda _: seen.append(len(watcher.called)),
+        on_device=True,
     )
     (backup, load), findings = rig.finish()
     assert outcomes(backup) == (0, 6, 0, {})
     assert outcomes(load) == (6, 0, 0, {})
     assert findings == []
     assert seen == [1, 2, 1 + LAYERS]  # the last layer is digested before its gate
+
+
+def test_what_moves_is_described_while_it_is_under_way() -> None:
+    """No description comes before the copies are queued; of a load, one comes before its first gate."""
+    rig, steps = watched_rig(), []
+
+    def described(op: Op, host: list[int], device: list[int]) -> list[Copy]:
+        steps.append("described")
+        return [rig.copy(op, host, device)]
+
+    def store() -> None:
+        rig.host[:, [5]] = rig.device[:, [1]]
+        steps.append("queued")
+        rig.session.probe.queued(STREAM, 0)
+
+    def fetch(layer_done: Callable[[int], None]) -> None:
+        rig.device[:, [3]] = rig.host[:, [5]]
+        steps.append("queued")
+        for layer in range(LAYERS):
+            layer_done(10 + layer)
+        rig.session.probe.queued(STREAM, 3)
+
+    probe = rig.session.probe
+    probe.observe(lambda: described(Op.BACKUP, [5], [1]), store, on_device=True)
+    probe.observe_layers(
+        lambda: described(Op.LOAD, [5], [3]),
+        fetch,
+        lambda layer: steps.append(f"gate {layer}"),
+        on_device=True,
+    )
+    assert steps == ["queued", "described", "queued", "described", "gate 10", "gate 11", "gate 12"]
+    (backup, load), findings = rig.finish()
+    assert (outcomes(backup), outcomes(load)) == ((0, LAYERS, 0, {}), (LAYERS, 0, 0, {}))
+    assert findings == []
 
 
 page_lists = st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=4, unique=True)
@@ -328,14 +360,20 @@ def _step(rig: Rig, what: str, pages: list[int], other: list[int]) -> None:
         def store() -> None:
             rig.host[:, pages] = rig.device[:, other]
 
-        rig.session.probe.observe(lambda: [rig.copy(Op.BACKUP, pages, other, spans=spans)], store)
+        rig.session.probe.observe(
+            lambda: [rig.copy(Op.BACKUP, pages, other, spans=spans)],
+            store,
+            on_device=rig.on_device,
+        )
     elif what == "layers":
 
         def some() -> None:
             rig.host[:2, pages] = rig.device[:2, other]
 
         rig.session.probe.observe(
-            lambda: [rig.copy(Op.BACKUP, pages, other, layers=(0, 1), model_layers=(10, 11))], some
+            lambda: [rig.copy(Op.BACKUP, pages, other, layers=(0, 1), model_layers=(10, 11))],
+            some,
+            on_device=rig.on_device,
         )
     else:
         (rig.backup if what == "backup" else rig.load)(pages, other)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hicache_dbg.tracer.bench.memory import one_piece, random_bytes
+from hicache_dbg.tracer.bench.overhead import paired
 from hicache_dbg.tracer.bench.table import Row, event, median, seconds
 from hicache_dbg.tracer.digest.select import DeviceDigester
 from hicache_dbg.tracer.digest.watch import Wanted, Watch
@@ -67,13 +68,15 @@ def wanted_of(
 class Copies:
     """A device pool, pinned host pages, and operations whose slots are recycled while they run.
 
-    Operation ``n`` uses the page set ``n % SETS``. When it is complete another stream overwrites
-    the set's device pages, and the next operation on it waits for that. Completion is recorded on
-    the copy's stream, which waits for the digests first, or ``apart`` on a stream that comes after
-    both, so that the next operation's copies do not wait.
+    An operation moves all layers in a few groups: pages are gathered on, or scattered from, one
+    stream, and cross the bus on another, which is busy throughout. Operation ``n`` uses the page
+    set ``n % SETS``. When it is complete a third stream overwrites the set's device pages, and the
+    next operation on it waits for that, a backup on the host: it is asked for when its source is
+    whole.
     """
 
     LAYERS, PAGE, COUNT, SETS = 61, 16384, 256, 4
+    GROUPS = (slice(0, 20), slice(20, 40), slice(40, 58), slice(58, 61))
 
     def __init__(self, watches: "Watches") -> None:
         layers, count, words = self.LAYERS, self.COUNT, self.PAGE // 8
@@ -94,69 +97,65 @@ class Copies:
         }
         self.fresh = random_bytes((layers, count, self.PAGE), "cuda").view(torch.int64)
         self.staged = [torch.empty_like(self.fresh) for _ in range(2)]
-        self.copy, self.writer = torch.cuda.Stream(), torch.cuda.Stream()
+        self.pages, self.bus, self.writer = (torch.cuda.Stream() for _ in range(3))
+        self.free = [event() for _ in self.staged]
         self.done = [event() for _ in range(self.SETS)]
         self.written = [event() for _ in range(self.SETS)]
-        self._apart: dict[int, torch.cuda.Stream] = {}
 
-    def backup(self, number: int, *, traced: bool, apart: bool = False) -> None:
-        """Device to host; the source is whole when the copy's stream comes to its gather."""
+    def backup(self, number: int, *, traced: bool) -> None:
+        """Device to host: each group gathered, and sent while the next is."""
         at = number % self.SETS
-        self.copy.wait_event(self.written[at])
+        self.written[at].synchronize()
         watch = self._watch(at, loads=False) if traced else None
-        with torch.cuda.stream(self.copy):
-            staged = self.staged[number % 2]
-            torch.index_select(self.pool, 1, self.ids[at], out=staged)
-            self.host[at].copy_(staged, non_blocking=True)
-        self._complete(at, watch, 0, apart)
+        staged, free = self.staged[number % 2], self.free[number % 2]
+        self.pages.wait_event(free)
+        for group in self.GROUPS:
+            with torch.cuda.stream(self.pages):
+                torch.index_select(self.pool[group], 1, self.ids[at], out=staged[group])
+            self.bus.wait_stream(self.pages)
+            with torch.cuda.stream(self.bus):
+                self.host[at][group].copy_(staged[group], non_blocking=True)
+        free.record(self.bus)
+        self._complete(at, watch, self.bus)
 
-    def load(self, number: int, *, traced: bool, apart: bool = False) -> None:
-        """Host to device: all layers but three, then these; each part compared once it is there."""
-        at, last = number % self.SETS, 3
-        self.copy.wait_event(self.written[at])
+    def load(self, number: int, *, traced: bool) -> None:
+        """Host to device: each group scattered while the next is on the bus."""
+        at = number % self.SETS
         watch = self._watch(at, loads=True) if traced else None
-        for part in (slice(0, -last), slice(-last, None)):
-            with torch.cuda.stream(self.copy):
-                staged = self.staged[number % 2][part]
-                staged.copy_(self.host[at][part], non_blocking=True)
-                self.pool[part].index_copy_(1, self.ids[at], staged)
-            if watch is not None and part.stop == -last:
-                watch.arrived(self.copy.cuda_stream)
-        self._complete(at, watch, last, apart)
+        staged, free = self.staged[number % 2], self.free[number % 2]
+        self.bus.wait_event(free)
+        self.pages.wait_event(self.written[at])
+        for group in self.GROUPS:
+            with torch.cuda.stream(self.bus):
+                staged[group].copy_(self.host[at][group], non_blocking=True)
+            self.pages.wait_stream(self.bus)
+            with torch.cuda.stream(self.pages):
+                self.pool[group].index_copy_(1, self.ids[at], staged[group])
+            if watch is not None and group is self.GROUPS[-2]:
+                watch.arrived(self.pages.cuda_stream)
+        free.record(self.pages)
+        self._complete(at, watch, self.pages)
 
     def _watch(self, at: int, *, loads: bool) -> Watch:
-        watch = self.watches.watch(self.wanted[loads][at], self.copy.cuda_stream)
+        watch = self.watches.watch(self.wanted[loads][at])
         if watch is None:
             raise RuntimeError("the reader lags more than 64 operations behind")
         return watch
 
-    def _complete(self, at: int, watch: Watch | None, under_way: int, apart: bool) -> None:
-        """Record the operation as complete, and recycle its pages once it is."""
-        end = self.copy
+    def _complete(self, at: int, watch: Watch | None, last: torch.cuda.Stream) -> None:
+        """Record the operation as complete on ``last``, and recycle its pages once it is."""
         if watch is not None:
-            if apart:
-                end = self._stream(watch.queued_apart(end.cuda_stream, under_way))
-            else:
-                watch.queued(end.cuda_stream, under_way)
+            watch.queued(last.cuda_stream, self.LAYERS)
             self.reader.take(watch)
-        self.done[at].record(end)
+        self.done[at].record(last)
         self.writer.wait_event(self.done[at])
         with torch.cuda.stream(self.writer):
             self.pool.index_copy_(1, self.ids[at], self.fresh)
         self.written[at].record(self.writer)
 
-    def _stream(self, handle: int) -> torch.cuda.Stream:
-        if handle not in self._apart:
-            self._apart[handle] = torch.cuda.ExternalStream(handle)
-        return self._apart[handle]
 
-
-#: How many operations follow on each other, the goal, and where their ends are marked.
-_RUNS = (
-    ("stream of 24", 24, "<= 1.003", False),
-    ("stream of 24, ends marked apart", 24, "<= 1.003", True),
-    ("one op", 1, "<= 1.015", False),
-)
+#: How many operations follow on each other, and the goal.
+_RUNS = (("stream of 24", 24, "<= 1.003"), ("one op", 1, "<= 1.015"))
 
 
 def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
@@ -168,14 +167,14 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
     size = copies.LAYERS * copies.COUNT * copies.PAGE
     cases: dict[str, Callable[..., None]] = {"backup": copies.backup, "load": copies.load}
     for name, operation in cases.items():
-        for what, count, limit, apart in _RUNS:
-            run = partial(run_operations, partial(operation, apart=apart), count)
+        for what, count, limit in _RUNS:
+            run = partial(run_operations, operation, count)
             # Traced last: what the pages hold is then what a load compares with.
             for traced in (False, True):
                 run(traced=traced)
             if name == "load":  # backups of what the pages hold now
                 run_operations(copies.backup, copies.SETS, traced=True)
-            ratios = [run(traced=True) / run(traced=False) for _ in range(pairs)]
+            ratios = paired(partial(run, traced=False), partial(run, traced=True), pairs)
             speed = size * count / run(traced=True) / 1e9
             detail = f"{speed:.1f} GB/s, min {min(ratios):.4f} max {max(ratios):.4f}"
             yield Row("with over without", f"{name}, {what}", median(ratios), detail, limit)

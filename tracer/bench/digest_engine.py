@@ -89,7 +89,7 @@ def probe_rows(_: DeviceDigester) -> Iterator[Row]:
             copy, ratios, times = _described(views, op), [], []
             queued = partial(probe.queued, stream, 3)
             for _repeat in range(15):
-                once = partial(probe.observe, lambda: [copy], queued)  # noqa: B023
+                once = partial(probe.observe, lambda: [copy], queued, on_device=True)  # noqa: B023
                 times.append(host_us(once, 32))
                 assert session.bus.flush(60)
                 ratios.append(times[-1] / host_us(lambda: value.add_(1), 32))

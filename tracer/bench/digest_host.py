@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 import numpy as np
 import torch
 
 from hicache_dbg.tracer.bench.digest_copies import wanted_of
-from hicache_dbg.tracer.bench.memory import one_piece, random_bytes
+from hicache_dbg.tracer.bench.memory import random_bytes
 from hicache_dbg.tracer.bench.table import Row, host_us, median
-from hicache_dbg.tracer.digest.ring import ViolationRing
 from hicache_dbg.tracer.digest.select import DeviceDigester
 from hicache_dbg.tracer.digest.watch import Watch
 
@@ -41,20 +39,17 @@ def host_rows(digester: DeviceDigester) -> Iterator[Row]:
             return watch
 
         yield _against_add(f"{name}, watched", enqueue, value)
-    yield _against_add("load, four launches by call", _by_call(digester, memory), value, goal="")
 
 
-def _against_add(
-    case: str, enqueue: Callable[[], Watch | None], value: torch.Tensor, goal: str = "<= 3"
-) -> Row:
+def _against_add(case: str, enqueue: Callable[[], Watch], value: torch.Tensor) -> Row:
     ratios, ours = [], []
     for _ in range(15):
         ours.append(_enqueue_us(enqueue))
         ratios.append(ours[-1] / host_us(lambda: value.add_(1), _AT_ONCE))
-    return Row("host over tensor.add_", case, median(ratios), f"{median(ours)} us", goal)
+    return Row("host over tensor.add_", case, median(ratios), f"{median(ours)} us", "<= 3")
 
 
-def _enqueue_us(enqueue: Callable[[], Watch | None]) -> float:
+def _enqueue_us(enqueue: Callable[[], Watch]) -> float:
     """Microseconds of the host for one; what was enqueued is read between the measurements."""
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -62,32 +57,5 @@ def _enqueue_us(enqueue: Callable[[], Watch | None]) -> float:
     took = (time.perf_counter() - start) / _AT_ONCE * 1e6
     torch.cuda.synchronize()
     for watch in watches:
-        if watch is not None:
-            watch.seen()
+        watch.seen()
     return took
-
-
-def _by_call(digester: DeviceDigester, memory: torch.Tensor) -> Callable[[], None]:
-    """The same load with a copy, two comparisons and their order enqueued one by one."""
-    from hicache_dbg.tracer.digest.side import SideStream
-
-    view = one_piece(memory, 16384)
-    ids, side, ring = torch.arange(4, device="cuda"), SideStream(), ViolationRing("cuda")
-    ledger = torch.zeros(61, 4, dtype=torch.int64, pin_memory=True)
-    digests, stream = ledger.cuda(), torch.cuda.Stream().cuda_stream
-    digester.prepare(view)
-
-    def load() -> None:
-        side.copy(digests, ledger)
-        for low, high in pairwise((0, 58, 61)):
-            side.follow(stream)
-            digester.compare(
-                *(view, range(low, high), ids),
-                expected=digests[low:high],
-                ring=ring,
-                tag=1,
-                stream=side.handle,
-            )
-        side.hold(stream)
-
-    return load

@@ -20,8 +20,10 @@ __all__ = ["CpuDigester"]
 
 #: Tiles in pieces are gathered about this many bytes at a time, to be hashed from the cache.
 _BATCH_BYTES = 1 << 20
+#: So many tiles are read in the order in which they lie, which is up to twice as fast.
+_WORTH_SORTING = 1024
 
-_xxh3: Callable[[Any], int] = xxhash.xxh3_64_intdigest
+_xxh3: Callable[[Any], bytes] = xxhash.xxh3_64_digest
 
 
 class CpuDigester:
@@ -61,20 +63,32 @@ class CpuDigester:
         pages = np.asarray(pages, np.int64)
         boxes = boxes_of(view, first, last)
         check_tiles(view, layers, pages)
+        if len(layers) * len(pages) < _WORTH_SORTING:
+            return _digests(view, layers, pages, boxes)
+        order = np.argsort(pages)
         out = np.empty((len(layers), len(pages)), np.uint64)
-        length = extent_of(view)
-        memory = [_memory(view.bases[layer], length) for layer in layers]
-        if len(boxes) == 1 and boxes[0].is_piece():
-            offsets = (pages * view.page_stride + boxes[0].offset).tolist()
-            for row, source in zip(out, memory, strict=True):
-                row[:] = _in_place(source, offsets, boxes[0].row_bytes)
-        else:
-            _gathered(view, memory, boxes, pages, out)
+        out[:, order] = _digests(view, layers, pages[order], boxes)
         return out
 
 
-def _in_place(memory: memoryview, offsets: list[int], size: int) -> list[int]:
-    return [_xxh3(memory[at : at + size]) for at in offsets]
+def _digests(
+    view: View, layers: Sequence[int], pages: npt.NDArray[np.int64], boxes: Sequence[Box]
+) -> npt.NDArray[np.uint64]:
+    out = np.empty((len(layers), len(pages)), np.uint64)
+    length = extent_of(view)
+    memory = [_memory(view.bases[layer], length) for layer in layers]
+    if len(boxes) == 1 and boxes[0].is_piece():
+        offsets, size = (pages * view.page_stride + boxes[0].offset).tolist(), boxes[0].row_bytes
+        for row, source in zip(out, memory, strict=True):
+            row[:] = _numbers([_xxh3(source[at : at + size]) for at in offsets])
+    else:
+        _gathered(view, memory, boxes, pages, out)
+    return out
+
+
+def _numbers(digests: list[bytes]) -> npt.NDArray[Any]:
+    """Digests as the package gives them, highest byte first; quicker than a list of integers."""
+    return np.frombuffer(b"".join(digests), ">u8")
 
 
 def _gathered(
@@ -95,7 +109,7 @@ def _gathered(
             rows = [np.ascontiguousarray(part[chosen]) for part in parts]
             gathered = [part.view(np.uint8).reshape(len(chosen), -1) for part in rows]
             tiles = gathered[0] if len(gathered) == 1 else np.concatenate(gathered, axis=1)
-            row[start : start + batch] = [_xxh3(bytes_of_tile) for bytes_of_tile in tiles]
+            row[start : start + batch] = _numbers([_xxh3(tile_bytes) for tile_bytes in tiles])
 
 
 def _pieces(memory: memoryview, view: View, box: Box) -> npt.NDArray[np.void]:

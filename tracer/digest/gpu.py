@@ -11,23 +11,17 @@ import torch
 
 from hicache_dbg.tracer.digest import kernels
 from hicache_dbg.tracer.digest.launch import Launcher, PreparedLaunch
-from hicache_dbg.tracer.digest.plan import Kernel, Reading, reading_of
-from hicache_dbg.tracer.digest.ring import ViolationRing
+from hicache_dbg.tracer.digest.plan import Kernel, Pace, Reading, reading_of
 from hicache_dbg.tracer.view import View
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.digest.watches import Watches
 
-__all__ = ["GRAPH", "UNKNOWN", "GpuDigester"]
+__all__ = ["GRAPH", "GpuDigester"]
 
 #: Why a launch was refused: the caller is capturing a graph. Equals ``SkipReason.GRAPH``.
 GRAPH: Final = "graph"
-#: The expectation of a tile of which nothing is known; it is not compared.
-UNKNOWN: Final = 0
 
-
-#: The kernels' arguments ring, counter, capacity and tag that stand for "store the digests".
-_NO_RING = (0, 0, 1, 0)
 #: The argument job of a launch that settles nothing.
 _NO_JOB = 0
 #: The argument that is how many pages there are.
@@ -37,7 +31,7 @@ _A_THREAD, _TOGETHER = 4, 64
 
 
 class GpuDigester:
-    """Digests and compares tiles that lie in the memory of one CUDA device.
+    """Digests tiles that lie in the memory of one CUDA device.
 
     Calls may come from any thread whose current device is this one. Tensors must live until the
     stream is past the launch; whoever calls keeps ``view.owner`` alive meanwhile.
@@ -55,6 +49,7 @@ class GpuDigester:
         self._table = torch.tensor(signed, dtype=torch.int64, device=self.device)
         self._views: dict[int, _PreparedView] = {}
         self._compiled: dict[Kernel, Any] = {}
+        self._sender: Launcher | None = None
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
         """Compile and upload what digests of ``view`` need. Takes seconds the first time.
@@ -78,12 +73,30 @@ class GpuDigester:
 
         return Watches(self)
 
+    def send(self, target: int, source: int, words: int, stream: int) -> None:
+        """Enqueue a copy of ``words`` words from the device, by address; to pinned memory, too.
+
+        A copy engine would have it wait behind all copies that are queued there.
+        """
+        a_program = kernels.WORDS_A_PROGRAM
+        if self._sender is None:
+            sent: Any = kernels.sent
+            kernel = sent.warmup(*(1 << 40,) * 3, WORDS=a_program, grid=(1,), num_warps=4)
+            self._sender = Launcher(kernel, 3, ())
+        self._sender(-(-words // a_program), 1, stream, source, target, words)
+
     def forget(self, view: View) -> None:
         """Let go of a view whose tensors are to be freed."""
         self._views.pop(id(view), None)
 
-    def watched_launch(
-        self, view: View, layers: Sequence[int], ids: int, out: torch.Tensor, job: int, *, few: bool
+    def watched_launch(  # noqa: PLR0917
+        self,
+        view: View,
+        layers: Sequence[int],
+        ids: int,
+        out: torch.Tensor,
+        job: int,
+        pace: Pace,
     ) -> PreparedLaunch:
         """A launch of a watched operation; it is called with a stream and how many pages there are.
 
@@ -94,12 +107,12 @@ class GpuDigester:
             out: Where the digests go, int64 [layers, pages] on this device, contiguous in pages.
             job: For an operation's last launch the address of its words on this device, see
                 :data:`hicache_dbg.tracer.digest.job.JOB`; 0 for those before.
-            few: Whether there are few tiles and somebody waits for them.
+            pace: What it is made for.
         """
         prepared = self._prepared(view)
-        launcher, tiles = prepared.watched(few=few, last=job != _NO_JOB)
+        launcher, tiles = prepared.watched(pace, settles=job != _NO_JOB)
         bases, rows = prepared.bases(layers)
-        where = (out.data_ptr(), out.stride(0), *_NO_RING, job)
+        where = (out.data_ptr(), out.stride(0), job)
         return launcher.prepared(tiles, rows, _COUNT, bases, ids, 1, 1, 0, *where)
 
     def whole_launch(self, view: View) -> "WholePages":
@@ -142,56 +155,15 @@ class GpuDigester:
             ValueError: If a tensor's dtype, shape or device or the slot range does not fit.
             IndexError: If a layer lies outside the view.
         """
-        return self._enqueue(
-            view, layers, pages, (first, last), out, unit=unit, stream=stream, ring=_NO_RING
-        )
-
-    def compare(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: torch.Tensor,
-        first: int = 0,
-        last: int | None = None,
-        *,
-        expected: torch.Tensor,
-        ring: ViolationRing,
-        tag: int,
-        unit: int = 1,
-        stream: int | None = None,
-    ) -> Literal["graph"] | None:
-        """Enqueue the same digests, compared on the device with ``expected`` [layers, pages].
-
-        Only tiles that differ leave a trace: a record in ``ring`` under ``tag``, counted past its
-        capacity. An expectation of :data:`UNKNOWN` is not compared. The other arguments, the
-        result and the errors are those of :meth:`digest`.
-        """
-        where = (ring.records, ring.counter, ring.capacity, tag)
-        return self._enqueue(
-            view, layers, pages, (first, last), expected, unit=unit, stream=stream, ring=where
-        )
-
-    def _enqueue(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: torch.Tensor,
-        slots: tuple[int, int | None],
-        digests: torch.Tensor,
-        *,
-        unit: int,
-        stream: int | None,
-        ring: tuple[int, int, int, int],
-    ) -> Literal["graph"] | None:
         if torch.cuda.is_current_stream_capturing():
             return GRAPH
         prepared = self._views.get(id(view)) or self._prepared(view)
-        launch, tiles = prepared.launches.get(slots) or prepared.launch(*slots)
-        rows, arguments = _arguments(prepared, layers, pages, digests, unit, self._index)
+        launch, tiles = prepared.launches.get((first, last)) or prepared.launch(first, last)
+        rows, arguments = _arguments(prepared, layers, pages, out, unit, self._index)
         if stream is None:
             stream = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 (0.2 us, not 8)
         if len(pages) and rows:
-            launch(-(-len(pages) // tiles), rows, stream, *arguments, *ring, _NO_JOB)
+            launch(-(-len(pages) // tiles), rows, stream, *arguments, _NO_JOB)
         return None
 
     def _prepared(self, view: View) -> "_PreparedView":
@@ -210,28 +182,23 @@ class GpuDigester:
 class WholePages:
     """Digests whole pages of all layers of one view, as :meth:`GpuDigester.digest`; nothing is checked.
 
-    ``rows`` is the number of layers.
+    ``rows`` is the number of layers, ``bases`` the address of their base addresses. ``every`` is the
+    launch of all layers, for one thread at a time: it is given its first seven arguments each time.
     """
 
-    __slots__ = ("_bases", "_launch", "_tiles", "rows")
+    __slots__ = ("_launch", "_tiles", "bases", "every", "rows")
 
     def __init__(self, launcher: Launcher, tiles: int, bases: int, rows: int) -> None:
-        self._launch, self._tiles, self._bases, self.rows = launcher, tiles, bases, rows
+        self._launch, self._tiles, self.bases, self.rows = launcher, tiles, bases, rows
+        self.every = launcher.prepared(tiles, rows, _COUNT, bases, 0, 1, 1, 0, 0, 0, _NO_JOB)
 
-    def __call__(  # noqa: PLR0917
-        self,
-        layers: range,
-        stream: int,
-        ids: int,
-        step: int,
-        unit: int,
-        count: int,
-        out: int,
+    def some(  # noqa: PLR0917
+        self, layers: range, stream: int, ids: int, step: int, unit: int, count: int, out: int
     ) -> None:
-        """Enqueue digests of ``count`` pages of these layers on ``stream``.
+        """Enqueue digests of ``count`` pages of ``layers``, which follow on each other.
 
         Args:
-            layers: Which layers follow on each other.
+            layers: Which.
             stream: A raw handle.
             ids: Address on the device of the first page's id, int64.
             step: From one page's id to the next, in elements.
@@ -240,8 +207,8 @@ class WholePages:
             out: Address of int64 [every layer, count].
         """
         first = layers.start
-        where = (self._bases + 8 * first, ids, step, unit, count, out + 8 * first * count, count)
-        self._launch(-(-count // self._tiles), len(layers), stream, *where, *_NO_RING, _NO_JOB)
+        where = (self.bases + 8 * first, ids, step, unit, count, out + 8 * first * count, count)
+        self._launch(-(-count // self._tiles), len(layers), stream, *where, _NO_JOB)
 
 
 class _PreparedView:
@@ -249,7 +216,7 @@ class _PreparedView:
 
     def __init__(self, view: View, table: torch.Tensor, compiled: dict[Kernel, Any]) -> None:
         self.launches: dict[tuple[int, int | None], tuple[Launcher, int]] = {}
-        self._watched: dict[tuple[bool, bool], tuple[Launcher, int]] = {}
+        self._watched: dict[tuple[Pace, bool], tuple[Launcher, int]] = {}
         self._view, self._table, self._compiled = view, table, compiled
         self._uploaded: dict[tuple[int, ...], torch.Tensor] = {}
         self._every_base = self._upload(tuple(range(view.layers)))
@@ -259,16 +226,13 @@ class _PreparedView:
         made = self.launches[first, last] = self._made(reading_of(self._view, first, last))
         return made
 
-    def watched(self, *, few: bool, last: bool) -> tuple[Launcher, int]:
-        """The same for whole pages of a watched operation.
-
-        One is quick with ``few`` tiles; its ``last`` launch settles the pages.
-        """
-        known = self._watched.get((few, last))
+    def watched(self, pace: Pace, *, settles: bool) -> tuple[Launcher, int]:
+        """The same for whole pages of a watched operation, whose last launch ``settles`` them."""
+        known = self._watched.get((pace, settles))
         if known is None:
-            reading = reading_of(self._view, few=few)
-            together = _together(reading.kernel) if last else 0
-            known = self._watched[few, last] = self._made(reading, together)
+            reading = reading_of(self._view, pace=pace)
+            together = _together(reading.kernel) if settles else 0
+            known = self._watched[pace, settles] = self._made(reading, together)
         return known
 
     def _made(self, reading: Reading, together: int = 0) -> tuple[Launcher, int]:
@@ -320,7 +284,7 @@ def _arguments(  # noqa: PLR0917
     unit: int,
     device: int,
 ) -> tuple[int, tuple[int, ...]]:
-    """How many layers, and the varying arguments up to the ring's, once they are known to fit."""
+    """How many layers, and the varying arguments up to the job, once they are known to fit."""
     bases, rows = prepared.bases(layers)
     count = _count(pages, digests, rows, device)
     where = (digests.data_ptr(), digests.stride(0))

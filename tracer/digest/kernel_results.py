@@ -1,4 +1,4 @@
-"""What the Triton kernels do with digests: store, compare, or roll up over an operation's layers."""
+"""What the Triton kernels do with digests: store them, or roll them up over an operation's layers."""
 
 # Kernels are compiled by Triton, which gives their parameters types of its own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -11,7 +11,7 @@ from hicache_dbg.tracer.digest import xxh3
 from hicache_dbg.tracer.digest.job import JOB
 from hicache_dbg.tracer.digest.kernel_sums import PRIME64_1, avalanche
 
-__all__ = ["expected_of", "finish", "finish_watched"]
+__all__ = ["finish", "finish_watched"]
 
 _GENERATION = tl.constexpr(xxh3.PRIME64_2)
 _WRITE = tl.constexpr(xxh3.PRIME64_3)
@@ -30,22 +30,10 @@ _VERDICTS = tl.constexpr(JOB.index("verdicts"))
 
 
 @triton.jit
-def expected_of(at, live, digests, row, ring):
-    """Expectations, asked for first and used last, so that nothing waits for them."""
+def finish(got, at, live, digests, row):
+    """Store the digests."""
     here = digests.to(tl.pointer_type(tl.int64)) + tl.program_id(1).to(tl.int64) * row + at
-    return tl.load(here, mask=live & (ring != 0), other=0)
-
-
-@triton.jit
-def finish(got, expected, at, live, digests, row, ring, counter, capacity, tag):
-    """Store the digests, or put those that differ from a known expectation into the ring."""
-    layer = tl.program_id(1).to(tl.int64)
-    got = got.to(tl.int64, bitcast=True)
-    if ring == 0:
-        tl.store(digests.to(tl.pointer_type(tl.int64)) + layer * row + at, got, mask=live)
-    else:
-        bad = live & (expected != 0) & (expected != got)
-        _record(got, bad, at, layer, ring, counter, capacity, tag)
+    tl.store(here, got.to(tl.int64, bitcast=True), mask=live)
 
 
 @triton.jit
@@ -54,9 +42,7 @@ def finish_watched(got, at, live, digests, row, job, TOGETHER: tl.constexpr):
 
     ``TOGETHER``: how many layers are looked at together.
     """
-    layer = tl.program_id(1).to(tl.int64)
-    here = digests.to(tl.pointer_type(tl.int64)) + layer * row + at
-    tl.store(here, got.to(tl.int64, bitcast=True), mask=live)
+    finish(got, at, live, digests, row)
     tl.debug_barrier()  # every thread's digests are stored before any counts them as there
     words = job.to(tl.pointer_type(tl.int64))
     arrivals = tl.load(words + _ARRIVALS).to(tl.pointer_type(tl.int64)) + at
@@ -105,16 +91,3 @@ def _row(words, field, at, mask):
 def _other_programs(place, mask):
     # Past this processor's own cache, which others' stores do not reach.
     return tl.load(place, mask=mask, other=0, cache_modifier=".cg")
-
-
-@triton.jit
-def _record(got, bad, at, layer, ring, counter, capacity, tag):
-    """Append a record for each bad tile, and count it; the oldest give way."""
-    ones = tl.where(bad, 1, 0).to(tl.int64)
-    counters = counter.to(tl.pointer_type(tl.int64)) + at * 0
-    slot = tl.atomic_add(counters, ones, mask=bad)
-    record = ring.to(tl.pointer_type(tl.int64)) + slot % capacity * 4
-    tl.store(record, tag + at * 0, mask=bad)
-    tl.store(record + 1, layer + at * 0, mask=bad)
-    tl.store(record + 2, at.to(tl.int64), mask=bad)
-    tl.store(record + 3, got, mask=bad)

@@ -1,4 +1,4 @@
-"""The Triton kernels: XXH3-64 of many tiles in one launch, stored, compared or settled by page.
+"""The Triton kernels: XXH3-64 of many tiles in one launch, stored, or settled by page.
 
 Their parts are in the modules ``kernel_*``; nothing else imports triton.
 Every run-time argument is a 64-bit integer, addresses included, and none is specialised: one
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from hicache_dbg.tracer.digest import xxh3
 from hicache_dbg.tracer.digest.kernel_bytes import stripes
-from hicache_dbg.tracer.digest.kernel_results import expected_of, finish, finish_watched
+from hicache_dbg.tracer.digest.kernel_results import finish, finish_watched
 from hicache_dbg.tracer.digest.kernel_sums import (
     PRIME64_1,
     accumulated,
@@ -29,7 +29,7 @@ from hicache_dbg.tracer.digest.kernel_sums import (
     u64,
 )
 
-__all__ = ["FIXED", "TABLE", "VARYING", "long_tiles", "short_tiles"]
+__all__ = ["FIXED", "TABLE", "VARYING", "WORDS_A_PROGRAM", "long_tiles", "sent", "short_tiles"]
 
 #: What kernels read from device memory: the secret's words at every offset, then the accumulators.
 TABLE = (*xxh3.SECRET_WORDS, *xxh3.INITIAL)
@@ -38,19 +38,17 @@ TABLE = (*xxh3.SECRET_WORDS, *xxh3.INITIAL)
 #:
 #: ``bases``: base address of each layer, one grid row each. ``ids``, ``id_step``, ``id_unit``,
 #: ``count``: page ``i`` is ``ids[i * id_step] // id_unit``, ``i < count``. ``digests``, ``row``:
-#: int64 [layers, count] with ``row`` elements from layer to layer: written, or, where ``ring`` is
-#: not 0, expected. ``ring``, ``counter``, ``capacity``, ``tag``: where violations go, see
-#: :class:`hicache_dbg.tracer.digest.ring.ViolationRing`. ``job``: the watched operation's words, see
-#: :data:`hicache_dbg.tracer.digest.job.JOB`; 0 in a kernel that settles nothing.
-VARYING = (
-    *("bases", "ids", "id_step", "id_unit", "count", "digests", "row"),
-    *("ring", "counter", "capacity", "tag", "job"),
-)
+#: int64 [layers, count] with ``row`` elements from layer to layer. ``job``: the watched operation's
+#: words, see :data:`hicache_dbg.tracer.digest.job.JOB`; 0 in a kernel that settles nothing.
+VARYING = ("bases", "ids", "id_step", "id_unit", "count", "digests", "row", "job")
 #: The arguments after these, which belong to a slot range of a view.
 #:
 #: ``table``: :data:`TABLE`. ``pages``, ``page_stride``: the view's extent and stride. ``offset``:
 #: of a tile in one piece. ``first``, ``slots``: the slots of a tile in runs. ``size``: a tile's.
 FIXED = ("table", "pages", "page_stride", "offset", "first", "slots", "size")
+
+#: How many words one program of :func:`sent` sends.
+WORDS_A_PROGRAM = 1024
 
 _ARGUMENTS = (*VARYING, *FIXED)
 _INITIAL_AT = tl.constexpr(len(xxh3.SECRET_WORDS))
@@ -65,10 +63,6 @@ def long_tiles(
     count,
     digests,
     row,
-    ring,
-    counter,
-    capacity,
-    tag,
     job,
     table,
     pages,
@@ -98,9 +92,6 @@ def long_tiles(
     at = tl.program_id(0) * P + tl.arange(0, P)
     start, live, inside = _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride)
     start += offset
-    expected = 0
-    if TOGETHER == 0:
-        expected = expected_of(at, live, digests, row, ring)
     if SIZE > 0:
         n_blocks: tl.constexpr = (SIZE - 1) // 1024
         rest: tl.constexpr = (SIZE - 1) % 1024 // 64
@@ -140,7 +131,7 @@ def long_tiles(
     if TOGETHER > 0:
         finish_watched(got, at, live, digests, row, job, TOGETHER)
     else:
-        finish(got, expected, at, live, digests, row, ring, counter, capacity, tag)
+        finish(got, at, live, digests, row)
 
 
 @triton.jit(do_not_specialize=_ARGUMENTS)
@@ -152,10 +143,6 @@ def short_tiles(
     count,
     digests,
     row,
-    ring,
-    counter,
-    capacity,
-    tag,
     job,
     table,
     pages,
@@ -172,9 +159,6 @@ def short_tiles(
     at = tl.program_id(0) * P + tl.arange(0, P)
     start, live, inside = _tiles(at, bases, ids, id_step, id_unit, count, pages, page_stride)
     start += offset
-    expected = 0
-    if TOGETHER == 0:
-        expected = expected_of(at, live, digests, row, ring)
     secret = table.to(tl.pointer_type(tl.uint64))
     length = size.to(tl.int32)
     if length > 128:
@@ -191,7 +175,15 @@ def short_tiles(
     if TOGETHER > 0:
         finish_watched(got, at, live, digests, row, job, TOGETHER)
     else:
-        finish(got, expected, at, live, digests, row, ring, counter, capacity, tag)
+        finish(got, at, live, digests, row)
+
+
+@triton.jit(do_not_specialize=("source", "target", "count"))
+def sent(source, target, count, WORDS: tl.constexpr):
+    """``count`` words of 64 bits, from one address to another; a target in pinned memory is on the host."""
+    at = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    words = tl.load(source.to(tl.pointer_type(tl.int64)) + at, mask=at < count)
+    tl.store(target.to(tl.pointer_type(tl.int64)) + at, words, mask=at < count)
 
 
 @triton.jit

@@ -5,7 +5,8 @@ made once and lies where it lies, so that an operation takes a few calls of the 
 
 1. the lists of its pages are written to pinned memory; of a few pages the kernels read them there,
    of more they are copied to the device first,
-2. the tiles of all but the last few layers are digested on a stream of ours, beside the engine's copies,
+2. the tiles of all but the last few layers are digested, on a stream of ours beside the engine's copies
+   where that can be,
 3. a load's last group follows its copies on the engine's own stream,
 4. whichever program takes a page's last digest rolls the page up, and stores or compares.
 
@@ -24,6 +25,7 @@ import torch
 
 from hicache_dbg.tracer.digest.driver import driven, driver
 from hicache_dbg.tracer.digest.mark import Mark
+from hicache_dbg.tracer.digest.plan import Pace
 from hicache_dbg.tracer.digest.watch import Digests, Seen, Wanted
 from hicache_dbg.tracer.view import View
 
@@ -50,10 +52,20 @@ class LaunchMaker(Protocol):
 
     device: torch.device
 
-    def watched_launch(
-        self, view: View, layers: Sequence[int], ids: int, out: torch.Tensor, job: int, *, few: bool
+    def watched_launch(  # noqa: PLR0917
+        self,
+        view: View,
+        layers: Sequence[int],
+        ids: int,
+        out: torch.Tensor,
+        job: int,
+        pace: Pace,
     ) -> "PreparedLaunch":
         """A launch that digests whole pages into ``out``; the last one settles them."""
+        ...
+
+    def send(self, target: int, source: int, words: int, stream: int) -> None:
+        """A copy of words of 64 bits, by address."""
         ...
 
     def forget(self, view: View) -> None:
@@ -86,6 +98,11 @@ class Plan:
         """The layers of all groups, in order."""
         return tuple(layer for group in self.groups for layer in group)
 
+    def pace_of(self, group: tuple[int, ...]) -> Pace:
+        """What its launch is made for."""
+        awaited = self.compare and len(self.groups) > 1 and group is self.groups[-1]
+        return "awaited" if awaited else "fast"
+
 
 class Lane:
     """One operation's room; to be used again when its event has passed and it was read."""
@@ -110,10 +127,10 @@ class Lane:
             self._arrivals = torch.zeros(capacity, dtype=torch.int64, device=device)
             self._job = torch.tensor(self._words(), dtype=torch.int64, device=device)
         plan.stream.synchronize()
-        launches = list(self._launches())
-        beside = 1 if plan.compare else len(launches)
-        self._launches_beside, self._rest = launches[:beside], launches[beside:]
-        self._arrived, self._beside, self._awaited = Mark(), Mark(), False
+        *first, last = self._launches()
+        self._launches_beside = first if plan.compare and first else [*first, last]
+        self._rest = [last] if plan.compare and first else []
+        self._beside, self._sent, self._on = Mark(), Mark(), 0
         #: Behind the last digest.
         self.done = Mark() if self._rest else self._beside
         self._copy = driver().cuMemcpyAsync
@@ -123,28 +140,21 @@ class Lane:
         """The next launches are of these pages, no more than the plan's capacity."""
         self._wanted, self._count = wanted, len(wanted.pages)
 
-    def arrive(self, stream: int) -> None:
-        """All bytes of the first group are where they are to be after what ``stream`` was given."""
-        self._arrived.record(stream)
-        self._awaited = True
-
-    def follow(self, stream: int, later: int) -> None:
-        """``later`` goes on when ``stream`` has done what it was given so far."""
-        self._arrived.record(stream)
-        self._arrived.hold(later)
-
-    def launch(self, stream: int) -> None:
-        """Digest there what is digested beside: after its bytes have arrived, or as they are."""
-        self._fill(stream)
-        if self._awaited:
-            self._arrived.hold(stream)
-            self._awaited = False
+    def launch(self, stream: int, side: int) -> None:
+        """Digest there what is digested first. The lists are sent on ``side``, which waits for nothing."""
+        self._fill()
+        if self._there is not self._lists:
+            driven(self._copy, *self._copied, side)
+            if stream != side:
+                self._sent.record(side)
+                self._sent.hold(stream)
         for launch in self._launches_beside:
             launch(stream, self._count)
         self._beside.record(stream)
+        self._on = stream
 
-    def _fill(self, stream: int) -> None:
-        """Launches on ``stream`` will know which pages they are of, and those that follow them."""
+    def _fill(self) -> None:
+        """Launches will know which pages they are of."""
         wanted, count = self._wanted, self._count
         self._wanted = None
         assert wanted is not None  # noqa: S101 - it was taken
@@ -152,12 +162,11 @@ class Lane:
         self._entries[:count] = wanted.entries
         self._generations[:count] = wanted.generations
         self._writes[:count] = wanted.writes
-        if self._there is not self._lists:
-            driven(self._copy, *self._copied, stream)
 
     def close(self, stream: int) -> None:
         """Digest what is left on ``stream``, which goes on when all digests are taken and settled."""
-        self._beside.hold(stream)
+        if stream != self._on:
+            self._beside.hold(stream)
         for launch in self._rest:
             launch(stream, self._count)
             self.done.record(stream)
@@ -201,7 +210,7 @@ class Lane:
             out = self._digests[first : first + len(group)]
             job = self._job.data_ptr() if group is plan.groups[-1] else 0
             yield plan.digester.watched_launch(
-                plan.view, group, self._list(0), out, job, few=first > 0
+                plan.view, group, self._list(0), out, job, plan.pace_of(group)
             )
             first += len(group)
 

@@ -22,6 +22,7 @@ _CONFIG = "7I4xQQQ"
 _CONFIG_BYTES = struct.calcsize(_CONFIG)
 _STREAM_AT = struct.calcsize("7I4x")
 _COLUMNS, _WORD = struct.Struct("<I"), struct.Struct("<Q")
+_LEADING = struct.Struct("<7q")
 
 
 class LaunchError(RuntimeError):
@@ -111,12 +112,16 @@ class PreparedLaunch:
         self._launch = driver().cuLaunchKernelEx
         self._stream = self._count = 0
 
-    def __call__(self, stream: int, count: int) -> None:
+    def __call__(self, stream: int, count: int, *leading: int) -> None:
         """Enqueue it on ``stream`` (a raw handle), for ``count`` things.
+
+        ``leading`` are other values for the first seven arguments, the count among them.
 
         Raises:
             DriverError: If the driver refuses.
         """
+        if leading:
+            _LEADING.pack_into(self._values, _CONFIG_BYTES, *leading)
         if stream != self._stream or count != self._count:
             self._stream, self._count = stream, count
             _COLUMNS.pack_into(self._values, 0, -(-count // self._per_column))

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from hicache_dbg.tracer.digest.boxes import boxes_of
 from hicache_dbg.tracer.digest.xxh3 import LONGEST_SHORT, STRIPE_BYTES
 from hicache_dbg.tracer.view import Run, View
 
-__all__ = ["Kernel", "Reading", "reading_of"]
+__all__ = ["Kernel", "Pace", "Reading", "reading_of"]
+
+#: What a launch is made for: to read many tiles fast, or few that are ``awaited``.
+Pace = Literal["fast", "awaited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,12 @@ class Reading:
 
 
 def reading_of(
-    view: View, first: int = 0, last: int | None = None, *, few: bool = False
+    view: View, first: int = 0, last: int | None = None, *, pace: Pace = "fast"
 ) -> Reading:
     """How to read slots ``first .. last - 1`` (default: all) of a tile.
 
     Every range that is not the whole page shares one long and one short kernel, so that partly
-    filled pages compile nothing new. With ``few`` the device is not full, and what counts is how
-    soon each tile is read.
+    filled pages compile nothing new.
 
     Raises:
         ValueError: If the range is empty or lies outside the page, or the tile is 2 GiB or longer.
@@ -66,7 +68,7 @@ def reading_of(
     else:
         fixed = size if whole else 0
         aligned = _alignment(view, runs, offset if whole else view.slot_bytes)
-        kernel = _long(runs, aligned, size, fixed, few=few)
+        kernel = _long(runs, aligned, size, fixed, pace)
     return Reading(kernel, offset, first, slots, size)
 
 
@@ -74,20 +76,20 @@ _SHORT_TILES = 128
 
 #: (Longest tile, tiles to a program, blocks being loaded at a time): what reads fastest on an H200.
 _SHAPES = ((2048, 8, 1), (6144, 4, 1), (24576, 2, 3), (1 << 31, 1, 3))
-#: The same where few tiles are to be read, and long ones.
-_SHAPE_OF_FEW = (1, 6)
+#: Tiles and blocks where tiles are long, few and awaited: each is to be read soon.
+_AWAITED_SHAPE = (1, 6)
 
 
 def _long(
-    runs: tuple[tuple[int, ...], ...], aligned: int, size: int, fixed: int, *, few: bool
+    runs: tuple[tuple[int, ...], ...], aligned: int, size: int, fixed: int, pace: Pace
 ) -> Kernel:
     striped = all(run[2] % STRIPE_BYTES == 0 for run in runs)
     # Sixteen bytes at once only where they are known to lie side by side.
     unit = aligned if striped else gcd(aligned, 8)
     # One warp to a program: its tiles' sums then stay in registers.
     _, tiles, stages = next(shape for shape in _SHAPES if (fixed or 8192) <= shape[0])
-    if few and stages > 1:
-        tiles, stages = _SHAPE_OF_FEW
+    if pace == "awaited" and stages > 1:
+        tiles, stages = _AWAITED_SHAPE
     constants = {
         "STAGES": stages,
         "SIZE": fixed,

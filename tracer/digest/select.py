@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
-from hicache_dbg.tracer.digest.ring import ViolationRing
 from hicache_dbg.tracer.view import View
 
 if TYPE_CHECKING:
@@ -45,23 +44,6 @@ class DeviceDigester(Protocol):
         stream: int | None = None,
     ) -> Literal["graph"] | None:
         """Enqueue digests of tiles into ``out``."""
-        ...
-
-    def compare(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: torch.Tensor,
-        first: int = 0,
-        last: int | None = None,
-        *,
-        expected: torch.Tensor,
-        ring: ViolationRing,
-        tag: int,
-        unit: int = 1,
-        stream: int | None = None,
-    ) -> Literal["graph"] | None:
-        """Enqueue a comparison of tiles with ``expected``."""
         ...
 
     def watches(self) -> "Watches | None":

@@ -6,8 +6,8 @@ The protocol under which no reuse of a page can slip between a copy and its dige
   does), digest the source on the side, and :meth:`SideStream.hold` the stream on which the engine
   records the operation as complete before it does. Whoever may next write the source waits for
   that record. Only then :meth:`SideStream.copy` the digests home: nobody waits for those.
-- load: ``copy`` the expectations to the device, ``follow`` after (each part of) the engine's copy,
-  compare the destination on the side, ``hold`` before the engine's record.
+- load: ``follow`` after (each part of) the engine's copy, digest the destination on the side,
+  ``hold`` before the engine's record.
 
 Recording completion on the side stream itself, after ``follow``, is the same order, and leaves the
 copy's stream free for the next operation.

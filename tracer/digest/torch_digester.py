@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from hicache_dbg.tracer.digest.boxes import Box, boxes_of, extent_of
-from hicache_dbg.tracer.digest.ring import ViolationRing
 from hicache_dbg.tracer.digest.torch_ops import digest_rows
 from hicache_dbg.tracer.view import View
 
@@ -19,7 +18,7 @@ __all__ = ["TorchDigester"]
 
 
 class TorchDigester:
-    """Digests and compares tiles on any device of torch, the CPU included.
+    """Digests tiles on any device of torch, the CPU included.
 
     Args:
         device: Where the views are.
@@ -57,28 +56,6 @@ class TorchDigester:
             if self._is_capturing():
                 return "graph"
             out.copy_(self._digests(view, layers, pages, (first, last), unit))
-        return None
-
-    def compare(
-        self,
-        view: View,
-        layers: Sequence[int],
-        pages: torch.Tensor,
-        first: int = 0,
-        last: int | None = None,
-        *,
-        expected: torch.Tensor,
-        ring: ViolationRing,
-        tag: int,
-        unit: int = 1,
-        stream: int | None = None,
-    ) -> Literal["graph"] | None:
-        """As :meth:`hicache_dbg.tracer.digest.gpu.GpuDigester.compare`."""
-        with self._on(stream):
-            if self._is_capturing():
-                return "graph"
-            got = self._digests(view, layers, pages, (first, last), unit)
-            _record(got, (got != expected) & (expected != 0), ring, tag)
         return None
 
     def watches(self) -> None:
@@ -126,21 +103,3 @@ def _pieces(memory: torch.Tensor, view: View, box: Box) -> torch.Tensor:
     shape = (view.pages, box.slots, box.rows, box.row_bytes)
     strides = (view.page_stride, box.slot_stride, box.row_stride, 1)
     return memory.as_strided(shape, strides, box.offset)
-
-
-def _record(got: torch.Tensor, bad: torch.Tensor, ring: ViolationRing, tag: int) -> None:
-    """Append one record for each bad tile. Good tiles write into the ring's last row."""
-    rows, spill = ring.rows, ring.capacity + 1
-    order = bad.flatten().cumsum(0)
-    places = 1 + (rows[0, 0] + order - 1) % ring.capacity
-    records = torch.stack(
-        [
-            torch.full_like(got, tag),
-            torch.arange(got.shape[0], device=got.device).unsqueeze(1).expand_as(got),
-            torch.arange(got.shape[1], device=got.device).expand_as(got),
-            got,
-        ],
-        dim=-1,
-    )
-    rows.index_put_((torch.where(bad.flatten(), places, spill),), records.flatten(0, 1))
-    rows[0, 0] += bad.sum()

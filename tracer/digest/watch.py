@@ -2,11 +2,15 @@
 
 The order that keeps a page from being written again before it was digested:
 
-- a backup is digested on a stream of ours, beside its copies: its source is final before them.
-- a load's first group of layers is digested there once it has arrived, beside the copies of the
-  second; the second on the engine's stream itself, behind its copies. So is all of a small load.
+- a backup is digested on a stream of ours, beside its copies: its source is whole before them.
+- a load's first group of layers is digested there beside the copies of the second, if the host
+  knows that it has arrived; the second on the engine's stream itself, behind its copies. So is all
+  of a load that is small, or of which nothing is known to have arrived.
 - the engine's stream then waits for ours, before the engine marks there that the operation is over.
   Whoever may write the pages next waits for that mark, or for the engine's word.
+
+The stream of ours waits for nothing: with a kernel of ours waiting there, copy engines sent every
+byte meanwhile 2 to 10 % slower (docs/digest.md).
 
 An engine that does not say what it has queued is waited for instead: :meth:`Watch.finish` then
 blocks until the digests are taken.
@@ -55,16 +59,8 @@ class Room(Protocol):
         """The event behind the last digest."""
         ...
 
-    def arrive(self, stream: int) -> None:
-        """The bytes to be launched are there after what ``stream`` was given so far."""
-        ...
-
-    def follow(self, stream: int, later: int) -> None:
-        """``later`` goes on when ``stream`` has done what it was given so far."""
-        ...
-
-    def launch(self, stream: int) -> None:
-        """Digest on ``stream`` a backup, or a load's first group, once it has arrived if it must."""
+    def launch(self, stream: int, side: int) -> None:
+        """Digest on ``stream`` a backup, or a load's first group; what that needs is sent on ``side``."""
         ...
 
     def close(self, stream: int) -> None:
@@ -130,63 +126,41 @@ class Watch:
         loads: whether the operation brings bytes to the device.
     """
 
-    __slots__ = ("_beside", "_closed", "_launched", "_loads", "_room", "_side", "_told")
+    __slots__ = ("_closed", "_launched", "_loads", "_room", "_side")
 
     def __init__(self, room: Room, side: int, *, loads: bool) -> None:
         self._room = room
         self._side = side
         self._loads = loads
-        #: Whether anything runs on the stream of ours.
-        self._beside = not loads or len(room.groups) > 1
-        self._launched = self._closed = self._told = False
-
-    def begin(self, after: int | None = None) -> None:
-        """A backup's source is whole, or will be when ``after`` has done what it was given so far."""
-        if after is not None and not self._loads:
-            self._room.arrive(after)
+        self._launched = self._closed = False
 
     def arrived(self, stream: int) -> None:
-        """``stream`` has been given all copies of a load's first group."""
-        self._room.arrive(stream)
-        self._told = True
+        """``stream`` has been given all copies of a load's first group: it is digested behind them.
+
+        For an engine whose next copies over the bus do not wait for that stream. A load that is
+        digested in one go has no first group.
+        """
+        if len(self._room.groups) > 1:
+            self._launch(stream)
 
     def queued(self, stream: int, under_way: int) -> None:
         """``stream`` has been given all copies of the operation, and no mark yet of its end.
 
-        Of a load no more than the last ``under_way`` layers may still be on their way; of others
-        it is known that they are there, or :meth:`arrived` was called.
+        Of a load no more than the last ``under_way`` layers may still be on their way.
         """
         if self._closed:
             return
-        if self._beside:
-            self._launch_beside(stream, under_way)
-            self._room.close(stream)
-        else:
-            self._room.launch(stream)
-            self._launched = True
+        if not self._launched:
+            self._launch(self._side if self._is_there(under_way) else stream)
+        self._room.close(stream)
         self._closed = True
-
-    def queued_apart(self, stream: int, under_way: int) -> int:
-        """As :meth:`queued`, for an engine that marks the end on the stream that is returned.
-
-        That one comes after the copies and the digests; ``stream`` waits for nothing, and its next
-        operation's copies begin beside these digests.
-        """
-        if self._closed or not self._beside:
-            self.queued(stream, under_way)
-            return stream
-        self._launch_beside(stream, under_way)
-        self._room.follow(stream, self._side)
-        self._room.close(self._side)
-        self._closed = True
-        return self._side
 
     def finish(self) -> None:
         """Every copy is done: be sure, before the engine says so, that every digest is taken."""
         if self._closed:
             return
-        self._room.launch(self._side)
-        self._launched = True
+        if not self._launched:
+            self._launch(self._side)
         self._room.close(self._side)
         self._closed = True
         self._room.done.synchronize()
@@ -206,8 +180,11 @@ class Watch:
         """Nobody will ask for what was found, and it is :meth:`ready`."""
         self._room.free()
 
-    def _launch_beside(self, stream: int, under_way: int) -> None:
-        if self._loads and not self._told and under_way > len(self._room.groups[-1]):
-            self._room.arrive(stream)
-        self._room.launch(self._side)
+    def _launch(self, stream: int) -> None:
+        self._room.launch(stream, self._side)
         self._launched = True
+
+    def _is_there(self, under_way: int) -> bool:
+        """Whether the host knows that the first bytes to be digested are there, and others to come."""
+        groups = self._room.groups
+        return not self._loads or (len(groups) > 1 and under_way <= len(groups[-1]))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hicache_dbg.tracer.digest.driver import driven, driver
+from hicache_dbg.tracer.digest.apart import apart_stream
 from hicache_dbg.tracer.digest.lane import (
     IN_LINE_BYTES,
     Lane,
@@ -17,7 +17,6 @@ from hicache_dbg.tracer.digest.lane import (
     capacity_for,
     groups_of,
 )
-from hicache_dbg.tracer.digest.side import SideStream
 from hicache_dbg.tracer.digest.watch import Wanted, Watch
 
 __all__ = ["Watches"]
@@ -37,21 +36,16 @@ class Watches:
         self._home = torch.empty(0, dtype=torch.int64, pin_memory=True)
         self._books: dict[int, _Book] = {}  # by identity of the mirror: asked for at every copy
         self._lock = threading.Lock()
-        self._local = threading.local()
+        #: The raw handle of the stream on which operations are digested beside their copies.
+        self._side = apart_stream(digester.device) or torch.cuda.Stream(digester.device).cuda_stream
 
-    def watch(self, wanted: Wanted, after: int | None = None) -> Watch | None:
-        """A watch of ``wanted``, begun; None while the bus lags so far that no lane is free.
-
-        The source of a backup is whole, or will be after what the stream ``after`` (a raw handle)
-        was given so far.
-        """
+    def watch(self, wanted: Wanted) -> Watch | None:
+        """A watch of ``wanted``; None while the bus lags so far that no lane is free."""
         lane = self._kind(wanted).lane()
         if lane is None:
             return None
         lane.take(wanted)
-        watch = Watch(lane, self._side(), loads=wanted.loads)
-        watch.begin(after)
-        return watch
+        return Watch(lane, self._side, loads=wanted.loads)
 
     def device_bytes(self) -> int:
         """Device memory of all roll-ups."""
@@ -108,21 +102,12 @@ class Watches:
             read=self._read,
         )
 
-    def _side(self) -> int:
-        """The raw handle of this thread's stream."""
-        try:
-            side: SideStream = self._local.side
-        except AttributeError:
-            side = self._local.side = SideStream(self._digester.device)
-        return side.handle
-
     def _read(self, words: torch.Tensor, columns: int) -> npt.NDArray[np.int64]:
         """The first ``columns`` of ``words`` on the device; on the bus's thread."""
         if self._home.numel() < words.numel():
             self._home = torch.empty(words.numel(), dtype=torch.int64, pin_memory=True)
         home = self._home[: words.numel()].view(words.shape)
-        copy = driver().cuMemcpyAsync
-        driven(copy, home.data_ptr(), words.data_ptr(), words.nbytes, self._bus.cuda_stream)
+        self._digester.send(home.data_ptr(), words.data_ptr(), words.numel(), self._bus.cuda_stream)
         self._bus.synchronize()
         array: npt.NDArray[np.int64] = home.numpy()[:, :columns].copy()
         return array

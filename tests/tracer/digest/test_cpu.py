@@ -68,6 +68,21 @@ def test_more_pages_than_a_batch_holds() -> None:
     assert got.tolist() == wanted
 
 
+def test_many_tiles_are_told_in_the_order_they_were_asked_for() -> None:
+    """However they are read: pages in any order, and some more than once."""
+    memory = np.random.default_rng(5).integers(0, 256, (2, 9, 300), np.uint8)
+    bases = (memory.ctypes.data, memory[1].ctypes.data)
+    view = View(
+        *("pool", "kv", "host", "layer_first", "uint8", 1, bases, 300, 300, 9, 1),
+        runs=(Run(0, 300, 300),),
+        owner=memory,
+    )
+    pages = np.random.default_rng(6).integers(0, 9, 1200)
+    digests = [[xxhash.xxh3_64_intdigest(tile.tobytes()) for tile in layer] for layer in memory]
+    got = CpuDigester().digest(view, (1, 0), pages)
+    assert got.tolist() == [[digests[layer][page] for page in pages] for layer in (1, 0)]
+
+
 def test_nothing_asked_is_nothing_answered(view: View) -> None:
     """No layers or no pages give an empty array of that shape."""
     none = np.array([], np.int64)

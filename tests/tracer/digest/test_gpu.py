@@ -9,7 +9,6 @@ import torch
 from tests.tracer.digest.waiting import no_waiting
 
 from hicache_dbg.tracer.digest import CpuDigester
-from hicache_dbg.tracer.digest.ring import Violation, ViolationRing
 from hicache_dbg.tracer.view import Run, View
 
 if TYPE_CHECKING:
@@ -157,39 +156,6 @@ def test_a_page_outside_is_not_followed(digester: "GpuDigester", pair: _Pair) ->
     assert (_unsigned(out[:, ::5].contiguous()) == pair.expected(pages[::5])).all()
 
 
-def test_compare_finds_the_flipped_bit(
-    digester: "GpuDigester", pair: _Pair, pages: torch.Tensor
-) -> None:
-    """Equal tiles leave no trace; one bit leaves one record wherever its page is compared."""
-    ring, expected = ViolationRing("cuda", 8), _out(pages)
-    digester.digest(pair.on_device, range(_LAYERS), pages, out=expected)
-    where = (pair.on_device, range(_LAYERS), pages)
-    digester.compare(*where, expected=expected, ring=ring, tag=4)
-    pair.device[1, 3 * 8448 + 77] ^= 0x10
-    pair.host[1, 3 * 8448 + 77] ^= 0x10
-    expected[1, 3] = 0  # the second time that page 3 is asked for, nothing is known of it
-    digester.compare(*where, expected=expected, ring=ring, tag=5)
-    ring.fetch()
-    torch.cuda.synchronize()
-    got = int(pair.expected(pages)[1, 2])
-    assert ring.take().violations == (Violation(5, 1, 2, got),)
-
-
-def test_the_ring_counts_past_its_end(
-    digester: "GpuDigester", pair: _Pair, pages: torch.Tensor
-) -> None:
-    """More violations than the ring has room for are all counted, and it stays full of real ones."""
-    ring, wrong = ViolationRing("cuda", 5), torch.ones(_LAYERS, len(pages), device="cuda").long()
-    digester.compare(pair.on_device, range(_LAYERS), pages, expected=wrong, ring=ring, tag=9)
-    ring.fetch()
-    torch.cuda.synchronize()
-    taken, expected = ring.take(), pair.expected(pages)
-    assert (len(taken.violations), taken.lost) == (5, wrong.numel() - 5)
-    for violation in taken.violations:
-        assert violation.tag == 9
-        assert violation.got == int(expected[violation.layer, violation.page])
-
-
 def test_a_capture_is_refused(digester: "GpuDigester", pair: _Pair, pages: torch.Tensor) -> None:
     """While the caller captures a graph nothing is enqueued, and the graph is not disturbed."""
     digester.prepare(pair.on_device)
@@ -210,19 +176,15 @@ def test_a_prepared_launch_neither_waits_nor_allocates(digester: "GpuDigester") 
 
     pair, pages = _Pair(*_SHAPES["values and scales"]), torch.arange(_PAGES, device="cuda")
     digester.prepare(pair.on_device, partial=True)
-    out, ring, side = _out(pages), ViolationRing("cuda", 8), SideStream()
+    out, side = _out(pages), SideStream()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with no_waiting():
         for last in (None, 17):
             side.follow(0)
             where = (pair.on_device, range(_LAYERS), pages, 0, last)
             digester.digest(*where, out=out, stream=side.handle)
-            digester.compare(*where, expected=out, ring=ring, tag=1, stream=side.handle)
             side.hold(0)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-    ring.fetch()
-    torch.cuda.synchronize()
-    assert ring.take().violations == ()
 
 
 def test_a_side_stream_sees_the_copy_and_not_the_reuse(digester: "GpuDigester") -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from tests.tracer.digest.geometry import Tiles, tiles
 
 from hicache_dbg.tracer.digest import select
-from hicache_dbg.tracer.digest.ring import Violation, ViolationRing
 from hicache_dbg.tracer.digest.select import digester_for
 from hicache_dbg.tracer.digest.torch_digester import TorchDigester
 
@@ -47,30 +46,6 @@ def test_a_page_outside_has_digest_zero(case: Tiles) -> None:
     got = _digests(case, pages)
     assert not got[:, :3].any()
     assert got[:, 3].all()
-
-
-@settings(deadline=None, max_examples=50)
-@given(tiles())
-def test_compare_records_what_differs(case: Tiles) -> None:
-    """Each wrong expectation leaves one record, a right or an unknown one leaves none."""
-    digester, ring = TorchDigester("cpu"), ViolationRing("cpu", 64)
-    pages = torch.from_numpy(case.pages)
-    expected = _digests(case, pages)
-    wrong = expected.clone()
-    wrong[-1, -1] ^= 1
-    wrong[0, 0] = 0 if wrong.numel() > 1 else wrong[0, 0]
-    for tag, values in ((1, expected), (2, wrong)):
-        digester.compare(
-            *(case.view, case.layers, pages, case.first, case.last),
-            expected=values,
-            ring=ring,
-            tag=tag,
-        )
-    ring.fetch()
-    got = int(expected[-1, -1]) % _UNSIGNED
-    taken = ring.take()
-    assert taken.violations == (Violation(2, len(case.layers) - 1, len(pages) - 1, got),)
-    assert taken.lost == 0
 
 
 @settings(max_examples=1)

@@ -94,20 +94,10 @@ class Room:
         self.role = Role.COMPUTE_READ if loads else Role.BACKUP_READ
         self.groups = groups if loads else WHOLE
         self.values = np.full((LAYERS, len(pages)), -1)
-        self._arrived: Event | None = None
 
-    def arrive(self, stream: int) -> None:
-        """An event behind the first group's copies."""
-        self._arrived = self.world.record(stream)
-
-    def follow(self, stream: int, later: int) -> None:
-        """An event behind what came before."""
-        self.world.wait(later, self.world.record(stream))
-
-    def launch(self, stream: int) -> None:
-        """The first group's digests, behind that event."""
-        if self._arrived is not None:
-            self.world.wait(stream, self._arrived)
+    def launch(self, stream: int, side: int) -> None:
+        """The first group's digests."""
+        del side
         self._submit(stream, self.groups[0])
         self._event = self._beside = self.world.record(stream)
 
@@ -154,13 +144,6 @@ class Unheld(Room):
             self._submit(stream, layers)
 
 
-class Unasked(Room):
-    """Digests do not wait for what came before."""
-
-    def arrive(self, stream: int) -> None:
-        """Nobody will know."""
-
-
 class Unplaced(Room):
     """The second group is digested beside as well, not behind its copies."""
 
@@ -171,19 +154,12 @@ class Unplaced(Room):
 
 
 class Aside(Room):
-    """All of a small load is digested beside it, not behind its copies."""
+    """All of a load is digested beside it, not behind its copies."""
 
-    def launch(self, stream: int) -> None:
+    def launch(self, stream: int, side: int) -> None:
         """On the side stream, which the engine's waits for."""
-        super().launch(SIDE)
+        super().launch(side, side)
         self.world.wait(stream, self._event)
-
-
-class Unfollowed(Room):
-    """The stream on which the end is marked does not wait for the copies."""
-
-    def follow(self, stream: int, later: int) -> None:
-        """Nothing is waited for."""
 
 
 class Engine:
@@ -196,28 +172,19 @@ class Engine:
         self.rooms: list[tuple[Room, np.ndarray]] = []
         self.watches: list[Watch] = []
         everything = list(range(PAGES))
+        self._last = np.zeros((LAYERS, PAGES), np.int64)
         self._write(WRITER, tuple(range(LAYERS)), everything, Role.LOAD_WRITE)
         self._release(everything, self.world.record(WRITER))
 
-    def operate(
-        self,
-        pages: Pages,
-        *,
-        loads: bool,
-        says: bool,
-        small: bool = False,
-        apart: bool = False,
-    ) -> None:
-        """One operation; an engine that ``says`` nothing waits for its own copies on the host.
-
-        One that does marks the end behind its copies, or ``apart``.
-        """
+    def operate(self, pages: Pages, *, loads: bool, says: str, small: bool = False) -> None:
+        """One operation; what it ``says`` of its copies is one of :data:`SAYS`."""
         for page in pages:
             self.world.wait(COPY, self._may_use[page])
+            if not loads:  # it is asked for when its source is whole
+                self.world.block(self._may_use[page])
         groups = WHOLE if small else GROUPS
         room = self._room(self.world, pages, loads=loads, groups=groups)
         watch = Watch(room, SIDE, loads=loads)
-        watch.begin(COPY)
         expected = np.zeros((LAYERS, len(pages)), np.int64)
         for group in GROUPS:
             if loads:
@@ -225,30 +192,30 @@ class Engine:
             else:
                 expected[list(group)] = self._last[np.ix_(group, pages)]
                 self.world.submit(COPY, Role.BACKUP_READ, group, pages, lambda: None)
-            if loads and says and not small and group is not GROUPS[-1]:
-                watch.arrived(COPY)
-        if says:
-            marked_on: int = COPY
-            under_way = len(GROUPS[-1]) if loads else 0
-            if apart:
-                marked_on = watch.queued_apart(COPY, under_way)
-            else:
-                watch.queued(COPY, under_way)
-            mark = self.world.record(marked_on)
-        else:
-            self.world.block(self.world.record(COPY))
-            watch.finish()
-            mark = self.world.record(COPY)
+            if loads and group is not GROUPS[-1]:
+                self._tell(watch, says)
+        self._finish(watch, says)
         self.rooms.append((room, expected))
         self.watches.append(watch)
-        self.world.wait(WRITER, mark)
+        self.world.wait(WRITER, self.world.record(COPY))
         self._write(WRITER, tuple(range(LAYERS)), pages, Role.LOAD_WRITE)
         self._release(pages, self.world.record(WRITER))
 
+    def _tell(self, watch: Watch, says: str) -> None:
+        if says == "each group":
+            watch.arrived(COPY)
+        elif says == "what is there":
+            self.world.block(self.world.record(COPY))
+
+    def _finish(self, watch: Watch, says: str) -> None:
+        if says != "nothing":
+            watch.queued(COPY, len(GROUPS[-1]) if says == "what is there" else LAYERS)
+        else:
+            self.world.block(self.world.record(COPY))
+            watch.finish()
+
     def _write(self, stream: int, layers: tuple[int, ...], pages: Pages, role: Role) -> int:
         value, tiles = next(self._values), np.ix_(layers, pages)
-        if not hasattr(self, "_last"):
-            self._last = np.zeros((LAYERS, PAGES), np.int64)
         self._last[tiles] = value
 
         def work() -> None:
@@ -261,12 +228,15 @@ class Engine:
         self._may_use |= dict.fromkeys(pages, event)
 
 
+#: What an engine says of an operation's copies: nothing, so that it is waited for; that all are
+#: queued; that a load's first group is, and then all; that all are, when the host has seen the first.
+SAYS = ("nothing", "all", "each group", "what is there")
+
 operations = st.lists(
     st.tuples(
         st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=3, unique=True),
         st.booleans(),
-        st.booleans(),
-        st.booleans(),
+        st.sampled_from(SAYS),
         st.booleans(),
     ),
     min_size=1,
@@ -277,12 +247,12 @@ operations = st.lists(
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), program=operations)
 def test_every_digest_is_of_its_own_operations_bytes(
-    seed: int, program: list[tuple[Pages, bool, bool, bool, bool]]
+    seed: int, program: list[tuple[Pages, bool, str, bool]]
 ) -> None:
     """In any order a device may take: no digest is early or late, and none is unordered."""
     engine = Engine(seed, Room)
-    for pages, loads, says, small, apart in program:
-        engine.operate(pages, loads=loads, says=says, small=small, apart=apart)
+    for pages, loads, says, small in program:
+        engine.operate(pages, loads=loads, says=says, small=small)
     engine.world.run()
     assert engine.world.found == []
     assert all(watch.ready() for watch in engine.watches)
@@ -291,27 +261,25 @@ def test_every_digest_is_of_its_own_operations_bytes(
 
 
 @pytest.mark.parametrize(
-    ("room", "loads", "small", "apart"),
+    ("room", "loads", "says", "small"),
     [
-        (Unheld, False, False, False),
-        (Unheld, True, False, False),
-        (Unasked, False, False, False),
-        (Unasked, True, False, False),
-        (Unasked, False, False, True),
-        (Unasked, True, False, True),
-        (Unplaced, True, False, False),
-        (Unfollowed, True, False, True),
-        (Aside, True, True, False),
+        (Unheld, False, "all", False),
+        (Unheld, True, "what is there", False),
+        (Unplaced, True, "what is there", False),
+        (Unplaced, True, "each group", False),
+        (Aside, True, "all", False),
+        (Aside, True, "each group", False),
+        (Aside, True, "all", True),
     ],
 )
 def test_without_one_of_its_waits_a_digest_can_be_wrong(
-    room: type[Room], loads: bool, small: bool, apart: bool
+    room: type[Room], loads: bool, says: str, small: bool
 ) -> None:
     """Each wait is needed: without it some order gives a wrong digest, and the checks see it in all."""
     wrong = 0
     for seed in range(60):
         engine = Engine(seed, room)
-        engine.operate([1, 2], loads=loads, says=True, small=small, apart=apart)
+        engine.operate([1, 2], loads=loads, says=says, small=small)
         engine.world.run()
         assert engine.world.found
         ((seen, expected),) = engine.rooms
@@ -320,17 +288,17 @@ def test_without_one_of_its_waits_a_digest_can_be_wrong(
 
 
 @pytest.mark.parametrize("under_way", range(LAYERS + 1))
-def test_the_first_group_is_waited_for_unless_it_is_known_to_be_there(under_way: int) -> None:
-    """Of a load that was not told of, an event is recorded whenever the first group may be missing."""
-    arrived: list[int] = []
+def test_a_first_group_that_may_be_missing_is_digested_behind_its_copies(under_way: int) -> None:
+    """Only what the host knows to be there is digested beside the rest, on a stream that waits for nothing."""
+    launched: list[int] = []
 
     class Listening(Room):
-        def arrive(self, stream: int) -> None:
-            arrived.append(stream)
-            super().arrive(stream)
+        def launch(self, stream: int, side: int) -> None:
+            launched.append(stream)
+            super().launch(stream, side)
 
     engine = Engine(1, Listening)
     room = Listening(engine.world, [1], loads=True, groups=GROUPS)
     watch = Watch(room, SIDE, loads=True)
     watch.queued(COPY, under_way)
-    assert arrived == ([COPY] if under_way > len(GROUPS[-1]) else [])
+    assert launched == [COPY if under_way > len(GROUPS[-1]) else SIDE]

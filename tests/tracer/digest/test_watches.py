@@ -187,26 +187,6 @@ def test_a_load_is_compared_with_what_its_copies_wrote(bench: Bench) -> None:
         assert watch.seen().confirmed.all()
 
 
-def test_a_source_is_digested_after_the_stream_that_writes_it(bench: Bench) -> None:
-    """A backup that is begun while its source is being written sees it whole."""
-    pages = list(range(PAGES))
-    good, stream = bench.device.clone(), bench.stream.cuda_stream
-    bench.run(pages, pages, loads=False).seen()
-    maker = bench.digester._device(str(bench.device.device)).watches
-    assert maker is not None
-    for _ in range(10):
-        bench.device.zero_()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(bench.stream):
-            torch.cuda._sleep(300_000)
-            bench.device.copy_(good)
-        watch = maker.watch(bench.wanted(pages, pages, loads=False), stream)
-        assert watch is not None
-        watch.queued(stream, 0)
-        bench.stream.synchronize()
-        assert (watch.seen().digests == bench.expected(pages)).all()
-
-
 def test_an_engine_that_says_nothing_is_waited_for(bench: Bench) -> None:
     """Without a word of what was queued, finish blocks until the digests are taken."""
     pages = [4, 5]
