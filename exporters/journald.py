@@ -18,6 +18,7 @@ from pathlib import Path
 from structlog.typing import EventDict, WrappedLogger
 
 from hicache_dbg.exporters.datagrams import Datagrams
+from hicache_dbg.exporters.descriptors import Opened, opened, there
 from hicache_dbg.exporters.journal_format import encode_entry
 from hicache_dbg.exporters.pipeline import add_fields, add_line, add_syslog, pipeline, selection
 from hicache_dbg.tracer.events import Event
@@ -62,6 +63,7 @@ class JournaldSink:
         self._path = path
         self._limit_s = limit_s
         self._socket: socket.socket | None = None
+        self._what: Opened = (0, 0)
         self._datagrams = Datagrams()
         self._render: Callable[[Event], bytes | None] = pipeline(
             *selection(lines), add_line, add_syslog, add_fields, _take_entry
@@ -111,6 +113,8 @@ class JournaldSink:
             return 1
 
     def _connected(self) -> socket.socket:
+        if self._socket is not None and there(self._socket.fileno(), self._what) is None:
+            self._disconnect()
         if self._socket is None:
             fresh = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             # The kernel's own limit: Python's would be a poll, and a switch of threads, an entry.
@@ -120,11 +124,13 @@ class JournaldSink:
             except OSError:
                 fresh.close()
                 raise
-            self._socket = fresh
+            self._socket, self._what = fresh, opened(fresh.fileno())
         return self._socket
 
     def _disconnect(self) -> None:
         if self._socket is not None:
+            if there(self._socket.fileno(), self._what) is None:
+                self._socket.detach()  # its number is the host's
             self._socket.close()
             self._socket = None
 

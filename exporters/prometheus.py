@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from hicache_dbg.exporters.closed_sets import LOSS_REASONS
 from hicache_dbg.exporters.forking import in_children, unforked
 from hicache_dbg.exporters.prometheus_dead import Claim
-from hicache_dbg.exporters.prometheus_metrics import PLACE, Metrics, metrics_of
+from hicache_dbg.exporters.prometheus_metrics import PLACE, Metrics, child, metrics_of
 from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess, shared_registry
 from hicache_dbg.exporters.prometheus_port import Port
 from hicache_dbg.tracer.events import (
@@ -125,14 +125,25 @@ class PrometheusSink:
                         handler(event)
         self._metrics.pages.refresh()
         if self._claim is not None:  # no scrape can ask
-            self._claim.renew()
             self._metrics.own.refresh()
+            try:
+                self._claim.renew()
+            except OSError as error:  # the events are counted: whoever comes next tries again
+                raise SinkError(
+                    f"no claim on {_folder()}: {error}", reason="claim", lost=0
+                ) from error
         if self._port is not None and not self._port.open():
             raise SinkError(self._port.trouble, reason="not_served", lost=0)
 
     def let_go(self) -> None:
-        """In a forked child: whoever read the pools at that moment is not here to end it."""
+        """In a forked child: whoever read the pools at that moment is not here to end it.
+
+        Its bus counts from 0, so what that had counted in the parent is no total of the child's.
+        """
         self._lock = threading.Lock()
+        anew = (self._metrics.events, self._metrics.dropped, self._metrics.sink_errors)
+        for key in [key for key in self._totals if key[0] in anew]:
+            del self._totals[key]
 
     def close(self) -> None:
         """Stop serving and reading the pools; the counters stay in the registry."""
@@ -163,19 +174,20 @@ class PrometheusSink:
         """Create at 0 what is known before any event."""
         metrics, rank = self._metrics, str(self._rank)
         for sink, reasons in LOSS_REASONS.items():
-            metrics.sink_errors.labels(sink, rank)
-            metrics.sink_queue_depth.labels(sink, rank)
+            child(metrics.sink_errors, sink, rank)
+            child(metrics.sink_queue_depth, sink, rank)
             for reason in reasons:
-                metrics.dropped.labels(sink, reason, rank)
+                child(metrics.dropped, sink, reason, rank)
         for fault in FaultClass:
-            metrics.findings.labels(fault.value, "", rank)
-        for parent in (metrics.events, metrics.queue_depth, metrics.overhead):
-            parent.labels(rank)
+            child(metrics.findings, fault.value, "", rank)
+        for counter in (metrics.events, metrics.overhead):
+            child(counter, rank)
+        child(metrics.queue_depth, rank)
 
     def _started(self, event: Started) -> None:
         """Create every label set of the pools at 0, and tell their geometry."""
         rank = str(event.rank)
-        self._metrics.place.labels(rank, *_place(event.place)).set(1)
+        child(self._metrics.place, rank, *_place(event.place)).set(1)
         for mirror in event.mirrors:
             for op, granular in product(Op, (False, True)):
                 src, dst = DIRECTION[op]
@@ -185,16 +197,16 @@ class PrometheusSink:
                 for reason in SkipReason:
                     self._skipped(mirror.pool, op.value, reason.value, rank)
             for fault in FaultClass:
-                self._metrics.findings.labels(fault.value, mirror.pool, rank)
+                child(self._metrics.findings, fault.value, mirror.pool, rank)
             for end in (mirror.device, mirror.host):
                 self._geometry(mirror.pool, end, rank)
-            self._metrics.pinned.labels(mirror.pool, rank).set(_pinned_bytes(mirror.host))
+            child(self._metrics.pinned, mirror.pool, rank).set(_pinned_bytes(mirror.host))
 
     def _geometry(self, pool: str, end: EndInfo, rank: str) -> None:
         for part in end.components:
             names = (pool, end.tier.value, part.name, end.cls, end.layout, end.device, part.dtype)
             sizes = (part.slot_bytes, part.page_bytes, end.slots_per_page, part.pages, part.layers)
-            self._metrics.geometry.labels(*names, *sizes, rank).set(1)
+            child(self._metrics.geometry, *names, *sizes, rank).set(1)
 
     def _copied(self, event: Copied) -> None:
         rank = str(event.rank)
@@ -217,7 +229,7 @@ class PrometheusSink:
 
     def _finding(self, event: Finding) -> None:
         labels = (event.cls.value, event.pool, str(event.rank))
-        self._metrics.findings.labels(*labels).inc(event.count)
+        child(self._metrics.findings, *labels).inc(event.count)
 
     def _read_pools(self, pool_state: PoolStateReader) -> list[PoolPages]:
         """The pages by state; the lookups are counted on the way."""
@@ -243,9 +255,9 @@ class PrometheusSink:
 
     def _told(self, event: Health) -> None:
         metrics, rank = self._metrics, str(event.rank)
-        metrics.queue_depth.labels(rank).set(event.queue_depth)
+        child(metrics.queue_depth, rank).set(event.queue_depth)
         for sink, waiting in event.queues.items():
-            metrics.sink_queue_depth.labels(sink, rank).set(waiting)
+            child(metrics.sink_queue_depth, sink, rank).set(waiting)
         self._advance(metrics.events, event.events, rank)
         self._advance(metrics.overhead, event.overhead_s, rank)
         for key, lost in event.dropped.items():
@@ -263,21 +275,21 @@ class PrometheusSink:
         key = (counter, labels)
         last = self._totals.get(key, 0.0)
         self._totals[key] = total
-        counter.labels(*labels).inc(total - last if total >= last else total)
+        child(counter, *labels).inc(total - last if total >= last else total)
 
     def _bind_path(self, labels: tuple[str, ...]) -> _Path:
         pool, op, _src, _dst, layout, _granular, rank = labels
         return _Path(
-            copies=self._metrics.copies.labels(*labels),
-            copied_bytes=self._metrics.copied_bytes.labels(*labels),
-            duration=self._metrics.duration.labels(pool, op, layout, rank),
+            copies=child(self._metrics.copies, *labels),
+            copied_bytes=child(self._metrics.copied_bytes, *labels),
+            duration=child(self._metrics.duration, pool, op, layout, rank),
         )
 
     def _bind_tiles(self, pool: str, op: str, rank: str) -> tuple[Counter, ...]:
-        return tuple(self._metrics.tiles.labels(pool, op, result.value, rank) for result in Outcome)
+        return tuple(child(self._metrics.tiles, pool, op, result.value, rank) for result in Outcome)
 
     def _bind_skipped(self, pool: str, op: str, reason: str, rank: str) -> Counter:
-        return self._metrics.skipped.labels(pool, op, reason, rank)
+        return child(self._metrics.skipped, pool, op, reason, rank)
 
 
 def _folder() -> Path:

@@ -9,15 +9,12 @@ process with this sink holds a lock beside its files, and only files whose lock 
 import fcntl
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from prometheus_client.mmap_dict import MmapedDict
 
 from hicache_dbg.exporters.forking import in_children
+from hicache_dbg.exporters.prometheus_merge import finish, merge
 
 __all__ = ["KINDS", "MOST_DEAD", "Claim", "is_claimed", "put_together", "undisturbed"]
 
@@ -28,12 +25,6 @@ MOST_DEAD = 8
 MERGED = "hicachedbg"
 #: A scrape waits no longer than this for files that are being put together.
 LONGEST_WAIT_S, POLL_S = 2.0, 0.01
-
-# The library gives them no types.
-_read: Callable[[str], Iterable[tuple[str, float, float, int]]] = (
-    MmapedDict.read_all_values_from_file
-)
-_open: Callable[[str], Any] = MmapedDict
 
 
 class Claim:
@@ -85,50 +76,24 @@ def put_together(folder: Path, most: int = MOST_DEAD) -> int:
     """Merge the files of dead processes if there are more than ``most``; how many went.
 
     A damaged file is left as it is. For another library's scrape at the same moment a count may be
-    missing or double; ours waits.
+    missing or double; ours waits, and knows what a killed process left half put together.
     """
     if len(_locks(folder)) <= most:
         return 0
     with _held(folder, fcntl.LOCK_EX, 0) as had:
+        if had:
+            finish(folder)
         dead = _dead(folder) if had else []
         if len(dead) <= most:
             return 0
         for kind in KINDS:
             paths = [folder / f"{kind}_{pid}.db" for pid in dead]
-            _merge([path for path in paths if path.exists()], folder / f"{kind}_{MERGED}.db")
+            merge([path for path in paths if path.exists()], folder / f"{kind}_{MERGED}.db")
         for pid in dead:
             for gauge in folder.glob(f"gauge_live*_{pid}.db"):
                 gauge.unlink()
             _lock(folder, pid).unlink(missing_ok=True)
     return len(dead)
-
-
-def _merge(paths: list[Path], into: Path) -> None:
-    """Add up the values of ``paths`` and of what was merged before, then remove ``paths``."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    taken = []
-    for path in paths:
-        try:
-            values = list(_read(str(path)))
-        except Exception:  # noqa: BLE001, S112 - a damaged file raises whatever its bytes lead to
-            continue
-        taken.append(path)
-        for key, value, _, _ in values:
-            sums[key] += value
-    if not taken:
-        return
-    if into.exists():
-        for key, value, _, _ in _read(str(into)):
-            sums[key] += value
-    unfinished = into.with_suffix(".part")
-    unfinished.unlink(missing_ok=True)
-    file = _open(str(unfinished))
-    for key, value in sums.items():
-        file.write_value(key, value, 0.0)
-    file.close()
-    unfinished.replace(into)
-    for path in taken:
-        path.unlink()
 
 
 def _dead(folder: Path) -> list[str]:

@@ -8,18 +8,20 @@ import threading
 import weakref
 from collections.abc import Iterable
 from functools import partial
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
+from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.prometheus_asked import Asked
 from hicache_dbg.exporters.prometheus_multiprocess import PoolPagesGauge, is_multiprocess
 from hicache_dbg.exporters.prometheus_self import SelfReader
 from hicache_dbg.tracer.sink import PoolPages
 
-__all__ = ["PATH", "PLACE", "Metrics", "PoolPagesCollector", "metrics_of"]
+__all__ = ["PATH", "PLACE", "Metrics", "PoolPagesCollector", "child", "metrics_of"]
 
 PATH = ("pool", "op", "src", "dst", "layout", "token_granular", "rank")
 #: The rank, then the keys of the start-up record's place.
@@ -32,6 +34,14 @@ GEOMETRY = (
 _PAGES = "hicache_dbg_pool_pages"
 _PAGES_HELP = "Pages of a pool by tier and state, read when scraped"
 _PAGES_LABELS = ("pool", "tier", "state", "rank")
+
+
+T = TypeVar("T", Counter, Gauge, Histogram)
+
+
+def child(parent: T, *values: object) -> T:
+    """The child of ``parent`` with these labels; a text that has no encoding would break every scrape."""
+    return parent.labels(*(whole(str(value)) for value in values))
 
 
 class PoolPagesCollector(Asked[list[PoolPages]], Collector):
@@ -56,7 +66,8 @@ class PoolPagesCollector(Asked[list[PoolPages]], Collector):
         family = GaugeMetricFamily(_PAGES, _PAGES_HELP, labels=_PAGES_LABELS)
         for rank, states in self.answers():
             for state in states:
-                family.add_metric([state.pool, state.tier, state.state, rank], state.pages)
+                names = [whole(text) for text in (state.pool, state.tier, state.state)]
+                family.add_metric([*names, rank], state.pages)
         return [family]
 
 

@@ -18,9 +18,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.forking import unforked
 from hicache_dbg.exporters.prometheus_asked import Asked
 from hicache_dbg.exporters.prometheus_dead import is_claimed, put_together, undisturbed
+from hicache_dbg.exporters.prometheus_merge import contained
 from hicache_dbg.tracer.sink import PoolPages
 
 __all__ = ["PoolPagesGauge", "SharedCollector", "is_multiprocess", "is_stale", "shared_registry"]
@@ -65,7 +67,8 @@ class PoolPagesGauge(Asked[list[PoolPages]], Collector):
         for rank, states in self.answers():
             with unforked:
                 for state in states:
-                    self._gauge.labels(state.pool, state.tier, state.state, rank).set(state.pages)
+                    names = map(whole, (state.pool, state.tier, state.state))
+                    self._gauge.labels(*names, rank).set(state.pages)
 
 
 class SharedCollector(Collector):
@@ -94,7 +97,9 @@ class SharedCollector(Collector):
             self._said = True
 
     def _collected(self) -> list[Metric]:
-        files = [path for path in sorted(self._folder.glob("*.db")) if not is_stale(path)]
+        known = contained(self._folder)
+        every = sorted(self._folder.glob("*.db"))
+        files = [path for path in every if path not in known and not is_stale(path)]
         try:
             return _merge(files)
         except Exception:  # noqa: BLE001 - a damaged file raises whatever its bytes lead to

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hicache_dbg.exporters.encoding import encoded_lines
+from hicache_dbg.exporters.recording_folder import Tenant
 from hicache_dbg.exporters.recording_format import FORMAT, SUFFIX, Header, RecordingError
 from hicache_dbg.exporters.recording_part import Part, compressor, pack
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Started
@@ -46,7 +47,9 @@ class RecordingSink:
     Under a rotation the files are ``run_id.0000.jsonl`` and so on, and each begins with the start
     records, so that the later ones can be judged without the first. Trouble with a rotation loses
     no event: the current part goes on, and the log says why. A forked child writes a recording of its
-    own, ``run_id-childPID``. A file that somebody removed is begun anew with the start records.
+    own, ``run_id-childPID``. A file that somebody removed, or closed with all of the process's others,
+    is begun anew with the start records. A ``tenant`` shares the folder with other runs, and makes room
+    there for each part that is begun.
 
     Raises:
         RecordingError: the folder is missing or not writable, the run's file exists already, or
@@ -55,7 +58,14 @@ class RecordingSink:
 
     name = "recording"
 
-    def __init__(self, directory: Path, run_id: str, *, rotation: Rotation | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        *,
+        rotation: Rotation | None = None,
+        tenant: Tenant | None = None,
+    ) -> None:
         self._directory = directory
         self._run_id = run_id
         self._pid = os.getpid()
@@ -66,6 +76,10 @@ class RecordingSink:
         self._closed: deque[Path] = deque()
         self._begun = 1
         self._trouble = False
+        self._tenant = tenant
+        self._made_room = False
+        if tenant is not None:
+            tenant.begin(run_id)
 
     @property
     def path(self) -> Path:
@@ -87,10 +101,21 @@ class RecordingSink:
                 reason=errno.errorcode.get(failure.errno or 0, "os_error").lower(),
                 lost=lost,
             ) from failure
+        if self._tenant is not None:
+            self._share(self._tenant, events)
 
     def close(self) -> None:
         """Close the file; every line is with the kernel already."""
         self._part.close()
+        if self._tenant is not None:
+            self._tenant.close()
+
+    def _share(self, tenant: Tenant, events: Sequence[Event]) -> None:
+        """On the sink's own thread, for to remove files takes its time."""
+        tenant.recorded(events)
+        if not self._made_room:
+            self._made_room = True
+            tenant.make_room()
 
     def _begin_anew(self, waiting: int) -> None:
         """Begin where there is no file of this process: it was forked, or its file was removed."""
@@ -107,7 +132,9 @@ class RecordingSink:
                 f"{error}; {waiting} events lost", reason="refused", lost=waiting
             ) from error
         lost_or_parents.close()
-        self._pid, self._begun = pid, number + 1
+        if self._tenant is not None:
+            self._tenant.begin(self._run_id)
+        self._pid, self._begun, self._made_room = pid, number + 1, False
 
     def _begin(self, number: int) -> Part:
         """Open a part and write its head."""
@@ -126,7 +153,7 @@ class RecordingSink:
         """Begin the next part, then pack and remove as the rotation says."""
         try:
             full, self._part = self._part, self._begin(self._begun)
-            self._begun += 1
+            self._begun, self._made_room = self._begun + 1, False
             full.close()
             self._closed.append(full.path)
             if self._compress is not None:

@@ -21,6 +21,7 @@ __all__ = [
     "read",
     "read_header",
     "recordings_in",
+    "run_of",
 ]
 
 FORMAT = "hicache-dbg-recording"
@@ -49,6 +50,11 @@ def recordings_in(folder: Path) -> list[Path]:
     """The recordings in ``folder``, packed ones too, the parts of a run in their order."""
     found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{PACKED}")]
     return sorted(found, key=_place)
+
+
+def run_of(path: Path) -> str:
+    """The run that a recording, or one of its parts, is of."""
+    return _place(path)[0]
 
 
 def _place(path: Path) -> tuple[str, int, str]:

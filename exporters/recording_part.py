@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hicache_dbg.exporters.descriptors import opened, there
 from hicache_dbg.exporters.recording_format import PACKED, RecordingError
 from hicache_dbg.exporters.writing import why_not
 
@@ -34,6 +35,7 @@ class Part:
                 else why_not(path, error)
             )
             raise RecordingError(f"cannot record to {path}: {why}") from error
+        self._what = opened(self._file)
         _, failure = self.append(head)
         if failure is not None:
             self.close()
@@ -59,12 +61,14 @@ class Part:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody removed the file: what is written to it then, nobody can read."""
-        return os.fstat(self._file).st_nlink == 0
+        """Whether nobody could read what is written: the file was removed, or is not open any more."""
+        found = there(self._file, self._what)
+        return found is None or found.st_nlink == 0
 
     def close(self) -> None:
         """Close the file; every line is with the kernel already."""
-        os.close(self._file)
+        if there(self._file, self._what) is not None:
+            os.close(self._file)
 
 
 def compressor() -> Callable[[bytes], bytes]:

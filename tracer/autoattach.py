@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import wrapt
 
+from hicache_dbg.tracer.saying import say
+
 if TYPE_CHECKING:
     from hicache_dbg.tracer.runtime import Runtime
     from hicache_dbg.tracer.switch.messages import Ask, Reply
@@ -38,7 +40,7 @@ def install() -> None:
     try:
         settings = Settings.from_environ()
     except SettingsError as error:
-        print(f"hicache-dbg: {error}; tracing stays off", file=sys.stderr)  # noqa: T201 - no logging is set up this early
+        say(f"{error}; tracing stays off")
         return
     if settings.gate is Gate.OFF:
         return
@@ -86,7 +88,8 @@ def _attach(module: ModuleType) -> None:
         return  # its own hook comes when it is whole
     runtime = current()
     if runtime is not None:
-        runtime.attachment.attach()  # one more of the modules is there now
+        with runtime.session.errors.at("attach"):
+            runtime.attachment.attach()  # one more of the modules is there now
         return
     _state["starting"] = True
     try:
@@ -95,10 +98,7 @@ def _attach(module: ModuleType) -> None:
 
         runtime = Runtime.start(Settings.from_environ())
     except Exception as error:  # noqa: BLE001 - the host's import must not fail for our sake
-        print(  # noqa: T201 - as above
-            f"hicache-dbg: cannot start: {type(error).__name__}: {error}; tracing stays off",
-            file=sys.stderr,
-        )
+        say(f"cannot start: {type(error).__name__}: {error}; tracing stays off")
         return
     finally:
         _state["starting"] = False

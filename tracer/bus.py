@@ -154,21 +154,27 @@ class Bus:
         Returns False if ``timeout`` seconds were not enough.
         """
         deadline = time.monotonic() + timeout
-        self._wake.set()
-        with self._idle:
-            done = self._idle.wait_for(lambda: not self._ring and not self._at_work, timeout)
+        done = self.settle(timeout)
         left = max(0.0, deadline - time.monotonic())
         return done and all(outbox.drain(left) for outbox in self._outboxes)
+
+    def settle(self, timeout: float) -> bool:
+        """Wait until all that was pushed so far has been judged; False if time ran out."""
+        self._wake.set()
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._ring and not self._at_work, timeout)
 
     def close(self, timeout: float = 2.0) -> None:
         """Deliver what waits, for at most ``timeout`` seconds a stage, and stop all threads."""
         if self.closed:
             return
         self.closed = True
-        self.flush(timeout)
+        self.flush(timeout)  # before the last word, which tells what the sinks have lost
         self._stop = True
         self._wake.set()
         self._thread.join(timeout)
+        for outbox in self._outboxes:
+            outbox.end(timeout)  # all at once: dead ones do not wait for each other
         for outbox in self._outboxes:
             outbox.close(timeout)
 
@@ -202,21 +208,28 @@ class Bus:
     def _run(self) -> None:
         beat = time.monotonic() + self._heartbeat_s
         while not self._stop:
-            if not self._turn():
+            if not self._guarded_turn():
                 self._wake.wait(IDLE_WAIT_S)
                 self._wake.clear()
             if time.monotonic() >= beat:
                 beat = time.monotonic() + self._heartbeat_s
                 self._beat(closing=False)
-        while self._turn():
+        while self._guarded_turn():
             pass
         self._late += len(self._ring)  # their digests did not come in time
         self._ring.clear()
         self._beat(closing=True)
 
     def _beat(self, *, closing: bool) -> None:
-        self._deliver(self._collapser.drain())  # first, so that the totals hold them
-        self._deliver([self.health(closing=closing)])
+        with self._errors.at("bus/beat"):
+            self._deliver(self._collapser.drain())  # first, so that the totals hold them
+            self._deliver([self.health(closing=closing)])
+
+    def _guarded_turn(self) -> bool:
+        """A turn, after which there is another one whatever became of it."""
+        with self._errors.at("bus/turn"):
+            return self._turn()
+        return False
 
     def _turn(self) -> bool:
         """Take the readable records, a turn's worth at most; False if there was none."""

@@ -13,6 +13,8 @@ __all__ = ["Outbox"]
 BATCH = 512
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
+#: What a sink may take to close, beyond the time for what waits.
+LAST_ACT_S = 0.5
 FULL_SPEED = Pace()
 
 
@@ -93,12 +95,18 @@ class Outbox:
             self._waiting -= 1
             return done
 
+    def end(self, timeout: float) -> float:
+        """Begin to: deliver what waits, for at most ``timeout`` seconds; when that is over."""
+        with self._changed:
+            if self._closing_at is None:
+                self._closing_at = self._clock() + timeout
+                self._changed.notify_all()
+            return self._closing_at
+
     def close(self, timeout: float) -> None:
         """Deliver what waits, for at most ``timeout`` seconds, then stop; count what is left."""
-        with self._changed:
-            self._closing_at = self._clock() + timeout
-            self._changed.notify_all()
-        self._thread.join(timeout + 0.5)
+        over = self.end(timeout) + LAST_ACT_S
+        self._thread.join(max(0.0, over - self._clock()))
         with self._changed:
             self._closed = True
             # A batch that the sink still holds counts too: nobody will wait for it any more.

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -23,9 +24,12 @@ class InternalErrors:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def at(self, place: str) -> "_Guard":
-        """A context in which an exception is counted under ``place`` and goes no further."""
-        return _Guard(self, place)
+    def at(self, place: str, lost: Callable[[], None] | None = None) -> "_Guard":
+        """A context in which an exception is counted under ``place`` and goes no further.
+
+        ``lost`` is called where what was to be done in it was left undone, for whatever reason.
+        """
+        return _Guard(self, place, lost)
 
     def record(self, place: str, error: BaseException) -> None:
         """Count ``error``; the first one of a place is logged with its cause."""
@@ -48,11 +52,12 @@ class InternalErrors:
 
 
 class _Guard:
-    __slots__ = ("_errors", "_place")
+    __slots__ = ("_errors", "_lost", "_place")
 
-    def __init__(self, errors: InternalErrors, place: str) -> None:
+    def __init__(self, errors: InternalErrors, place: str, lost: Callable[[], None] | None) -> None:
         self._errors = errors
         self._place = place
+        self._lost = lost
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +68,11 @@ class _Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is None or not isinstance(error, Exception):
+        if error is None:
+            return False
+        if self._lost is not None:
+            self._lost()
+        if not isinstance(error, Exception):
             return False
         self._errors.record(self._place, error)
         return not self._errors.reraise

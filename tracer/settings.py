@@ -211,6 +211,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("HICACHE_DBG_DIR", "directory", _path, "where recordings go"),
     Variable(
+        "HICACHE_DBG_DIR_GB",
+        "directory_gb",
+        _number(0, 1e6, "GB from 0 to 1000000"),
+        "what the recordings there may take together, in GB of 10^9 bytes: ended runs without a finding "
+        "go, oldest first; 0 = no bound",
+    ),
+    Variable(
         "HICACHE_DBG_QUEUE",
         "queue",
         _whole(1, 1 << 24, "a whole number from 1 to 16777216"),
@@ -255,6 +262,7 @@ class Settings:
     scrub_mb_s: float = 0.0
     host_gb: float = 0.0
     directory: Path = Path("hicache-dbg")
+    directory_gb: float = 64.0
     queue: int = 65536
     prometheus_port: Listen = Listen(0)  # noqa: RUF009 - as immutable as the number that it is
     journald_socket: Path = JOURNALD_SOCKET

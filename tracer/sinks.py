@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 
-from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.events import Event, Health, Started
 from hicache_dbg.tracer.settings import Lines, Settings
 from hicache_dbg.tracer.sink import Pace, PoolStateReader, Sink, SinkError
 
 __all__ = ["BuiltSinks", "LateSink", "build_sinks", "default_sinks", "run_id"]
 
-#: A recording takes 4 GiB of disk at most: an aid for debugging must not fill it.
+#: A process's recording takes 4 GiB of disk at most: an aid for debugging must not fill it. What all
+#: of them may take together is ``HICACHE_DBG_DIR_GB``.
 PART_BYTES = 64 << 20
 PARTS_KEPT = 64
 
@@ -57,13 +58,16 @@ def default_sinks(journald_socket: Path) -> tuple[str, ...]:
 class LateSink:
     """Stands for a sink that could not be built, and builds it when that becomes possible.
 
-    The bus waits between two batches that fail, five seconds at most, and so between two trials.
+    The bus waits between two batches that fail, five seconds at most, and so between two trials. What
+    is lost until then is lost but for the start records: without them nobody could read what follows.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink]) -> None:
         self.name = name
         self._build = build
         self._sink: Sink | None = None
+        self._health: Callable[[], Health] | None = None
+        self._started: dict[int, Started] = {}  # by rank: the last one has all pools
 
     @property
     def pace(self) -> Pace:
@@ -72,22 +76,42 @@ class LateSink:
 
     def emit(self, events: Sequence[Event]) -> None:
         """Deliver ``events``, if the sink can be built by now; else they are lost."""
+        before: list[Started] = []
         if self._sink is None:
+            before = list(self._started.values())
             try:
-                self._sink = self._build()
+                self._sink = self._built()
             except Exception as error:
+                self._started |= {one.rank: one for one in events if isinstance(one, Started)}
                 raise SinkError(
                     f"sink {self.name} still does not work: {error}; {len(events)} events lost",
                     reason="refused",
                     lost=len(events),
                 ) from error
             _log.warning("hicache-dbg: sink %s works now", self.name)
-        self._sink.emit(events)
+        self._sink.emit([*before, *events] if before else events)
+
+    def watch(self, health: Callable[[], Health]) -> None:
+        """As the sink's own, once there is one."""
+        self._health = health
+        _watched(self._sink, health)
+
+    def _built(self) -> Sink:
+        sink = self._build()
+        if self._health is not None:
+            _watched(sink, self._health)
+        return sink
 
     def close(self) -> None:
         """Close the sink, if there is one by now."""
         if self._sink is not None:
             self._sink.close()
+
+
+def _watched(sink: Sink | None, health: Callable[[], Health]) -> None:
+    """Tell a sink that asks for the tracer's own state whom to ask."""
+    if watch := getattr(sink, "watch", None):
+        watch(health)
 
 
 def socket_answers(path: Path) -> bool:
@@ -120,10 +144,13 @@ def _stderr(settings: Settings, _: PoolStateReader) -> Sink:
 
 def _recording(settings: Settings, _: PoolStateReader) -> Sink:
     from hicache_dbg.exporters.recording import RecordingSink, Rotation
+    from hicache_dbg.exporters.recording_folder import Tenant
 
-    settings.directory.mkdir(parents=True, exist_ok=True)
+    folder, bound = settings.directory, settings.directory_gb * 1e9
+    folder.mkdir(parents=True, exist_ok=True)
     rotation = Rotation(part_bytes=PART_BYTES, keep=PARTS_KEPT)
-    return RecordingSink(settings.directory, run_id(settings.rank), rotation=rotation)
+    tenant = Tenant(folder, bound) if bound else None
+    return RecordingSink(folder, run_id(settings.rank), rotation=rotation, tenant=tenant)
 
 
 def _prometheus(settings: Settings, pool_state: PoolStateReader) -> Sink:

@@ -1,6 +1,7 @@
 """All faults by name."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from hicache_dbg.repro.config import ConfigError
@@ -76,5 +77,9 @@ def fault_named(name: str) -> Fault:
         ConfigError: there is none of that name.
     """
     if name not in ALL_FAULTS:
-        raise ConfigError(f"fault is {name!r}, expected one of {', '.join(FAULTS)}")
+        near = get_close_matches(name, ALL_FAULTS, n=2)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(
+            f"fault is {name!r}, expected a name that hicache-dbg faults lists{meant}"
+        )
     return ALL_FAULTS[name]

@@ -136,7 +136,6 @@ def rehearse(
 
 def sequence(name: int) -> Tokens:
     """The tokens of one reader; no two share any."""
-    """The tokens of a reader."""
     return np.arange(SEQUENCE_PAGES * PAGE, dtype=np.int32) + 1000 * name
 
 

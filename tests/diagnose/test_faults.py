@@ -5,10 +5,12 @@ import pytest
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.repro.faults.registry import ALL_FAULTS
+from hicache_dbg.tracer.cli import selftest_stages
 from hicache_dbg.tracer.cli.selftest_stages import STAGES
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Verdict, ask_all, known_hypotheses
-from hicache_dbg.tracer.events import FaultClass
+from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.settings import Checksum, Settings
 
 BY_CLASS = {
     hypothesis.cause: hypothesis.name for hypothesis in known_hypotheses() if hypothesis.cause
@@ -45,6 +47,38 @@ def test_a_fault_confirms_its_own_hypothesis_and_no_wrong_one(fault: Fault) -> N
     told = confirmed(fault, fault.stage) - {"tracer_was_blind"}
     assert BY_CLASS[fault.cls] in told
     assert told <= {BY_CLASS[fault.cls], *ALSO.get(fault.cls, ())}
+
+
+#: What only the order of accesses tells, which nobody may have followed, and what changes at once.
+HIDDEN = (
+    "backup_without_a_wait",
+    "backup_waits_for_an_older_event",
+    "a_getter_without_a_wait",
+    "page_table_overwritten_under_its_copy",
+    "page_table_waits_for_an_older_copy",
+    "bit_flips_in_index_k",
+    "byte_stuck_in_latent",
+)
+
+
+@pytest.mark.parametrize("checksum", [Checksum.LOADS, Checksum.ENDS, Checksum.THREE])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_fault_that_its_check_did_not_see_is_neither_ruled_out_nor_named_otherwise(
+    monkeypatch: pytest.MonkeyPatch, name: str, checksum: Checksum
+) -> None:
+    """Equal digests do not say that a page was written in time, nor that its table was whole."""
+    fault = ALL_FAULTS[name]
+    monkeypatch.setattr(
+        selftest_stages, "Settings", lambda **given: Settings(**{**given, "checksum": checksum})
+    )
+    events, seen = STAGES[fault.stage](fault, Layout.PAGE_FIRST, 0)
+    left = [e for e in events if not (isinstance(e, Finding) and e.check == "ordering")]
+    answers = ask_all(Evidence.of(left, sessions_corrupted=int(bool(seen.wrong))))
+    verdicts = {answer.name: answer.verdict for answer in answers}
+    own = {BY_CLASS[fault.cls], *ALSO.get(fault.cls, ())} if seen.wrong else {BY_CLASS[fault.cls]}
+    assert Verdict.FALSIFIED not in {verdicts[one] for one in own}
+    told = {one for one, verdict in verdicts.items() if verdict is Verdict.CONFIRMED}
+    assert told <= {*own, *OF_SIGHT}
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -151,6 +151,21 @@ def test_entries_without_fields_are_no_copies(
     assert json.loads(capsys.readouterr().out)["paths"] == []
 
 
+def test_a_journal_without_an_entry_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing was ever written, no page of undecided questions hides that."""
+    journalctl = tmp_path / "journalctl"
+    journalctl.write_text("#!/bin/sh\n")
+    journalctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["diagnose", "--journal"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("hicache-dbg: the journal holds no entry of hicache-dbg for this query;")
+
+
 def test_a_source_that_fails_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

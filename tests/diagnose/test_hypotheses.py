@@ -247,6 +247,24 @@ def test_what_did_not_come_back_is_not_proven_good() -> None:
     assert taken["truncated_storage"].verdict is Verdict.UNDECIDED
 
 
+def test_a_recording_that_ends_within_an_operation_accuses_no_pool() -> None:
+    """The pools of an operation are told one after the other: the next line would have been the other's."""
+    assert answers(*CLEAN[:2])["pool_not_managed"].verdict is Verdict.UNDECIDED
+    assert answers(*CLEAN[:3])["pool_not_managed"].verdict is Verdict.FALSIFIED
+
+
+def test_the_books_add_up_only_where_they_were_closed() -> None:
+    """What is leaked is told at the close: a process that lives, or was killed, has not said so."""
+    alive = Health(time_ns=0, copies=4)
+    closed = Health(time_ns=1, copies=4, events=1, closing=True)
+    for words, verdict in (
+        ((), Verdict.UNDECIDED),
+        ((alive,), Verdict.UNDECIDED),
+        ((alive, closed), Verdict.FALSIFIED),
+    ):
+        assert answers(*CLEAN, *words)["bookkeeping_is_broken"].verdict is verdict
+
+
 def test_a_pool_whose_copies_may_be_lost_is_not_accused() -> None:
     """That none of them is here proves nothing where operations are missing."""
     moved = [event for event in CLEAN if getattr(event, "pool", "") != "index_k"]
@@ -301,5 +319,6 @@ def test_lost_operations_settle_no_dispute_about_the_path() -> None:
 
 def test_who_came_late_does_not_vouch_for_the_books() -> None:
     """Without the start record nobody knows what was allocated before."""
-    assert answers(*CLEAN)["bookkeeping_is_broken"].verdict is Verdict.FALSIFIED
-    assert answers(*CLEAN[1:])["bookkeeping_is_broken"].verdict is Verdict.UNDECIDED
+    closed = Health(time_ns=1, copies=4, closing=True)
+    assert answers(*CLEAN, closed)["bookkeeping_is_broken"].verdict is Verdict.FALSIFIED
+    assert answers(*CLEAN[1:], closed)["bookkeeping_is_broken"].verdict is Verdict.UNDECIDED

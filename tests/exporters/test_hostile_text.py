@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
 from tests.exporters.receiver import Receiver, attributes
-from tests.exporters.samples import copied, finding, started
+from tests.exporters.samples import copied, finding, health, started
 
 from hicache_dbg.exporters.fields import fields
 from hicache_dbg.exporters.journal_format import encode_entry
 from hicache_dbg.exporters.line import line, printable
+from hicache_dbg.exporters.prometheus import PrometheusSink
 from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.recording_format import read, recordings_in
 from hicache_dbg.exporters.stderr import StderrSink
 from hicache_dbg.tracer.events import Finding
 from hicache_dbg.tracer.settings import Lines
+from hicache_dbg.tracer.sink import PoolPages
 
 #: What a client may send as its request's id: it comes out of ``json.loads`` like this.
 HALF = "r\ud800"
@@ -73,6 +76,19 @@ def test_a_stream_that_takes_only_what_has_an_encoding_takes_it(text: str) -> No
     StderrSink(Lines.ALL, stream=stream).emit([copied(), poison(text), copied()])
     stream.seek(0)
     assert len(stream.read().splitlines()) == 3
+
+
+@poisoned
+def test_a_scrape_is_whole(text: str) -> None:
+    """One pool's name, or one place's, does not cost the host all of its metrics."""
+    registry = CollectorRegistry()
+    pages = [PoolPages(pool=text, tier=text, state=text, pages=1)]
+    sink = PrometheusSink(registry, pool_state=lambda: pages)
+    lost = health(errors={text: 1, f"sink/{text}": 2}, dropped={f"{text}/{text}": 3})
+    sink.emit([started(), copied(pool=text), poison(text), lost])
+    scraped = generate_latest(registry).decode()
+    assert scraped.count("\nhicache_dbg_copies_total{") > 0
+    assert "\nhicache_dbg_pool_pages{" in scraped
 
 
 @poisoned

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -158,6 +159,36 @@ def test_a_stopped_journald_is_a_counted_loss(journal: Journal, sink: JournaldSi
     quick.emit([copied(h=5)])
     quick.close()
     assert "5" in journal.lines("-F", "HICACHE_H")
+
+
+def test_a_socket_that_the_host_closed_is_not_written_to(tmp_path: Path) -> None:
+    """A host that becomes a daemon closes all descriptors: the number is its own, and we connect anew."""
+    ours, hosts = tmp_path / "journal", tmp_path / "hosts"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+    ):
+        for server, path in ((journal, ours), (other, hosts)):
+            server.bind(str(path))
+            server.settimeout(0.0)
+        for close in (False, True):
+            sink = JournaldSink(ours)
+            sink.emit([copied()])
+            assert journal.recv(1 << 16)
+            assert sink._socket is not None
+            number = sink._socket.fileno()
+            os.close(number)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as host:
+                assert host.fileno() == number
+                host.connect(str(hosts))
+                if not close:
+                    sink.emit([copied()])
+                    assert journal.recv(1 << 16)
+                sink.close()
+                with pytest.raises(BlockingIOError):
+                    other.recv(1)
+                host.send(b"still open")
+                assert other.recv(100) == b"still open"
 
 
 @pytest.mark.service

@@ -163,6 +163,20 @@ def test_a_source_that_began_anew_never_takes_from_a_counter(
     assert value(samples(scrape(port)), "events_total", rank="0") == 105
 
 
+def test_a_forked_childs_totals_begin_at_nothing(
+    serve: Callable[..., PrometheusSink], port: int
+) -> None:
+    """Its bus counts anew, however far it has come when it tells: nothing of it is the parent's."""
+    sink = serve()
+    sink.emit([health(events=100, dropped={"journald/blocked": 4})])
+    sink.let_go()  # as in the child
+    sink.emit([health(events=150, dropped={"journald/blocked": 6})])
+    found = samples(scrape(port))
+    assert value(found, "events_total", rank="0") == 250
+    lost = {"sink": "journald", "reason": "blocked", "rank": "0"}
+    assert value(found, "events_dropped_total", **lost) == 10
+
+
 def test_the_tracers_own_state_is_read_when_scraped(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:

@@ -169,6 +169,52 @@ def test_the_number_of_files_is_bounded(start: Start, folder: Path, port: int) -
     assert len(scrape(port, "copies_total")) == MOST_DEAD + 2
 
 
+#: Puts the files in a folder together and is killed at its n-th change of a name.
+STOPPED = """
+import os, pathlib, signal, sys
+left = int(sys.argv[2])
+def counted(name):
+    real = getattr(pathlib.Path, name)
+    def call(path, *args, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(path, *args, **options)
+    setattr(pathlib.Path, name, call)
+for name in ("unlink", "replace", "write_text"):
+    counted(name)
+from hicache_dbg.exporters.prometheus_dead import put_together
+print(put_together(pathlib.Path(sys.argv[1]), most=0))
+"""
+
+
+def test_who_is_killed_while_putting_files_together_counts_nothing_twice(
+    start: Start, folder: Path, port: int
+) -> None:
+    """At whatever moment: the next scrape has each count once, and the files go in the end."""
+    serving = start(rank=0, port=port)
+    for rank in (1, 2):
+        killed = start(rank=rank)
+        killed.kill()
+        killed.wait()
+    counted = {str(rank): 3.0 for rank in range(3)}
+    killed_at = 0
+    while True:
+        command = [sys.executable, "-c", STOPPED, str(folder), str(killed_at)]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        assert scrape(port, "copies_total") == counted
+        assert scrape(port, "copy_duration_seconds_count") == counted
+        if done.returncode == 0:
+            break
+        killed_at += 1
+    assert killed_at > 5
+    assert {path.name for path in folder.glob("counter_*")} == {
+        f"counter_{serving.pid}.db",
+        "counter_hicachedbg.db",
+    }
+
+
 def test_a_damaged_file_of_a_dead_rank_is_kept_apart(start: Start, folder: Path, port: int) -> None:
     """What cannot be read is neither merged nor removed, and the scrape goes on without it."""
     start(rank=0, port=port)

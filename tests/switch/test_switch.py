@@ -297,6 +297,39 @@ def test_a_host_without_descriptors_keeps_its_core(monkeypatch: pytest.MonkeyPat
     assert rests == [listener.PAUSE_S]
 
 
+def test_a_host_without_threads_keeps_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started for a conversation the next one may have better luck."""
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        raise SystemExit  # seen enough
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(time, "sleep", rest)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind("")  # an abstract name of the kernel's choice
+        server.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.connect(server.getsockname())
+            with pytest.raises(SystemExit):
+                listener._serve(server, lambda _wish, _reply: None)
+    assert rests == [listener.PAUSE_S]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e15, float("inf"), float("nan")])
+def test_a_span_that_nobody_could_wait_for_is_refused(seconds: float) -> None:
+    """Before anything is attached: a run whose end cannot come would stay on."""
+    replies: list[Reply] = []
+    Switchboard().answer(Ask(do="on", for_s=seconds), replies.append)
+    (reply,) = replies
+    assert not reply.done
+    assert "expected 0 to 2.6784e+06 s" in reply.text
+
+
 def test_messages_come_back_as_they_were_sent() -> None:
     """Whatever their length, in as many pieces as the socket likes."""
     ours, theirs = socket.socketpair()

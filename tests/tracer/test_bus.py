@@ -3,11 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
 from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.collapse import FindingCollapser
 from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Health, Op, Tier
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.outbox import Outbox
@@ -299,6 +300,45 @@ def test_a_record_that_fails_is_counted_and_the_next_one_passes(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_turn_that_fails_is_counted_and_the_bus_goes_on(
+    make_bus: MakeBus, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """Wherever it is: without its thread nothing would be told any more, not even that."""
+    sink = MemorySink()
+    bus = make_bus(sink)
+    pass_on = FindingCollapser.pass_on
+
+    def fails_once(collapser: FindingCollapser, events: Iterable[Event]) -> Iterable[Event]:
+        monkeypatch.setattr(FindingCollapser, "pass_on", pass_on)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(FindingCollapser, "pass_on", fails_once)
+    bus.publish(copied(1))
+    assert bus.flush()
+    bus.publish(copied(2))
+    bus.close()
+    assert [event.op_id for event in sink.of(Copied)] == [2]
+    assert sink.of(Health)[-1].errors == {"bus/turn": 1}
+    internal_errors.clear()
+
+
+def test_sinks_that_hang_are_waited_for_together(make_bus: MakeBus) -> None:
+    """However many of them: a host that ends does not wait for one after the other."""
+    leave = threading.Event()
+
+    class Hanging(MemorySink):
+        def emit(self, events: Sequence[Event]) -> None:  # noqa: ARG002 - a sink's own
+            leave.wait(60)
+
+    bus = make_bus(*[Hanging() for _ in range(6)])
+    bus.publish(finding())
+    began = time.monotonic()
+    bus.close(0.5)
+    took = time.monotonic() - began
+    leave.set()
+    assert took < 6 * 0.5
+
+
 def test_a_forked_child_has_a_bus_of_its_own(make_bus: MakeBus) -> None:
     """After a fork the child's events are delivered, and the parent's are not sent twice."""
     sink = MemorySink()

@@ -1,7 +1,10 @@
 """What was not seen is not held against anybody: lost records, copies while tracing was off."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +12,16 @@ from hypothesis import strategies as st
 from tests.pools.caching import group_of, sequences, turn
 from tests.tracer.rig import Rig
 
+from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.controller import HiCacheController
-from hicache_dbg.tracer.events import Copied, Finding
+from hicache_dbg.repro.faults.rehearsal import rehearse
+from hicache_dbg.tracer.attach import hicache_copies, hicache_keys, hicache_pages, hicache_readers
+from hicache_dbg.tracer.attach.call_site import access
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+from hicache_dbg.tracer.attach.hicache_pages import PageNotes, Together
+from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.checks.ownership import Ownership
+from hicache_dbg.tracer.events import Copied, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
@@ -93,3 +104,114 @@ def test_an_engine_that_is_looked_at_now_and_then_is_never_accused(looked: list[
         assert runtime.flush()
     assert sink.of(Finding) == []
     assert bool(sink.of(Copied)) >= all(looked)
+
+
+#: The rehearsal takes some ninety notes; its kernels are queued, and run later.
+NOTES = range(1, 80, 6)
+
+
+@contextmanager
+def rehearsed(sink: MemorySink) -> Iterator[Runtime]:
+    """Under it two readers take turns, their kernels on a stream, and nothing is wrong."""
+    with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime:
+        yield runtime
+        attachment = runtime.attachment
+        assert isinstance(attachment, HiCacheAttachment)
+        seen = rehearse(None, attachment.lifetimes.host_access)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert runtime.flush()
+    assert sink.of(Finding) == []
+
+
+@pytest.mark.parametrize("number", NOTES)
+def test_a_note_lost_between_a_kernel_and_its_copy_accuses_nobody(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whom a kernel that was queued before comes after is not known, nor who waited for it."""
+    take, taken = Notes.take, count(1)
+
+    def seen(notes: Notes, *args: Any, **more: Any) -> None:
+        if next(taken) == number:
+            notes.lose()
+            notes.unsaid.clear()
+        else:
+            take(notes, *args, **more)
+
+    monkeypatch.setattr(Notes, "take", seen)
+    with rehearsed(MemorySink()):
+        pass
+    assert next(taken) > number
+
+
+@pytest.mark.parametrize("number", NOTES)
+@pytest.mark.parametrize("where", ["noted", "judged"])
+def test_a_failure_of_ours_is_counted_and_accuses_nobody(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str], where: str, number: int
+) -> None:
+    """Whether a note could not be taken or not be looked at: the books know no more, and start over."""
+    called = count(1)
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            if next(called) == number:
+                raise RuntimeError("a bug of ours")
+            return real(*args, **more)
+
+        return call
+
+    if where == "noted":
+        for module in (hicache_copies, hicache_pages, hicache_keys, hicache_readers):
+            monkeypatch.setattr(module, "access", failing(access))
+    else:
+        for turn in ("alloc", "free", "acquire", "close", "read"):
+            monkeypatch.setattr(Ownership, turn, failing(getattr(Ownership, turn)))
+    sink = MemorySink()
+    with rehearsed(sink):
+        pass
+    assert sum(sink.of(Health)[-1].errors.values()) == len(internal_errors)
+    assert len(internal_errors) == (next(called) > number)
+    internal_errors.clear()
+
+
+def test_holds_that_are_no_operations_are_noted_or_counted(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """Where an operation could not be noted its holds are, and if that fails too the host is not told."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Together, "claim", fails)
+    monkeypatch.setattr(PageNotes, "moved", fails)
+    sink = MemorySink()
+    with rehearsed(sink):
+        pass
+    assert sink.of(Health)[-1].errors["lifetimes/acquire"] > 0
+    internal_errors.clear()
+
+
+def test_caches_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose allocator is called holds nobody else up, nor its own thread if that is interrupted."""
+    inside, leave = threading.Event(), threading.Event()
+    original = PageAllocator.alloc
+    first, second = PageAllocator(4, "first"), PageAllocator(4, "second")
+
+    def alloc(allocator: PageAllocator, pages: int, owner: int = 0) -> Any:
+        if allocator is first and not inside.is_set():
+            inside.set()
+            first.free(first.alloc(1))  # as a signal's handler would
+            assert leave.wait(30)
+        return original(allocator, pages, owner)
+
+    monkeypatch.setattr(PageAllocator, "alloc", alloc)
+    with Runtime.start(Settings(gate=Gate.ON), sinks=[MemorySink()]):
+        held = threading.Thread(target=lambda: first.alloc(1), daemon=True)
+        held.start()
+        assert inside.wait(30)
+        other = threading.Thread(target=lambda: second.alloc(1), daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
+        leave.set()
+        held.join(30)
+        assert not held.is_alive()

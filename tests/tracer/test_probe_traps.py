@@ -1,5 +1,6 @@
 """Probe and judge where a careless tracer accuses the innocent, or looks away."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 from tests.tracer.rig import LAYERS, PAGE, PAGES, Rig, outcomes, view
 
 from hicache_dbg.tracer.digest.cpu import CpuDigester
-from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.ledger import Digests, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.settings import Checksum
@@ -228,3 +229,26 @@ def test_books_of_pools_of_one_name_are_kept_apart() -> None:
     (*_, load), findings = rig.finish()
     assert outcomes(load) == (LAYERS, 0, 0, {})
     assert findings == []
+
+
+@pytest.mark.parametrize("moved_on", [False, True])
+def test_under_ends_a_page_that_was_written_over_is_not_said_to_be_undelivered(
+    moved_on: bool,
+) -> None:
+    """The bus reads it a moment later: what it says of the source, and of the copy, is what it knows."""
+    rig, looked = Rig(Checksum.ENDS), threading.Event()
+
+    def hold() -> list[Finding]:
+        assert looked.wait(30)
+        return []
+
+    rig.session.check(hold)
+    rig.backup([5], [1])
+    rig.host[0, 5, 0] ^= 1
+    if moved_on:
+        rig.device[:, 1] += 1
+    looked.set()
+    _, (found,) = rig.finish()
+    assert found.cls is FaultClass.FAILED_LOAD
+    assert ("the source kept its bytes" in found.message) is not moved_on
+    assert "or something wrote over it before it was read" in found.message

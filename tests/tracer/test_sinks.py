@@ -1,16 +1,19 @@
 """Which sinks a run gets: what is asked for, else what answers; one that cannot be built is tried again."""
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 from tests.dashboards.stack import free_port
 
-from hicache_dbg.tracer.events import Health
+from hicache_dbg.exporters.recording import RecordingSink
+from hicache_dbg.exporters.recording_format import read, recordings_in
+from hicache_dbg.tracer.events import Event, Health, Started
 from hicache_dbg.tracer.settings import EVERYWHERE, Listen, Settings, SettingsError
 from hicache_dbg.tracer.sink import SinkError
-from hicache_dbg.tracer.sinks import PART_BYTES, PARTS_KEPT, build_sinks
+from hicache_dbg.tracer.sinks import PART_BYTES, PARTS_KEPT, LateSink, build_sinks
 
 
 def names(settings: Settings) -> list[str]:
@@ -45,8 +48,35 @@ def test_a_sink_that_cannot_be_built_loses_with_a_reason_until_it_can(tmp_path: 
     folder.unlink()
     late.emit([Health(time_ns=3)])
     late.close()
-    (recording,) = folder.iterdir()
-    assert '"time_ns":3' in recording.read_text()
+    (recording,) = recordings_in(folder)
+    assert list(read(recording)) == [Health(time_ns=3)]
+
+
+def test_a_sink_that_comes_late_gets_the_start_and_the_tracers_own_state(tmp_path: Path) -> None:
+    """Without the start nobody could read what follows, nor would a scrape see what was lost."""
+    asked: list[Callable[[], Health]] = []
+
+    class Recording(RecordingSink):
+        def watch(self, health: Callable[[], Health]) -> None:
+            asked.append(health)
+
+    late = LateSink("recording", lambda: Recording(tmp_path / "folder", "run"))
+    late.watch(lambda: Health(time_ns=7))
+    first, newer, other = (
+        Started(time_ns=n, rank=rank, system="s", version="0", checksum="loads")
+        for n, rank in ((1, 0), (2, 0), (3, 1))
+    )
+    lost_batches: list[list[Event]] = [[first], [newer, Health(time_ns=1)], [other]]
+    for lost in lost_batches:
+        with pytest.raises(SinkError):
+            late.emit(lost)
+    (tmp_path / "folder").mkdir()
+    late.emit([Health(time_ns=4)])
+    late.emit([Health(time_ns=5)])
+    late.close()
+    (recording,) = recordings_in(tmp_path / "folder")
+    assert list(read(recording)) == [newer, other, Health(time_ns=4), Health(time_ns=5)]
+    assert [health().time_ns for health in asked] == [7]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +117,7 @@ def test_a_recording_is_bounded_by_default(tmp_path: Path) -> None:
     """A recording is cut into parts, so that a long run does not fill the disk."""
     (sink,) = build_sinks(Settings(sinks=("recording",), directory=tmp_path), lambda: ()).sinks
     sink.close()
-    (path,) = tmp_path.iterdir()
+    (path,) = recordings_in(tmp_path)
     assert path.name.endswith(".0000.jsonl")
     assert PART_BYTES * PARTS_KEPT == 4 << 30
 

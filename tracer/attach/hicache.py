@@ -73,7 +73,7 @@ class HiCacheAttachment:
         self.lifetimes = LifetimeAttachment(session)
         #: Follows pages from prefill to decode; None while no handover is imported.
         self.handover: HandoverAttachment | None = None
-        self._ranks = RankStatements(session)
+        self._ranks = RankStatements(session, self._views_of)
         self._requests = RequestSpans(session.errors)
         self._views: dict[int, MirrorViews] = {}
         self._fixed: dict[int, _Fixed] = {}
@@ -88,6 +88,7 @@ class HiCacheAttachment:
         self._patches.replace(TransferEngine, "backup", self._around_backup)
         self._patches.replace(TransferEngine, "load", self._around_load)
         self._patches.replace(TransferEngine, "on_queued", self._around_on_queued)
+        self._patches.replace(TransferEngine, "on_ahead", self._around_on_ahead)
         self._session.probe.watching = self._session.probe.describes_later = True
         if CONTROLLER not in sys.modules:
             importlib.import_module(CONTROLLER)
@@ -118,7 +119,7 @@ class HiCacheAttachment:
             self.handover.detach()
         self._patches.undo()
         self._session.probe.watching = self._session.probe.describes_later = False
-        self._session.bus.flush(_LAST_WORDS_S)  # it may still have copies to describe
+        self._session.bus.settle(_LAST_WORDS_S)  # it may still have copies to describe
         self._views.clear()
         self._fixed.clear()
         self._pinned.clear()
@@ -134,7 +135,9 @@ class HiCacheAttachment:
             self._look_at(op)
             asked = self._requests.of(op)
             self._session.probe.observe(
-                lambda: self._copies(op, Op.BACKUP, asked), lambda: original(engine, op)
+                lambda: self._copies(op, Op.BACKUP, asked),
+                lambda: original(engine, op),
+                on_device=_on_device(op),
             )
 
         return backup
@@ -147,6 +150,7 @@ class HiCacheAttachment:
                 lambda: self._copies(op, Op.LOAD, asked),
                 lambda layer_done: original(engine, op, layer_done),
                 on_layer_done,
+                on_device=_on_device(op),
             )
 
         return load
@@ -158,6 +162,13 @@ class HiCacheAttachment:
 
         return on_queued
 
+    def _around_on_ahead(self, original: Callable[..., None]) -> Callable[..., None]:
+        def on_ahead(engine: TransferEngine) -> None:
+            original(engine)
+            self._session.probe.ahead()
+
+        return on_ahead
+
     def _after_construction(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(controller: "HiCacheController", *args: Any, **kwargs: Any) -> None:  # noqa: N807
             original(controller, *args, **kwargs)
@@ -165,6 +176,7 @@ class HiCacheAttachment:
                 self._states.add(controller)
                 host = controller.allocators[Tier.HOST.value]
                 self._register(controller.group.mirrors, _generations_of(host))
+                self._ranks.built(map(self._views_of, controller.group.mirrors))
                 self._look_at_coverage(controller.group)
             try:
                 self._session.enforce()
@@ -280,6 +292,11 @@ class HiCacheAttachment:
                 for finding in check_readings(views, known, time_ns=now, rank=rank)
             ]
         )
+
+
+def _on_device(op: CopyOp) -> bool:
+    """Whether a device can follow every copy."""
+    return all(copy.mirror.device.device.type != "cpu" for copy in op.copies)
 
 
 def _generations_of(allocator: PageAllocator) -> GenerationReader:

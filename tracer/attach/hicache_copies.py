@@ -60,12 +60,13 @@ class CopyNotes:
         ) -> CopyOp:
             with self._pages.holding() as together:
                 op = original(state, kind, host, device)
-                with self._notes.errors.at("lifetimes/begin"):
+                with self._notes.at("lifetimes/begin"):
                     flight = _flight(state, op, self._pool(state), host, device)
-                    self._flights[id(op)] = self._flights[id(host)] = flight
                     actor, holds = self._actor(), together.claim(state.host, state.device)
                     turn = partial(_submitted, self._books, flight, actor, holds=holds)
                     self._note(flight, turn, flight.by)
+                    # Last: the end of what was not noted is not claimed either.
+                    self._flights[id(op)] = self._flights[id(host)] = flight
             return op
 
         return begin
@@ -78,7 +79,7 @@ class CopyNotes:
                     original(state, host, device)
                 finally:
                     if flight is not None:
-                        with self._notes.errors.at("lifetimes/end"):
+                        with self._notes.at("lifetimes/end"):
                             holds = together.claim(state.host, state.device)
                             self._ended(flight, host, holds=holds)
 
@@ -150,7 +151,7 @@ class CopyNotes:
         return load
 
     def _begun(self, flight: Flight) -> None:
-        with self._notes.errors.at("lifetimes/begun"):
+        with self._notes.at("lifetimes/begun"):
             by, actor, work = access(flight.what), _actor(), current_work()
             flight.carrier = by
             parts = [_part(copy) for copy in flight.op.copies]
@@ -168,7 +169,7 @@ class CopyNotes:
             unsaid.append(_Landing(self._books, flight, [layer], _actor(), current_work()))
 
     def _over(self, flight: Flight, status: str) -> None:
-        with self._notes.errors.at("lifetimes/over"):
+        with self._notes.at("lifetimes/over"):
             by, layers = access(f"return of {flight.what}"), tuple(flight.arrived)
             moment, actor = next(moments), self._actor()
             turn = partial(_over, self._books, flight, layers, status, by, moment, actor)
@@ -183,7 +184,7 @@ class CopyNotes:
             try:
                 original(controller, *args)
             finally:
-                with self._notes.errors.at("lifetimes/close"):
+                with self._notes.at("lifetimes/close"):
                     self._closed(controller, access("close"))
 
         return close

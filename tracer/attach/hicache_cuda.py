@@ -99,7 +99,7 @@ class CudaNotes:
         by: Access | None = None,
         about: object = None,
     ) -> None:
-        with self._notes.errors.at("lifetimes/cuda"):
+        with self._notes.at("lifetimes/cuda"):
             self._notes.take(lambda: turn(self._books()), by=by, about=about)
 
 

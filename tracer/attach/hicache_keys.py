@@ -39,7 +39,7 @@ class KeyNotes:
             begun = next(moments)
             found = original(controller, tokens)
             self._on_host[id(found)] = found.host_pages.size
-            with self._notes.errors.at("lifetimes/match"):
+            with self._notes.at("lifetimes/match"):
                 if found.pages:
                     self._asked(controller, tokens, found)
                 self._missed(controller, tokens, found, begun)
@@ -57,7 +57,7 @@ class KeyNotes:
         ) -> "LoadTicket":
             ticket = original(controller, match, owner)
             if self._on_host.pop(id(match), 0) and not ticket.loads:
-                with self._notes.errors.at("lifetimes/load_back"):
+                with self._notes.at("lifetimes/load_back"):
                     by, host = access("load_back"), controller.allocators["host"]
                     pool = "+".join(controller.group.device)
                     self._notes.take(lambda: self._books().tier(host).use.asked(by), pool, by=by)
@@ -117,10 +117,10 @@ class KeyNotes:
             controller: "HiCacheController", tokens: "Tokens", device_pages: Ids
         ) -> "InsertResult":
             ids = np.array(device_pages, np.int64).reshape(-1)
-            with self._notes.errors.at("lifetimes/insert"):
+            with self._notes.at("lifetimes/insert"):
                 self._said(controller, tokens, ids)
             result = original(controller, tokens, device_pages)
-            with self._notes.errors.at("lifetimes/insert"):
+            with self._notes.at("lifetimes/insert"):
                 self._taken(controller, ids)
             return result
 

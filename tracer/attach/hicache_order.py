@@ -70,7 +70,7 @@ class Order:
                 continue
             if stamp is None:
                 stamp = self.stamp(actor, work)
-                if flight.loads and work is None:
+                if stamp is not None and flight.loads and work is None:
                     self._promise(flight, stamp)
             layers, host, device = part.layers, part.host, part.device
             if not flight.loads:
@@ -118,8 +118,10 @@ class Order:
 
     def _came(self, flight: Flight, actor: ActorId, step: Step) -> None:
         """What was promised up to this step is done, or never will be."""
-        assert flight.first is not None  # noqa: S101 - asked by the callers
-        self.clocks.learn(actor, Stamp(flight.first.actor, step, flight.first.clock))
+        first = flight.first
+        assert first is not None  # noqa: S101 - asked by the callers
+        if step <= self.clocks.now(first.actor).step:  # else it was promised in earlier books
+            self.clocks.learn(actor, Stamp(first.actor, step, first.clock))
 
     def touched(  # noqa: PLR0917 - an access is all of these
         self,
@@ -127,7 +129,7 @@ class Order:
         layers: tuple[int, ...],
         pages: Pages,
         role: Role,
-        stamp: Stamp,
+        stamp: Stamp | None,
         by: Access,
     ) -> list[Violation]:
         """The model reads or writes a pool; copies count from its first access to the pool on."""
@@ -136,11 +138,13 @@ class Order:
         return self._access(space, layers, pages, role, stamp, by)
 
     def table_touched(  # noqa: PLR0917 - as above
-        self, name: str, size: int, rows: Pages, role: Role, stamp: Stamp, by: Access
+        self, name: str, size: int, rows: Pages, role: Role, stamp: Stamp | None, by: Access
     ) -> list[Violation]:
         """Rows of a control table of ``size`` are read or written."""
         space = Space("device", name)
         self._ordering.watch(space, 1, size)
+        if stamp is None:
+            return []
         return self._ordering.access(space, (0,), rows, role=role, stamp=stamp, by=by)
 
     def _access(  # noqa: PLR0917 - as above
@@ -149,10 +153,12 @@ class Order:
         layers: tuple[int, ...],
         pages: Pages,
         role: Role,
-        stamp: Stamp,
+        stamp: Stamp | None,
         by: Access,
         steps: list[Step] | None = None,
     ) -> list[Violation]:
+        if stamp is None:  # nobody knows whom it comes after
+            return []
         access = self._ordering.access
         try:
             found = access(space, layers, pages, role=role, stamp=stamp, by=by, steps=steps)
@@ -196,10 +202,12 @@ class Order:
             for allocator in allocators:
                 self.clocks.meet(actor, ("allocator", id(allocator)))
 
-    def stamp(self, actor: ActorId, work: int | None) -> Stamp:
-        """When something happens: a piece of queued work's own moment, or the actor's next step."""
-        stamp = None if work is None else self.stamps.get(work)
-        return self.clocks.step(actor) if stamp is None else stamp
+    def stamp(self, actor: ActorId, work: int | None) -> Stamp | None:
+        """When something happens: a piece of queued work's own moment, or the actor's next step.
+
+        None of work that was queued before these books were begun: nor was it seen who waited for it.
+        """
+        return self.clocks.step(actor) if work is None else self.stamps.get(work)
 
     def gate_opened(self, load: Load, layer: int, actor: ActorId) -> None:
         """Whoever passes this gate comes after what ``actor`` did so far."""

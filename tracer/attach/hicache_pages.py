@@ -53,7 +53,7 @@ class Together:
     def __exit__(self, *_: object) -> None:
         self._pages.together.now = None
         for call in self._calls:
-            self._pages.moved(*call, refused=False)
+            self._pages.take(*call)
 
 
 class _Now(threading.local):
@@ -67,7 +67,9 @@ class PageNotes:
         self._notes = notes
         self._books = books
         self.together = _Now()
-        self._lock = threading.Lock()  # an allocator's notes stand in the order of its calls
+        # An allocator's notes stand in the order of its calls. No lock over all of them: a cache must
+        # not wait for another one, nor for a thread of it that is not there in a forked child.
+        self._locks: WeakKeyDictionary[PageAllocator, threading.RLock] = WeakKeyDictionary()
         self._pools: WeakKeyDictionary[PageAllocator, str] = WeakKeyDictionary()
 
     def wrappers(self) -> Wrappers:
@@ -89,11 +91,16 @@ class PageNotes:
         """Findings on this allocator's pages are about ``pool``."""
         self._pools[allocator] = pool
 
+    def _in_turn(self, allocator: PageAllocator) -> threading.RLock:
+        """Held while an allocator is called; its thread may be interrupted there, and call it again."""
+        lock = self._locks.get(allocator)
+        return self._locks.setdefault(allocator, threading.RLock()) if lock is None else lock
+
     def _around_alloc(self, original: Callable[..., Pages]) -> Callable[..., Pages]:
         def alloc(allocator: PageAllocator, count: int, owner: int = 0) -> Pages:
-            with self._lock:
+            with self._in_turn(allocator):
                 pages = original(allocator, count, owner)
-                with self._notes.errors.at("lifetimes/alloc"):
+                with self._notes.at("lifetimes/alloc"):
                     given, by, left = pages.copy(), access("alloc"), allocator.available
                     generations = allocator.generation(given).astype(np.int64)
 
@@ -111,23 +118,28 @@ class PageNotes:
 
         def make(original: Callable[..., None]) -> Callable[..., None]:
             def call(allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
-                with self._lock:
+                with self._in_turn(allocator):
                     refused = True
                     try:
                         original(allocator, page_ids)
                         refused = False
                     finally:
-                        together = self.together.now
-                        if together is not None and held and not refused:
-                            together.add(allocator, name, page_ids)
-                        else:
-                            with self._notes.errors.at(place):
+                        with self._notes.at(place):
+                            together = self.together.now
+                            if together is not None and held and not refused:
+                                together.add(allocator, name, page_ids)
+                            else:
                                 self.moved(allocator, name, page_ids, refused=refused)
 
             call.__name__ = name
             return call
 
         return make
+
+    def take(self, allocator: PageAllocator, name: str, page_ids: npt.ArrayLike) -> None:
+        """Note a hold that belongs to no operation."""
+        with self._notes.at(f"lifetimes/{name}"):
+            self.moved(allocator, name, page_ids, refused=False)
 
     def moved(
         self, allocator: PageAllocator, name: str, page_ids: npt.ArrayLike, *, refused: bool
@@ -169,7 +181,7 @@ class PageNotes:
         def make(original: Callable[..., None]) -> Callable[..., None]:
             def pin(tree: RadixTree, node: Node) -> None:
                 original(tree, node)
-                with self._notes.errors.at("lifetimes/pin"):
+                with self._notes.at("lifetimes/pin"):
                     by, handle, held = access(name), _handle(node, name), _held(node, name)
                     self._notes.take(lambda: self._books().pins.pin(handle, by, held), by=by)
 
@@ -186,7 +198,7 @@ class PageNotes:
                     original(tree, node)
                     refused = False
                 finally:
-                    with self._notes.errors.at("lifetimes/unpin"):
+                    with self._notes.at("lifetimes/unpin"):
                         self._unpinned(node, name, access(name), refused=refused)
 
             unpin.__name__ = name

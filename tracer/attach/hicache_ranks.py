@@ -5,8 +5,10 @@ tokens up to the end of its page. Only where there are several ranks: alone nobo
 the keys of a store, which other processes may share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import count
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,11 +18,13 @@ from hicache_dbg.tracer.attach.hicache_keys import pages_of
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.checks.identity import prefix_digests
 from hicache_dbg.tracer.events import Finding, Op, Topic
+from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.probe import CopyRecord, Point
 from hicache_dbg.tracer.session import Session
 
 if TYPE_CHECKING:
     from hicache_dbg.pools.controller import HiCacheController, Match
+    from hicache_dbg.pools.host import Mirror
     from hicache_dbg.pools.radix import InsertResult
     from hicache_dbg.pools.radix_types import Tokens
 
@@ -30,16 +34,25 @@ __all__ = ["RankStatements"]
 class RankStatements:
     """Wraps a controller's lookups and insertions, and looks at each backup that was judged.
 
-    ``attach`` and ``detach`` are a symmetric, idempotent pair.
+    Two caches of a process may have pools of one name: each speaks for its own tiles, the second under
+    a shard of its own. ``attach`` and ``detach`` are a symmetric, idempotent pair.
+
+    Args:
+        session: what statements are made through.
+        views_of: a mirror as the session's copies name it.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, views_of: Callable[["Mirror"], MirrorViews]) -> None:
         self._session = session
+        self._views_of = views_of
+        self._numbers: WeakKeyDictionary[MirrorViews, int] = WeakKeyDictionary()
         self._patches = Patches()
         self._keys = KeyStatements(session)
-        #: By (pool, device page): the tokens it was inserted for, its place among their pages, and how
+        #: By mirror and device page: the tokens it was inserted for, its place among their pages, and how
         #: often an insertion had been lost by then. On the bus's thread only.
-        self._requests: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._requests: WeakKeyDictionary[MirrorViews, dict[int, tuple[int, int, int]]] = (
+            WeakKeyDictionary()
+        )
         self._lost = 0
 
     def attach(self, controller: type) -> None:
@@ -57,6 +70,11 @@ class RankStatements:
         self._patches.undo()
         if self._backed_up in self._session.on_judged:
             self._session.on_judged.remove(self._backed_up)
+
+    def built(self, mirrors: Iterable[MirrorViews]) -> None:
+        """A cache was made: its number is the same on all ranks, which make theirs in one order."""
+        for mirror in mirrors:
+            self._number(mirror)
 
     def _around_match(self, original: Callable[..., "Match"]) -> Callable[..., "Match"]:
         def match(controller: "HiCacheController", tokens: "Tokens") -> "Match":
@@ -77,32 +95,47 @@ class RankStatements:
         ) -> "InsertResult":
             with self._session.errors.at("ranks/insert"):
                 pages = np.array(device_pages, np.int64).tolist()
-                raw, pools = pages_of(controller, tokens), tuple(controller.group.device)
-                lost = self._lost
-                if not self._session.check(lambda: self._inserted(pools, pages, raw, lost)):
+                raw, lost = pages_of(controller, tokens), self._lost
+                mirrors = tuple(map(self._views_of, controller.group.mirrors))
+                if not self._session.check(lambda: self._inserted(mirrors, pages, raw, lost)):
                     self._lost += 1  # its pages may be known for other tokens
             return original(controller, tokens, device_pages)
 
         return insert
 
+    def _number(self, mirror: MirrorViews) -> int:
+        """Which of the living caches with a pool of this name it is of, from 1 on."""
+        known = self._numbers.get(mirror)
+        if known is None:
+            taken = {
+                number for other, number in list(self._numbers.items()) if other.pool == mirror.pool
+            }
+            known = next(number for number in count(1) if number not in taken)
+            self._numbers[mirror] = known
+        return known
+
     def _inserted(
-        self, pools: tuple[str, ...], pages: list[int], raw: list[bytes], lost: int
+        self, mirrors: tuple[MirrorViews, ...], pages: list[int], raw: list[bytes], lost: int
     ) -> list[Finding]:
-        for at, digest in enumerate(prefix_digests(raw).tolist()[: len(pages)]):
-            here = ((pool, pages[at]) for pool in pools)
-            self._requests |= dict.fromkeys(here, (digest, at, lost))
+        named = {
+            pages[at]: (digest, at, lost)
+            for at, digest in enumerate(prefix_digests(raw).tolist()[: len(pages)])
+        }
+        for mirror in mirrors:
+            self._requests.setdefault(mirror, {}).update(named)
         return []
 
     def _backed_up(self, record: CopyRecord) -> None:
         copy = record.copy
         if copy.op is not Op.BACKUP or record.status != "ok":
             return
+        requests, number = self._requests.get(copy.mirror, {}), self._number(copy.mirror)
         for component in copy.mirror.device:
             digests = record.digests.get((Point.SOURCE_BEFORE, component))
             if digests is None:
                 continue
             for column, page in enumerate(copy.device_pages[record.digested].tolist()):
-                known = self._requests.get((copy.mirror.pool, page))
+                known = requests.get(page)
                 if known is not None and known[2] == self._lost:
                     request, at, _ = known
                     self._session.state(
@@ -112,6 +145,7 @@ class RankStatements:
                         request=f"{request:016x}",
                         pool=copy.mirror.pool,
                         component=component,
+                        shard="" if number == 1 else f"cache {number}",
                         page=at,
                         layers=copy.model_layers,
                     )

@@ -45,7 +45,7 @@ class ReaderNotes:
     def _around_finish(self, original: Callable[..., None]) -> Callable[..., None]:
         def finish(load: Load, error: BaseException | None = None) -> None:
             flight = self._flights.pop(id(load.host), None)
-            with self._notes.errors.at("lifetimes/finish"):
+            with self._notes.at("lifetimes/finish"):
                 by, actor = access(f"report of load {load.op_id}"), self._actor()
                 turn = partial(_reported, self._books, load, actor, flight, by, good=error is None)
                 self._note(flight, turn, by)
@@ -58,7 +58,7 @@ class ReaderNotes:
         on_time = flight is None or layer in flight.arrived
         if on_time and not self._notes.ordered:
             return
-        with self._notes.errors.at("lifetimes/gate"):
+        with self._notes.at("lifetimes/gate"):
             actor, arrived = self._actor(), tuple(flight.arrived) if flight else ()
             by = access(f"gate {layer} of load {load.op_id}")
             turn = partial(_opened, self._books, load, layer, actor, flight, arrived, by)
@@ -68,7 +68,7 @@ class ReaderNotes:
         def wait_layer(ticket: LoadTicket, layer: int, timeout: float = GATE_TIMEOUT_S) -> None:
             original(ticket, layer, timeout)
             if ticket.loads and self._notes.ordered:
-                with self._notes.errors.at("lifetimes/wait"):
+                with self._notes.at("lifetimes/wait"):
                     by, actor = access(f"wait for layer {layer}"), _thread()
                     self._note(None, partial(_passed, self._books, ticket.loads, layer, actor), by)
 

@@ -203,7 +203,7 @@ class StreamNotes:
     ) -> None:
         if not self._notes.ordered:
             return
-        with self._notes.errors.at("lifetimes/order"):
+        with self._notes.at("lifetimes/order"):
             self._notes.take(lambda: turn(self._books()), by=by, about=about)
 
 

@@ -4,8 +4,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Protocol
 
 from hicache_dbg.tracer.checks.violation import Access, Violation
@@ -55,7 +57,8 @@ class Desk(Protocol):
 class Note:
     """Something that was done to pages, and who looks at it.
 
-    ``by`` is the access that it is, where it is one; ``about`` what it is an access to.
+    ``by`` is the access that it is, where it is one; ``about`` what it is an access to. Where looking
+    at it fails, ``start_over`` has the books forget: they would accuse those who come next.
     """
 
     turn: Turn
@@ -65,6 +68,7 @@ class Note:
     about: object
     time_ns: int
     rank: int
+    start_over: Callable[[], None]
 
     def ready(self) -> bool:
         """Nothing is waited for."""
@@ -72,7 +76,11 @@ class Note:
 
     def events(self) -> Sequence[Finding]:
         """What is wrong with it."""
-        found = self.turn()
+        try:
+            found = self.turn()
+        except Exception:
+            self.start_over()
+            raise
         return self.findings(found) if found else ()
 
     def findings(self, found: Sequence[Violation]) -> Sequence[Finding]:
@@ -92,7 +100,8 @@ class Notes:
     """Hands each note to the bus in the order taken, and starts over where one was lost.
 
     State machines that missed something would accuse the innocent: after a gap (a full ring, a
-    fork, tracing switched off) ``start_over`` runs on the bus's thread before the next note.
+    fork, tracing switched off, a failure of ours) ``start_over`` runs on the bus's thread before the
+    next note.
     """
 
     def __init__(self, desk: Desk, start_over: Callable[[], None]) -> None:
@@ -101,9 +110,19 @@ class Notes:
         self.ordered = False
         self._desk = desk
         self._start_over = start_over
-        self._gap = False
+        # Numbered, for two threads may each lose a note at the same time.
+        self._numbers = count(1)
+        self._gap, self._closed = 0, 0
         self._pid = os.getpid()
         self._unsaid = _Unsaid()
+
+    def at(self, place: str) -> AbstractContextManager[object]:
+        """A context in which a note is made; a failure is counted under ``place``, and leaves a gap."""
+        return self.errors.at(place, self.lose)
+
+    def lose(self) -> None:
+        """Something happened that will not be noted."""
+        self._gap = next(self._numbers)
 
     @property
     def unsaid(self) -> list[Turn]:
@@ -127,15 +146,18 @@ class Notes:
             turn = partial(_in_turn, (*unsaid, turn))
             unsaid.clear()
         if self._pid != os.getpid():  # a forked child begins with an empty ring
-            self._pid, self._gap = os.getpid(), True
+            self._pid = os.getpid()
+            self.lose()
         if not desk.probe.enabled:
-            self._gap = True
+            self.lose()
             return
-        if self._gap:
-            self._gap = not desk.check(self._forget)
-        note = Note(turn, pool, op, by, about, time.time_ns(), desk.settings.rank)
-        if self._gap or not desk.push(note):
-            self._gap = True
+        if (gap := self._gap) != self._closed:
+            if not desk.check(self._forget):
+                return
+            self._closed = gap
+        rank, start_over = desk.settings.rank, self._start_over
+        if not desk.push(Note(turn, pool, op, by, about, time.time_ns(), rank, start_over)):
+            self.lose()
 
     def _forget(self) -> Sequence[Finding]:
         self._start_over()

@@ -75,6 +75,20 @@ class _Case:
         same = copy.mirror.still(page, generation, writes)
         return int(digest[0, 0]) if same else None
 
+    def source_since(self) -> int | None:
+        """What a backup's first bad tile held at its source after the copy: as digested, or else now.
+
+        Now it may be another's: None unless it is what it was before the copy.
+        """
+        copy, after = self.record.copy, self.seen.source_after
+        if after is not None:
+            return int(after[self.layer_at, self.page_at])
+        if copy.spans is not None:
+            return None
+        view, before = copy.mirror.device[self.component], self.seen.expected
+        now = tile_digest(self.digester, view, self.layer, self.device_page)
+        return now if now == int(before[self.layer_at, self.page_at]) else None
+
     def slots(self) -> str:
         """Which slots of the first bad tile differ between its two ends, as ranges.
 
@@ -130,10 +144,9 @@ def _geometry(case: _Case) -> Verdict | None:
 
 
 def _source_changed(case: _Case) -> Verdict | None:
-    after = case.seen.source_after
-    if case.record.copy.op is not Op.BACKUP or after is None:
+    if case.record.copy.op is not Op.BACKUP:
         return None
-    if after[case.layer_at, case.page_at] == case.seen.expected[case.layer_at, case.page_at]:
+    if case.source_since() in {None, int(case.seen.expected[case.layer_at, case.page_at])}:
         return None
     cause = "the source changed while it was copied: the copy did not wait for the last writer"
     return FaultClass.STORE_BEFORE_WRITE, cause, "", "wait for the writer's event before the backup"
@@ -143,8 +156,17 @@ def _not_delivered(case: _Case) -> Verdict | None:
     if case.record.copy.op is Op.BACKUP:
         cause = (
             "the source kept its bytes and the destination holds others: the copy did not deliver"
+            if case.source_since() is not None
+            else "the destination does not hold what the source held before the copy, and the source has "
+            "moved on since"
         )
-        return FaultClass.FAILED_LOAD, cause, "", "look at the copy's completion status"
+        advice = "look at the copy's completion status"
+        if case.seen.source_after is None:  # read after the copy, by another thread
+            cause += (
+                ", or something wrote over it before it was read (HICACHE_DBG_CHECKSUM=three tells)"
+            )
+            advice = "run with HICACHE_DBG_CHECKSUM=three"
+        return FaultClass.FAILED_LOAD, cause, "", advice
     if case.host_end() != int(case.seen.expected[case.layer_at, case.page_at]):
         return None
     cause = (

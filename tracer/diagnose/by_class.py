@@ -6,7 +6,7 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 
-__all__ = ["all_loads_equal", "briefly", "by_class", "came_back_equal", "no_traffic"]
+__all__ = ["all_loads_equal", "briefly", "by_class", "came_back_equal", "no_alibi", "no_traffic"]
 
 #: What comes back should have been compared: here a digest alone says nothing.
 BACK = (Op.LOAD, Op.FETCH, Op.RECV)
@@ -64,6 +64,11 @@ def by_class(
 def briefly(finding: Finding) -> str:
     """What is wrong, without the accesses that led to it."""
     return finding.message.partition("; this access: ")[0]
+
+
+def no_alibi(_: Evidence) -> str | None:
+    """Nothing in an evidence rules the cause out."""
+    return None
 
 
 def all_loads_equal(evidence: Evidence) -> str | None:

@@ -19,7 +19,7 @@ import msgspec
 from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.recording_format import Header, RecordingError, read_header
-from hicache_dbg.tracer.events import Copied, Event
+from hicache_dbg.tracer.events import Copied, Event, Finding
 
 __all__ = ["Database", "RecordingSource", "Source", "listed"]
 
@@ -56,6 +56,7 @@ COLUMNS = {
     "host_pages": "BIGINT[]",
     "device_pages": "BIGINT[]",
     "generations": "BIGINT[]",
+    "requests": "VARCHAR[]",
     "status": "VARCHAR",
     "bad_tiles": "BIGINT[][]",
     "trace_id": "VARCHAR",
@@ -103,11 +104,17 @@ class Source(Protocol):
 class Database:
     """One DuckDB in memory, with a folder to spill to that goes with it.
 
+    Args:
+        source: where the events come from.
+        request: keep to the operations for this request, as the host calls it; of the findings to
+            those about it, and about no request in particular.
+
     Raises:
         PartMissingError: DuckDB is not installed.
+        RecordingError: no operation is for ``request``.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, request: str = "") -> None:
         try:
             import duckdb
         except ImportError as error:
@@ -122,9 +129,13 @@ class Database:
                 "preserve_insertion_order": "true",
             }
         )
-        self._source = source
+        self._source, self._request = source, request
+        #: Operations that are for other requests, or for none, where one was asked for.
+        self.elsewhere = 0
         try:
             source.attach(self)
+            if request:
+                self._narrow(request)
         except BaseException:
             self.close()
             raise
@@ -156,7 +167,26 @@ class Database:
 
     def rare(self) -> Iterator[Event | Header]:
         """Every event that is no copy, and where files begin."""
-        return self._source.rare(self)
+        for event in self._source.rare(self):
+            named = event.requests if isinstance(event, Finding) and self._request else ()
+            if not named or self._request in named:
+                yield event
+
+    def _narrow(self, request: str) -> None:
+        self.sql("ALTER VIEW copies RENAME TO every_copy")
+        quoted = request.replace("'", "''")
+        self.sql(
+            f"CREATE VIEW copies AS SELECT * FROM every_copy WHERE list_contains(requests, '{quoted}')"  # noqa: S608 - quoted
+        )
+        ((every, mine),) = self.sql(
+            "SELECT (SELECT count(*) FROM every_copy), (SELECT count(*) FROM copies)"
+        )
+        if not mine:
+            raise RecordingError(
+                f"no operation in {self._source.name} is for request {request!r}: it copied nothing, "
+                "its host names no requests, or its name is another"
+            )
+        self.elsewhere = every - mine
 
     def close(self) -> None:
         """Let go of memory and of the spill folder."""

@@ -86,6 +86,8 @@ class Evidence:
     sessions_corrupted: int | None = None
     #: Whether what the processes stated was compared.
     joined: bool = False
+    #: Operations that were left aside on purpose.
+    elsewhere: int = 0
     #: What could not be taken into account, by place.
     errors: Counter[str] = field(default_factory=Counter)
     sql: Sql | None = None
@@ -151,7 +153,7 @@ class Evidence:
         bus = sum(lost for where, lost in health.dropped.items() if where.startswith("bus/"))
         failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith("probe/"))
         made = health.copies - sum(self.earlier)
-        return bus + failed + max(0, made - sum(self.paths.values()))
+        return bus + failed + max(0, made - self.elsewhere - sum(self.paths.values()))
 
     @property
     def pools(self) -> list[str]:
@@ -208,10 +210,13 @@ class Evidence:
 
     @property
     def checked_share(self) -> float:
-        """The share of loaded tiles that were compared, 0 where nothing was loaded."""
-        loads = [tiles for (_, op), tiles in self.by_pool.items() if op == Op.LOAD.value]
-        moved = sum(tiles.moved for tiles in loads)
-        return sum(tiles.verified + tiles.mismatched for tiles in loads) / moved if moved else 0.0
+        """The share of loaded tiles that were compared; of received ones where none was loaded, else 0."""
+        for way in (Op.LOAD, Op.RECV):
+            back = [tiles for (_, op), tiles in self.by_pool.items() if op == way.value]
+            moved = sum(tiles.moved for tiles in back)
+            if moved:
+                return sum(tiles.verified + tiles.mismatched for tiles in back) / moved
+        return 0.0
 
     def _health(self, event: Health) -> None:
         for at, word in enumerate(self.last_words[self.settled :], self.settled):

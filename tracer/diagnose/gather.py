@@ -19,7 +19,7 @@ _COUNTS = f"""
 
 def gather(database: Database) -> Evidence:
     """Count everything in ``database``: copies by one query, the rare events one by one."""
-    evidence = Evidence(sql=database.sql)
+    evidence = Evidence(sql=database.sql, elsewhere=database.elsewhere)
     for event in database.rare():
         if isinstance(event, Header):
             evidence.begin(event.run_id)

@@ -30,10 +30,11 @@ _DERIVED = {
     "time_ns": "TRY_CAST(__REALTIME_TIMESTAMP AS BIGINT) * 1000",
     "skipped": "CASE WHEN HICACHE_SKIP_REASON IS NULL THEN MAP([]::VARCHAR[], []::BIGINT[]) "
     "ELSE MAP([HICACHE_SKIP_REASON], [TRY_CAST(HICACHE_SKIPPED AS BIGINT)]) END",
+    "requests": "string_split(HICACHE_REQUEST, ',')",
     **_ABSENT,
 }
 _FIELDS = sorted(
-    {"HICACHE_EVENT", "HICACHE_SKIP_REASON", "HICACHE_SKIPPED", _RECORD}
+    {"HICACHE_EVENT", "HICACHE_REQUEST", "HICACHE_SKIP_REASON", "HICACHE_SKIPPED", _RECORD}
     | {_NAMED.get(name, f"HICACHE_{name.upper()}") for name in COLUMNS if name not in _DERIVED}
 )
 
@@ -68,7 +69,7 @@ class JournalSource:
 
         Raises:
             JournalMissingError: journalctl is absent.
-            JournalError: it did not succeed.
+            JournalError: it did not succeed, or holds no entry.
         """
         entries = database.folder / "entries.jsonl"
         with entries.open("wb") as file:
@@ -84,6 +85,11 @@ class JournalSource:
         if done.returncode:
             raise JournalError(
                 f"journalctl ended with status {done.returncode}: {done.stderr.strip() or 'no word'}"
+            )
+        if not entries.stat().st_size:
+            raise JournalError(
+                "the journal holds no entry of hicache-dbg for this query; hicache-dbg doctor says "
+                "whether lines reach it"
             )
         fields = ", ".join(f"{name}: 'VARCHAR'" for name in ("__REALTIME_TIMESTAMP", *_FIELDS))
         database.sql(

@@ -108,6 +108,6 @@ def _step(row: tuple[Any, ...], zero: int) -> Step:
         what=f"{op} {op_id}, {way.get(op, f'host page {host}')}"
         + (": this page differs" if bad else "")
         + ("" if status == "ok" else f": {status}"),
-        detail=f"of the operation's tiles {told or 'none was looked at'}; generation {generation}, {took:.0f} us",
+        detail=f"tiles of the operation: {told or 'none was looked at'}; generation {generation}, {took:.0f} us",
         bad=bool(bad) or status != "ok",
     )

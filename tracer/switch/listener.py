@@ -2,13 +2,14 @@
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
+from hicache_dbg.tracer.saying import say
 from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receive, send
 
 __all__ = ["Answer", "listen"]
@@ -41,16 +42,11 @@ def _start(answer: Answer) -> socket.socket | None:
     try:
         server.bind(address(os.getpid()))
         server.listen()
-    except OSError as error:
-        print(  # noqa: T201 - the host may have set up no logging
-            f"hicache-dbg: cannot listen for the switch: {error}; tracing stays off",
-            file=sys.stderr,
-        )
+        _thread(_serve, server, answer)
+    except (OSError, RuntimeError) as error:
+        say(f"cannot listen for the switch: {error}; tracing stays off")
         server.close()
         return None
-    threading.Thread(
-        target=_serve, args=(server, answer), name="hicache-dbg-switch", daemon=True
-    ).start()
     return server
 
 
@@ -61,9 +57,15 @@ def _serve(server: socket.socket, answer: Answer) -> None:
         except OSError:
             time.sleep(PAUSE_S)  # no descriptor is free, say: the host gets its core back
             continue
-        threading.Thread(
-            target=_talk, args=(connection, answer), name="hicache-dbg-switch", daemon=True
-        ).start()
+        try:
+            _thread(_talk, connection, answer)
+        except RuntimeError:  # no thread is free
+            connection.close()
+            time.sleep(PAUSE_S)
+
+
+def _thread(target: Callable[[socket.socket, Answer], None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, name="hicache-dbg-switch", daemon=True).start()
 
 
 def _talk(connection: socket.socket, answer: Answer) -> None:

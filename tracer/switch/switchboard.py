@@ -27,6 +27,8 @@ SinksOf = Callable[[Settings, "PoolStateReader"], Sequence["Sink"]]
 #: How tracing of a system begins, and what a late attachment to it cannot reach.
 Begin = Callable[[Settings, SinksOf], tuple["Runtime", tuple[str, ...]]]
 
+#: The longest run with an end, in seconds: a month.
+LONGEST_S = 31 * 86400.0
 #: What a late attachment cannot know, said with every one.
 LATE = "attached late: pages backed up before now are skipped (unwitnessed) until they are backed up again"
 
@@ -85,6 +87,10 @@ class Switchboard:
             return
         if ask.do != "on":
             reply(Reply(done=False, text=f"{ask.do!r} is no wish, expected on or off"))
+            return
+        if not 0 <= ask.for_s <= LONGEST_S:  # nobody could wait for its end
+            text = f"tracing for {ask.for_s:g} s: expected 0 to {LONGEST_S:g} s"
+            reply(Reply(done=False, text=text))
             return
         ended = threading.Event()
         first = self._on(ask, ended)

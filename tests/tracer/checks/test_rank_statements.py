@@ -6,9 +6,13 @@ from itertools import count
 import msgspec
 import numpy as np
 import pytest
-from tests.pools.caching import group_of, sequences, turn
+import torch
+from tests.pools.caching import P, group_of, sequences, turn
 
 from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.kinds import mla
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -109,3 +113,42 @@ def test_detaching_restores_the_very_same_methods(ranks: int) -> None:
     runtime = Runtime.start(Settings(gate=Gate.ON, ranks=ranks), sinks=[])
     runtime.stop()
     assert {name: vars(HiCacheController)[name] for name in before} == before
+
+
+def two_caches(rank: int, order: tuple[int, int]) -> MemorySink:
+    """A rank with two caches whose pools have the same names, and other sizes; served in this order."""
+    sink = MemorySink()
+    with (
+        Runtime.start(Settings(gate=Gate.ON, rank=rank, ranks=2), sinks=[sink]) as runtime,
+        HiCacheController(group_of(4, 32)) as first,
+        HiCacheController(other_group()) as second,
+    ):
+        (tokens,) = sequences([[0, 1]])
+        for cache in (first, second):  # both look up before either computes
+            cache.unlock(cache.match(tokens))
+        for at in order:
+            cache = (first, second)[at]
+            cache.insert(tokens, cache.alloc_device(2))
+            cache.flush()
+        assert runtime.flush()
+    return sink
+
+
+def other_group() -> PoolGroup:
+    """A cache with one pool of a name that the first cache has as well, of fewer layers."""
+    return PoolGroup.build(
+        [mla(2, P, torch.uint8, kv_lora_rank=256, rope_dim=2)],
+        device_pages=6,
+        host_pages=8,
+        layout=Layout.PAGE_FIRST,
+    )
+
+
+def test_two_caches_with_pools_of_one_name_speak_for_themselves() -> None:
+    """Served in another order on the other rank: nothing is mixed up, and nobody is accused."""
+    sinks = [two_caches(0, (0, 1)), two_caches(1, (1, 0))]
+    assert join([sink.events for sink in sinks]) == []
+    for sink in sinks:
+        said = [one for one in stated(sink, Topic.TILES) if one.pool == "mla"]
+        assert {(one.shard, len(one.layers)) for one in said} == {("", 3), ("cache 2", 2)}
+        assert len(said) == 2 * 2

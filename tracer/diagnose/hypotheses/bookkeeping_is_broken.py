@@ -10,6 +10,8 @@ def _alibi(evidence: Evidence) -> str | None:
     unwitnessed = evidence.skipped["unwitnessed"]
     if not evidence.paths or not evidence.starts or unwitnessed or evidence.unseen:
         return None
+    if not all(word.closing for word in evidence.last_words) or not evidence.last_words:
+        return None  # what is still held is told at the close
     return "every allocation and free was seen, and they add up"
 
 

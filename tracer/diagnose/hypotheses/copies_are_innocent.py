@@ -8,9 +8,9 @@ from hicache_dbg.tracer.events import Op
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     tiles = evidence.tiles
     if tiles.mismatched or evidence.findings:
-        return Verdict.FALSIFIED, (
-            f"{tiles.mismatched} tiles mismatched, {len(evidence.kinds_of_finding())} kinds of finding"
-        )
+        kinds = len(evidence.kinds_of_finding())
+        what = "kind" if kinds == 1 else "kinds"
+        return Verdict.FALSIFIED, f"{tiles.mismatched} tiles mismatched, {kinds} {what} of finding"
     back = evidence.of_op(Op.LOAD, Op.FETCH, Op.RECV)
     if not back.verified:
         return Verdict.UNDECIDED, "no loaded tile was compared"

@@ -33,6 +33,6 @@ HYPOTHESIS = Hypothesis(
     judge=_judge,
     rank=0,
     advice="wait for the layer in every reader, not only in the gated accessor",
-    decide_by="hicache-dbg repro --explore 1000, or HICACHE_DBG=1 with the reader declared",
+    decide_by="hicache-dbg repro --explore 1000; on SGLang HICACHE_DBG=1, which follows every reader",
     cause=FaultClass.READ_BEFORE_LOAD,
 )

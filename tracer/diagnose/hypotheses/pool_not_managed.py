@@ -1,5 +1,7 @@
 """A pool that the cache does not manage: no mirror, or never copied."""
 
+from collections import Counter
+
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
@@ -18,16 +20,31 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if not any(backups for backups, _ in moved.values()):
         return Verdict.UNDECIDED, "no backup was recorded"
     idle = sorted(pool for pool, (backups, _) in moved.items() if not backups)
-    if idle and evidence.unseen:
-        return Verdict.UNDECIDED, (
-            f"no copy of {', '.join(idle)} was recorded, and {evidence.unseen} operations are not here"
-        )
     if idle:
-        return Verdict.CONFIRMED, f"mirrored and never copied: {', '.join(idle)}"
+        return _of_idle(evidence, ", ".join(idle))
     table = ", ".join(
         f"{pool} {stored} backed up and {loaded} loaded" for pool, (stored, loaded) in moved.items()
     )
     return Verdict.FALSIFIED, f"every mirrored pool moves (tiles: {table})"
+
+
+def _of_idle(evidence: Evidence, idle: str) -> tuple[Verdict, str]:
+    """Of pools of which no copy is here: there may have been some."""
+    none = f"no copy of {idle} was recorded, and "
+    if evidence.unseen:
+        return Verdict.UNDECIDED, f"{none}{evidence.unseen} operations are not here"
+    if _most_copies(evidence) < 2:
+        # The pools of an operation are told one after the other: a recording may end between them.
+        return Verdict.UNDECIDED, f"{none}no more than one of any other pool"
+    return Verdict.CONFIRMED, f"mirrored and never copied: {idle}"
+
+
+def _most_copies(evidence: Evidence) -> int:
+    """Of one pool, either way."""
+    copies = Counter[str]()
+    for (pool, *_), count in evidence.paths.items():
+        copies[pool] += count
+    return max(copies.values(), default=0)
 
 
 HYPOTHESIS = Hypothesis(

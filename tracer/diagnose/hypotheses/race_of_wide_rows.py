@@ -14,7 +14,7 @@ RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.
 OFTEN = 8
 
 
-def _judge(evidence: Evidence) -> tuple[Verdict, str]:
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:  # noqa: PLR0911 - one verdict after the other
     raced = [f for f in evidence.findings if f.cls in RACES]
     if raced:
         return Verdict.CONFIRMED, briefly(raced[0])
@@ -23,7 +23,11 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         return Verdict.UNDECIDED, "no loaded tile was compared"
     wrong = {pool: t for pool, t in loads.items() if t.mismatched}
     if not wrong:
-        return Verdict.FALSIFIED, "no loaded tile differs from what was backed up"
+        equal = "no loaded tile differs from what was backed up"
+        if not evidence.sessions_corrupted:
+            return Verdict.FALSIFIED, equal
+        late = f"{equal}; whether that was written in time, digests cannot say"
+        return Verdict.UNDECIDED, late
     told = {f.pool for f in evidence.findings if f.cls is FaultClass.ROW_WIDTH}
     narrow = told & {mirror.pool for mirror in evidence.mirrors if disagreeing(mirror)}
     if set(wrong) <= narrow:

@@ -1,0 +1,75 @@
+"""Adds files of values up in one file, such that a kill at any moment counts nothing twice.
+
+The sum appears by one rename, and what went into it is removed after that. Before the rename a note says what that
+is, and which inode the sum will have: by these whoever comes next sees whether it is contained already.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.mmap_dict import MmapedDict
+
+__all__ = ["contained", "finish", "merge"]
+
+# The library gives them no types.
+_read: Callable[[str], Iterable[tuple[str, float, float, int]]] = (
+    MmapedDict.read_all_values_from_file
+)
+_open: Callable[[str], Any] = MmapedDict
+
+
+def merge(paths: list[Path], into: Path) -> None:
+    """Add up the values of ``paths`` and of what was merged before, then remove ``paths``.
+
+    A damaged file is left as it is.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    taken = []
+    for path in paths:
+        try:
+            values = list(_read(str(path)))
+        except Exception:  # noqa: BLE001, S112 - a damaged file raises whatever its bytes lead to
+            continue
+        taken.append(path)
+        for key, value, _, _ in values:
+            sums[key] += value
+    if not taken:
+        return
+    if into.exists():
+        for key, value, _, _ in _read(str(into)):
+            sums[key] += value
+    unfinished = into.with_suffix(".part")
+    unfinished.unlink(missing_ok=True)
+    file = _open(str(unfinished))
+    for key, value in sums.items():
+        file.write_value(key, value, 0.0)
+    file.close()
+    names = [path.name for path in taken]
+    said = {"into": into.name, "inode": unfinished.stat().st_ino, "files": names}
+    _note(into.parent).write_text(json.dumps(said))
+    unfinished.replace(into)
+    finish(into.parent)
+
+
+def contained(folder: Path) -> set[Path]:
+    """Files whose values are in a sum as well: whoever added them up was killed in it."""
+    try:
+        said = json.loads(_note(folder).read_text())
+        inode = (folder / said["into"]).stat().st_ino
+    except (OSError, ValueError):  # there is no note, no sum yet, or half a note: no rename either
+        return set()
+    return {folder / name for name in said["files"]} if inode == said["inode"] else set()
+
+
+def finish(folder: Path) -> None:
+    """Remove what a sum contains."""
+    for path in contained(folder):
+        path.unlink(missing_ok=True)
+    _note(folder).unlink(missing_ok=True)
+
+
+def _note(folder: Path) -> Path:
+    return folder / "hicache_dbg.merging"

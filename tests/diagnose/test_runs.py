@@ -1,0 +1,100 @@
+"""What a folder keeps of several runs is told apart by when it was written."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.diagnose.test_compare import BROKEN, MENDED
+
+from hicache_dbg.exporters.recording_format import FORMAT, Header
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.diagnose.runs import runs_of
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Event
+
+
+def recording(
+    folder: Path, name: str, began: int, ended: int, events: Sequence[Event] = MENDED
+) -> Path:
+    """A recording of ``events``, all but the last at ``began``."""
+    header = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id=name, time_ns=began)
+    timed = [msgspec.structs.replace(event, time_ns=began) for event in events]
+    timed[-1] = msgspec.structs.replace(events[-1], time_ns=ended)
+    path = folder / f"{name}.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *timed)))
+    return path
+
+
+def test_ranks_that_run_together_are_one_run(tmp_path: Path) -> None:
+    """They begin and end at different times; what overlaps belongs together."""
+    ranks = [recording(tmp_path, f"r{rank}", 10 + rank, 90 - rank) for rank in range(4)]
+    (run,) = runs_of(ranks)
+    assert (set(run.files), run.began_ns, run.ended_ns) == (set(ranks), 10, 90)
+
+
+def test_a_process_that_died_and_came_back_is_of_the_run_that_went_on(tmp_path: Path) -> None:
+    """Prefill may be restarted while decode lives."""
+    decode = recording(tmp_path, "decode", 10, 90)
+    prefills = [recording(tmp_path, f"p{at}", at, at + 20) for at in (15, 50)]
+    assert len(runs_of([decode, *prefills])) == 1
+
+
+def test_parts_of_one_recording_are_one_run(tmp_path: Path) -> None:
+    """A part may begin long after the one before it had its last event."""
+    parts = [recording(tmp_path, f"r.{n:04}", 10 * n + 1, 10 * n + 3) for n in range(3)]
+    (run,) = runs_of(parts)
+    assert (set(run.files), run.began_ns, run.ended_ns) == (set(parts), 1, 23)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(0, 15)).map(lambda at: (at[0], sum(at))),
+        min_size=1,
+        max_size=8,
+    ),
+    data=st.data(),
+)
+def test_runs_are_what_time_parts(
+    spans: list[tuple[int, int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two are in one run if one can go from the one to the other over times that touch; in any order."""
+    folder = tmp_path_factory.mktemp("runs")
+    files = [recording(folder, f"r{n}", *span) for n, span in enumerate(spans)]
+    busy = sorted({moment for began, ended in spans for moment in range(2 * began, 2 * ended + 1)})
+    gaps = sum(after > before + 1 for before, after in pairwise(busy))
+    runs = runs_of(data.draw(st.permutations(files)))
+    assert len(runs) == 1 + gaps
+    assert sorted(file for run in runs for file in run.files) == sorted(files)
+    assert all(a.ended_ns < b.began_ns for a, b in pairwise(runs))
+
+
+def test_what_was_wrong_before_the_last_run_is_no_verdict_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs of a folder are read as one, and that is said; ``--last`` reads the newest."""
+    recording(tmp_path, "before", 1_000_000_000, 2_000_000_000, BROKEN)
+    recording(tmp_path, "after", 3_000_000_000, 4_000_000_000, MENDED)
+    assert main(["diagnose", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "2 runs, one after the other, are read as one; --last reads that of 1970-01-01" in line
+    for more in ([], ["--together"]):
+        assert main(["diagnose", str(tmp_path), "--last", *more]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_of_each_of_two_folders_the_last_run_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing differs between the newest runs, nothing is said to."""
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        recording(folder, "before", 1, 2, BROKEN)
+        recording(folder, "after", 3, 4, MENDED)
+    places = [str(tmp_path / name) for name in ("a", "b")]
+    assert main(["diagnose", *places, "--last"]) == 0
+    assert "0 things differ" in capsys.readouterr().out

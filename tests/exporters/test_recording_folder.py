@@ -1,0 +1,191 @@
+"""Recordings of many processes in one folder: what they take together, and which of them go."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.exporters.samples import copied, finding, started
+
+from hicache_dbg.exporters.recording import RecordingSink, Rotation
+from hicache_dbg.exporters.recording_folder import Tenant, prune
+from hicache_dbg.exporters.recording_format import read, recordings_in, run_of
+from hicache_dbg.tracer.events import Copied, Event, Finding
+
+PART = 4096
+NO_ROOM = 0.0
+
+#: Records what it is given, says so, and waits to be ended.
+PROCESS = """
+import sys
+from pathlib import Path
+import msgspec
+from hicache_dbg.exporters.recording import RecordingSink, Rotation
+from hicache_dbg.exporters.recording_folder import Tenant
+from hicache_dbg.tracer.events import Event
+folder = Path(sys.argv[1])
+sink = RecordingSink(folder, sys.argv[2], rotation=Rotation(4096), tenant=Tenant(folder, 1e12))
+sink.emit(msgspec.json.decode(sys.argv[3], type=list[Event]))
+print("recorded", flush=True)
+sys.stdin.read()
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start processes that record; they end after the test."""
+    with ExitStack() as running:
+
+        def begin(run_id: str, events: Sequence[Event]) -> subprocess.Popen[str]:
+            data = msgspec.json.encode(events).decode()
+            command = [sys.executable, "-c", PROCESS, str(tmp_path), run_id, data]
+            process = running.enter_context(
+                subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            assert process.stdout is not None
+            assert process.stdout.readline() == "recorded\n"
+            return process
+
+        yield begin
+
+
+def record(folder: Path, run_id: str, events: Sequence[Event], age_s: float) -> None:
+    """A run that ended so many seconds ago."""
+    tenant = Tenant(folder, 1e12)
+    sink = RecordingSink(folder, run_id, rotation=Rotation(PART), tenant=tenant)
+    for event in events:
+        sink.emit([event])
+    sink.close()
+    then = time.time() - age_s
+    for path in folder.glob(f"{run_id}.*"):
+        os.utime(path, (then, then))
+
+
+def runs(folder: Path) -> set[str]:
+    """The runs that are there."""
+    return {run_of(path) for path in recordings_in(folder)}
+
+
+def test_ended_runs_go_oldest_first_until_the_rest_fits(tmp_path: Path) -> None:
+    """Whole runs go, with their locks, and no more of them than need be."""
+    for number, age in enumerate([30.0, 10.0, 20.0]):
+        record(tmp_path, f"run{number}", [started(), *[copied()] * 20], age)
+    sizes = [
+        sum(path.stat().st_size for path in tmp_path.glob(f"run{n}.*.jsonl")) for n in range(3)
+    ]
+    assert prune(tmp_path, sum(sizes)) == []
+    assert prune(tmp_path, sizes[1] + sizes[2]) == ["run0"]
+    assert prune(tmp_path, sizes[1]) == ["run2"]
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"run1"}
+    assert prune(tmp_path, NO_ROOM) == ["run1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_may_be_wanted_stays(tmp_path: Path, start: Start) -> None:
+    """Not a process's that lives, nor one with a finding, nor one that was brought here: whatever the bound."""
+    living = start("living", [started(), copied()])
+    killed = start("killed", [started(), finding()])
+    killed.kill()
+    killed.wait()
+    record(tmp_path, "found", [started(), finding(), copied()], 99.0)
+    brought = RecordingSink(tmp_path, "brought")
+    brought.emit([started()])
+    brought.close()
+    record(tmp_path, "clean", [started(), copied()], 1.0)
+    assert prune(tmp_path, NO_ROOM) == ["clean"]
+    assert runs(tmp_path) == {"living", "killed", "found", "brought"}
+    living.kill()
+    living.wait()
+    assert prune(tmp_path, NO_ROOM) == ["living"]
+
+
+def test_a_run_makes_room_for_its_own_parts(tmp_path: Path) -> None:
+    """Each part that is begun finds room, at the cost of others; the run itself is never cut."""
+    record(tmp_path, "old", [started(), *[copied()] * 20], 50.0)
+    sink = RecordingSink(tmp_path, "new", rotation=Rotation(PART), tenant=Tenant(tmp_path, PART))
+    sink.emit([started()])
+    for number in range(30):
+        sink.emit([copied(op_id=number)])
+    sink.close()
+    assert runs(tmp_path) == {"new"}
+    events = [event for path in recordings_in(tmp_path) for event in read(path)]
+    ids = [event.op_id for event in events if isinstance(event, Copied)]
+    assert ids == list(range(30))
+
+
+def test_a_run_whose_descriptors_the_host_closed_is_still_its_own(tmp_path: Path) -> None:
+    """A host that becomes a daemon closes them all: nothing of its files is touched, and the run goes on."""
+    sink = RecordingSink(tmp_path, "run", rotation=Rotation(1 << 20), tenant=Tenant(tmp_path, 1e12))
+    sink.emit([started(), finding()])
+    ours = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if _leads_to(tmp_path, fd)]
+    assert len(ours) == 2
+    for fd in ours:
+        os.close(fd)
+    hosts = [os.open(tmp_path / f"host{n}", os.O_CREAT | os.O_RDWR) for n in range(len(ours))]
+    assert sorted(hosts) == sorted(ours)  # the very numbers
+    sink.emit([copied()])
+    assert prune(tmp_path, NO_ROOM) == []  # held again, and still marked
+    sink.close()
+    assert [os.fstat(fd).st_size for fd in hosts] == [0, 0]  # open, and nothing was written
+    for fd in hosts:
+        os.close(fd)
+    assert prune(tmp_path, NO_ROOM) == []
+    events = [event for path in recordings_in(tmp_path) for event in read(path)]
+    assert [type(event).__name__ for event in events] == ["Started", "Finding", "Started", "Copied"]
+
+
+def _leads_to(folder: Path, fd: Path) -> bool:
+    try:
+        return fd.readlink().is_relative_to(folder)
+    except OSError:  # the one that lists them
+        return False
+
+
+def test_a_forked_childs_run_is_its_own(tmp_path: Path) -> None:
+    """The parent's lock ends with the parent though its child lives, and the child has one too."""
+    sink = RecordingSink(tmp_path, "run", rotation=Rotation(1 << 20), tenant=Tenant(tmp_path, 1e12))
+    sink.emit([started()])
+    told, tell = os.pipe()
+    wait, let = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(let)
+            sink.emit([copied()])
+            os.write(tell, b"1")
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    os.read(told, 1)
+    sink.close()
+    assert prune(tmp_path, NO_ROOM) == ["run"]
+    assert runs(tmp_path) == {f"run-child{child}"}
+    for end in (told, tell, wait, let):
+        os.close(end)
+    os.waitpid(child, 0)
+    assert prune(tmp_path, NO_ROOM) == [f"run-child{child}"]
+
+
+def test_trouble_with_the_folder_costs_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that cannot be locked is recorded all the same, and is not removed."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    sink = RecordingSink(tmp_path, "run", rotation=Rotation(PART), tenant=Tenant(tmp_path, PART))
+    sink.emit([started(), finding()])
+    sink.close()
+    monkeypatch.undo()
+    assert prune(tmp_path, NO_ROOM) == []
+    (path,) = recordings_in(tmp_path)
+    assert any(isinstance(event, Finding) for event in read(path))
