@@ -31,7 +31,12 @@ class AllocatorError(ValueError):
 class PageAllocator:
     """Hands out page ids ``0 .. pages - 1``, the latest freed first; safe from any thread.
 
-    O(1) a page, 25 B a page of bookkeeping. Every method takes all pages or none.
+    O(1) a page, 25 B a page of bookkeeping. Every method takes all pages or none. Page ids are
+    integers of any shape, taken flat; what comes back is 1-D, one entry a page in their order.
+
+    Raises:
+        AllocatorError: by every method that is given page ids, where one is out of range or in
+            another state than the method expects; the message names the first one.
     """
 
     def __init__(self, pages: int, name: str) -> None:

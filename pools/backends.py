@@ -50,7 +50,11 @@ _COPIERS: dict[tuple[str, IoBackend], tuple[str, str]] = {
 
 @cache
 def copier_for(device_type: str, backend: IoBackend) -> Copier:
-    """The copier for device pools on ``device_type`` (``cpu``, ``cuda``)."""
+    """The copier for device pools on ``device_type`` (``cpu``, ``cuda``).
+
+    Raises:
+        ValueError: there is none for that device type.
+    """
     try:
         module, name = _COPIERS[device_type, backend]
     except KeyError:

@@ -26,7 +26,11 @@ DEVICE_AXES = ("page", "slot", "head", "byte")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """The memory of one component at one end."""
+    """The memory of one component at one end.
+
+    ``tensors`` are of the component's dtype and of one shape: one a layer, or a single one that has
+    ``layer`` among its ``dims``.
+    """
 
     component: Component
     tensors: tuple[torch.Tensor, ...]
@@ -56,7 +60,11 @@ class Buffer:
         return self.tensors[0].stride(self.dims.index(dim)) * self.tensors[0].element_size()
 
     def layer_place(self, layer: int) -> tuple[int, int]:
-        """``(tensor, offset)``: which tensor holds ``layer`` and at which byte it begins there."""
+        """``(tensor, offset)``: which tensor holds ``layer`` and at which byte it begins there.
+
+        Raises:
+            IndexError: there is no such layer.
+        """
         if not 0 <= layer < self.layers:
             raise IndexError(
                 f"{self.component.name}: layer {layer} lies outside the {self.layers} layers there"
@@ -75,7 +83,11 @@ class Buffer:
 def device_buffer(
     geometry: PoolGeometry, component: Component, pages: int, device: torch.device
 ) -> Buffer:
-    """Zeroed device memory: one tensor a layer, pages first."""
+    """Zeroed memory on ``device``: one tensor ``[page, (slot, (head,)) byte]`` a layer.
+
+    Raises:
+        GeometryError: ``pages`` is below 1.
+    """
     dims, shape = _shape(geometry, component, pages, DEVICE_AXES)
     tensors = tuple(
         torch.zeros(shape, dtype=component.dtype, device=device) for _ in range(geometry.layers)
@@ -84,7 +96,13 @@ def device_buffer(
 
 
 def host_buffer(geometry: PoolGeometry, component: Component, pages: int, layout: Layout) -> Buffer:
-    """Zeroed host memory in ``layout``: one tensor for all layers, mapped only when touched."""
+    """Zeroed host memory: one tensor for all layers, its axes in the order of ``layout``.
+
+    It is mapped only when touched.
+
+    Raises:
+        GeometryError: ``pages`` is below 1, or the layout splits heads that the component has not.
+    """
     if layout is Layout.PAGE_HEAD and not component.head_axis:
         raise GeometryError(
             f"{geometry.name}: layout {layout} splits heads, but component {component.name} "

@@ -69,7 +69,8 @@ class HiCacheController:
 
     All pools of a group move together or not at all. A host copy counts from the moment all its
     bytes are there, and so does a device copy. Copies run on two workers; their errors come back
-    from :meth:`wait_layer`, :meth:`flush` and :meth:`close`.
+    from :meth:`wait_layer`, :meth:`flush` and :meth:`close`. Tokens are 1-D int32 or int64 arrays,
+    page ids 1-D int64 arrays, timeouts seconds. Once closed it begins no new turn (``ValueError``).
 
     Args:
         pools: the group, or its mirrors with the anchor first.
@@ -136,8 +137,10 @@ class HiCacheController:
     def load_back(self, match: Match, owner: int = 0) -> LoadTicket:
         """Begin to load what ``match`` found on the host only; all of it or, on error, nothing.
 
-        Raises :class:`OutOfPages` where the device has no room and none can be made: the caller
-        may go on with the pages that are on the device.
+        Raises:
+            OutOfPages: the device has no room and none can be made: the caller may go on with the
+                pages that are on the device.
+            ValueError: the match was unlocked.
         """
         with self._state.changed:
             self._require_open()
@@ -151,7 +154,12 @@ class HiCacheController:
             return match.ticket
 
     def wait_layer(self, layer: int, ticket: LoadTicket, timeout: float = GATE_TIMEOUT_S) -> None:
-        """Block until the model's ``layer`` may be read; raises the error of a failed load."""
+        """Block until the model's ``layer`` may be read.
+
+        Raises:
+            TransferError: a load of the ticket failed.
+            TimeoutError: the layer did not arrive in time.
+        """
         try:
             ticket.wait_layer(layer, timeout)
         except TransferError:
@@ -163,8 +171,10 @@ class HiCacheController:
     def alloc_device(self, pages: int, owner: int = 0) -> Ids:
         """Device pages for the caller to write, made by eviction where needed.
 
-        They are the caller's until :meth:`insert` or :meth:`free_device`. Raises
-        :class:`OutOfPages` where everything else is held.
+        They are the caller's until :meth:`insert` or :meth:`free_device`.
+
+        Raises:
+            OutOfPages: everything else is held.
         """
         with self._state.changed:
             return self._state.alloc_device(pages, owner)
@@ -180,6 +190,10 @@ class HiCacheController:
 
         The pages are full and written. They are the cache's from now on; those it has already
         from another reader are freed here and come back in the result for information.
+
+        Raises:
+            ValueError: a page is still being loaded.
+            RadixError: as many pages as ``tokens`` has whole ones were not given.
         """
         state = self._state
         pages = np.asarray(device_pages, dtype=np.int64)
@@ -242,7 +256,12 @@ class HiCacheController:
             self._state.changed.notify_all()
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait for all copies; raises :class:`TransferError` if any failed since the last flush."""
+        """Wait for all copies.
+
+        Raises:
+            TransferError: any failed since the last flush.
+            TimeoutError: some are still under way after ``timeout`` seconds.
+        """
         state = self._state
         with state.changed:
             if not state.changed.wait_for(lambda: state.in_flight == 0, timeout):
@@ -252,7 +271,11 @@ class HiCacheController:
         self._failures.report()
 
     def close(self) -> None:
-        """Finish all copies and end the workers; raises for failures nobody was told of."""
+        """Finish all copies and end the workers.
+
+        Raises:
+            TransferError: a copy failed, and nobody was told.
+        """
         self._closed = True
         self._backups.close()
         self._loads.close()

@@ -3,6 +3,9 @@
 An entry of the attention pools is 448 fp8 elements, 64 rotary elements in bf16, seven ue8m0
 scales and a byte of padding: 576 + 8 B. A page holds all values, then all scales, and is rounded
 up to a multiple of 576 B. Source: SGLang ``deepseek_v4_memory_pool.py``.
+
+``layers`` is how many layers a pool has, or the model's numbers of them; ``page_size`` counts
+tokens, and one that does not split into slots is a :class:`GeometryError`.
 """
 
 from collections.abc import Sequence

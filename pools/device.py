@@ -13,6 +13,9 @@ class DevicePool:
 
     Page-indexed components are ``[page, byte]`` a layer, row-indexed ones ``[page, slot, byte]``
     or, with a head axis, ``[page, slot, head, byte]``; ``byte`` counts elements of the dtype.
+
+    Raises:
+        GeometryError: ``pages`` is below 1.
     """
 
     def __init__(
@@ -27,7 +30,7 @@ class DevicePool:
         }
 
     def layer(self, component: str, layer: int) -> torch.Tensor:
-        """The tensor of ``component`` in the pool's layer number ``layer``."""
+        """The tensor of ``component`` in the pool's own layer ``layer``, of the shape said above."""
         return self.buffers[component].tensors[layer]
 
     @property

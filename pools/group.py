@@ -20,6 +20,10 @@ class PoolGroup:
         unmirrored: device pools under the same pages that are not copied, a state that is computed
             anew after each load, say.
         waived: names of those of which that is meant; a cache that forgets the others corrupts.
+
+    Raises:
+        GeometryError: no pool, two of one name, pools that disagree in tokens a page or in pages, or
+            a waived name that no unmirrored pool has.
     """
 
     def __init__(
@@ -61,7 +65,11 @@ class PoolGroup:
         device: str = "cpu",
         pin: bool = False,
     ) -> Self:
-        """Device pools of ``geometries``, and host mirrors sized by what the devices hold."""
+        """Device pools of ``geometries``, and host mirrors sized by what the devices hold.
+
+        Raises:
+            GeometryError: as the class, and where a host pool has no such layout.
+        """
         mirrors = []
         for geometry in geometries:
             pool = DevicePool(geometry, device_pages, device)

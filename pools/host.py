@@ -31,6 +31,11 @@ class HostPool:
     """Pages of one geometry in host memory; a context manager that gives pinned memory back.
 
     ``pinned`` says what became of a wish to page-lock the memory; a refusal is no error here.
+    ``buffers`` hold a tensor a component, its axes in the order of ``layout``.
+
+    Raises:
+        GeometryError: the class has no such layout or is for another kind of pool, or ``pages`` is
+            below 1.
     """
 
     layouts: ClassVar[frozenset[Layout]] = frozenset(
@@ -137,7 +142,7 @@ def host_geometry_like(device: DevicePool) -> PoolGeometry:
 def host_pool_for(
     geometry: PoolGeometry, pages: int, layout: Layout, *, pin: bool = False
 ) -> HostPool:
-    """A host pool of the class that serves this kind of pool."""
+    """A host pool of the class that serves this kind of pool; raises as that does."""
     return _host_class(geometry)(geometry, pages, layout, pin)
 
 

@@ -10,7 +10,7 @@ __all__ = ["host_zeros"]
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeroed memory of its own mapping, so that no two tensors share a page to be locked.
+    """A zeroed, contiguous tensor on a mapping of its own: no two share a page to be locked.
 
     Huge pages are asked for: a device that gathers scattered pages looks up far fewer addresses.
     """

@@ -15,7 +15,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indices:
-    """Page ids that stand for ``per_id`` indices each, or single slot ids.
+    """Page ids that stand for ``per_id`` indices each, or single slot ids; ``ids`` is 1-D int64.
 
     A slot id is ``page * slots_per_page + slot``. ``single`` tells slots from the pages of a pool
     that counts pages: both have one index an id.
@@ -27,12 +27,12 @@ class Indices:
 
     @classmethod
     def pages(cls, page_ids: npt.ArrayLike, geometry: PoolGeometry) -> Self:
-        """Whole pages of a pool of ``geometry``."""
+        """Whole pages of a pool of ``geometry``; ids of any shape are taken flat."""
         return cls(_ids(page_ids), geometry.indices_per_page)
 
     @classmethod
     def slots(cls, slot_ids: npt.ArrayLike) -> Self:
-        """Single slots."""
+        """Single slots; ids of any shape are taken flat."""
         return cls(_ids(slot_ids), 1, single=True)
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
 """The pools that models keep, as geometries: latent rows, heads, and the indexer's keys.
 
 Sources: SGLang's MLA, MHA and DSA pools (``kv_cache_dim``, ``index_key_cache``). Every byte count
-follows from the dtype and the shape given; none is a default of a class.
+follows from the dtype and the shape given; none is a default of a class. ``page_size`` counts
+tokens, ``layers`` the pool's layers; both are at least 1, else :class:`GeometryError`.
 """
 
 import torch
@@ -29,6 +30,9 @@ def mla(
 
     fp8 (``torch.uint8`` or ``float8_e4m3fn``) rows are packed: the latent as fp8, an fp32 scale for
     each 128 of its elements, then the rotary part in bf16; the three lie interleaved row by row.
+
+    Raises:
+        GeometryError: fp8, and ``kv_lora_rank`` is no multiple of 128.
     """
     if dtype in _PACKED_FP8:
         rope = rope_dim * torch.bfloat16.itemsize
@@ -43,13 +47,21 @@ def mla(
 def index_k(
     layers: int, page_size: int, dtype: IndexDtype = "bf16", head_dim: int = 128
 ) -> PoolGeometry:
-    """Keys of a sparse-attention indexer, one a token: 256 B in bf16, 128 + 4 B in fp8."""
+    """Keys of a sparse-attention indexer, one a token: 256 B in bf16, 128 + 4 B in fp8.
+
+    Raises:
+        GeometryError: another dtype, or fp8 with a ``head_dim`` that is no multiple of 128.
+    """
     component = index_k_component("index_k", dtype, head_dim)
     return _per_token("dsa_index_k", layers, page_size, (component,), page_indexed=True)
 
 
 def index_k_component(name: str, dtype: IndexDtype, head_dim: int) -> Component:
-    """Index keys as a component; in fp8 a page holds all keys, then all fp32 scales."""
+    """Index keys as a component; in fp8 a page holds all keys, then all fp32 scales.
+
+    Raises:
+        GeometryError: as :func:`index_k`.
+    """
     if dtype == "bf16":
         key = head_dim * torch.bfloat16.itemsize
         return Component(name, torch.bfloat16, (RunSpec("key", key),))
@@ -68,7 +80,11 @@ def mha(
     v_head_dim: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> PoolGeometry:
-    """Keys and values of multi-head attention, one row of ``heads`` heads a token each."""
+    """Keys and values of multi-head attention, one row of ``heads`` heads a token each.
+
+    A row takes ``heads * head_dim * dtype.itemsize`` bytes, a value's ``v_head_dim`` for its width
+    (default: ``head_dim``).
+    """
     components = tuple(
         Component(
             name,

@@ -38,7 +38,7 @@ class PoolCopy:
 class CopyOp:
     """One operation over all pools of an anchor.
 
-    ``host_generations[i]`` is the allocation generation of the i-th host page. ``status`` goes
+    ``host_generations`` has the allocation generation of each host page, in order. ``status`` goes
     from ``pending`` to ``done`` or ``failed``. ``after`` is waited for before the first byte
     moves: the writer of a backup's source, or the last reader of a load's destination.
     """

@@ -50,7 +50,9 @@ class RadixTree:
     pages on the device and then some on the host. And nothing below an unheld node is held.
 
     Cost: ``match`` and ``insert`` are O(pages of the request), eviction O(1) a page evicted,
-    whatever the size of the tree.
+    whatever the size of the tree. Tokens are 1-D int32 or int64 arrays of int32 values, or what
+    :meth:`encode` made of them; page ids are 1-D int64 arrays. Anything else, and a call that
+    contradicts the state of the tree, is a :class:`RadixError` and changes nothing.
     """
 
     def __init__(self, page_size: int, policy: Policy = "lru") -> None:

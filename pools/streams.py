@@ -20,7 +20,6 @@ __all__ = [
     "StreamError",
     "Streams",
     "marker",
-    "streams_for",
 ]
 
 
@@ -66,12 +65,6 @@ class Streams(Protocol):
     def synchronize(self) -> None:
         """Block until all work on all streams is done."""
         ...
-
-
-def streams_for(device: str | torch.device, seed: int = 0) -> Streams:
-    """Real streams of a CUDA device; elsewhere, simulated ones in the order ``seed`` chooses."""
-    where = torch.device(device)
-    return CudaStreams(where) if where.type == "cuda" else SimulatedStreams(seed)
 
 
 def marker(device: torch.device) -> Callable[[], Event | None]:

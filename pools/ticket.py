@@ -55,7 +55,12 @@ class Load:
             self._changed.notify_all()
 
     def wait(self, layer: int, timeout: float) -> None:
-        """Block until ``layer`` is there; raises the load's error if it failed."""
+        """Block until ``layer`` is there.
+
+        Raises:
+            TransferError: the load failed.
+            TimeoutError: the layer did not arrive within ``timeout`` seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._passable(layer), timeout):
                 raise TimeoutError(
@@ -91,6 +96,6 @@ class LoadTicket:
         return all(load.finished for load in self.loads)
 
     def wait_layer(self, layer: int, timeout: float = GATE_TIMEOUT_S) -> None:
-        """Block until the model's ``layer`` is there in every pool; raises a load's error."""
+        """Block until the model's ``layer`` is there in every pool; raises as :meth:`Load.wait`."""
         for load in self.loads:
             load.wait(layer, timeout)

@@ -28,7 +28,12 @@ LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
 
 
 def move_of(copy: PoolCopy) -> Move:
-    """What ``copy`` moves, once everything that makes it impossible is ruled out."""
+    """What ``copy`` moves, once everything that makes it impossible is ruled out.
+
+    Raises:
+        TransferError: backend and layout, kinds or numbers of ids, layers or components do not go
+            together, or an id is out of range; the message has both values.
+    """
     known = _fits.setdefault(copy.mirror, {})
     key = copy.token_granular, copy.io_backend, copy.layers
     fit = known.get(key)

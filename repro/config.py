@@ -108,7 +108,8 @@ class RunConfig:
             self.pd,
             "neither --storage nor --model with it",
         )
-        _one_of("model", self.model, ("", *MODELS))
+        if self.model:
+            _one_of("model", self.model, MODELS)
         _require(not (self.model and self.storage), "storage", self.storage, "none with a model")
         _one_of("index_dtype", self.index_dtype, get_args(IndexDtype))
         _one_of("pools", self.pools, POOLS)

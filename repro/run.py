@@ -13,6 +13,7 @@ from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.transfer import TransferError
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import EnginePlan, device_pools, mirrors, plan_of, torch_device
+from hicache_dbg.repro.fault_place import OPTIONS, misplaced
 from hicache_dbg.repro.faults.base import Fault, Target
 from hicache_dbg.repro.faults.page_table import HostAccess, PageTable, Uploads, untold
 from hicache_dbg.repro.kernels import Kernels, ToldKernels, Untold
@@ -60,8 +61,7 @@ def run(
         on_progress: see :data:`OnProgress`.
         on_engine: see :data:`OnEngine`.
         truth: ``RunResult.truth`` of a run with the same workload, pools and ``index_dtype``, to
-            save
-            computing it again.
+            save computing it again.
         host_access: see :data:`HostAccess`; called only where the fault is in a page table.
 
     Raises:
@@ -207,11 +207,7 @@ def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
     if fault.stage == "storage" and config.storage:
         return fault.apply(plan)
     if fault.stage != "cache":
-        raise ConfigError(
-            f"fault {fault.name} is between caches, or between a cache and its store, and this run has "
-            f"one cache alone; add --storage file or --pd if it is there, or run "
-            f"hicache-dbg selftest --fault {fault.name}"
-        )
+        raise misplaced(fault, OPTIONS.get(fault.stage, ""))
     return fault.apply(plan)
 
 

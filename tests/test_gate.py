@@ -71,6 +71,37 @@ def test_the_same_script_is_silent_with_the_gate_off() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("where", [">/dev/full", ">&-"])
+def test_a_host_without_standard_error_runs(where: str) -> None:
+    """A line that cannot be written is no reason to stop the host, nor to write into its output."""
+    command = f"{sys.executable} -c 'import hicache_dbg; print(1)' 2{where}"
+    environ = os.environ | {"HICACHE_DBG": "maybe"}
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, env=environ, timeout=100)
+    assert (done.returncode, done.stdout) == (0, b"1\n")
+
+
+def test_an_attachment_that_fails_later_does_not_fail_the_hosts_import() -> None:
+    """Each further module of the pools is attached to when it comes; a failure is counted."""
+    done = run(
+        SCRIPT
+        + """
+from hicache_dbg.tracer import autoattach
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
+def fails(self):
+    raise RuntimeError("a bug of ours")
+HiCacheAttachment.attach = fails
+import hicache_dbg.pools.storage.mooncake, hicache_dbg.pools.storage.store
+import hicache_dbg.pools.transformers_cache
+print(autoattach.current().session.errors.counts())
+""",
+        HICACHE_DBG="1",
+        HICACHE_DBG_SINKS="recording",
+        HICACHE_DBG_DIR="/nowhere",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{'attach': " in done.stdout
+
+
 def test_a_bad_value_is_one_line_and_the_host_runs() -> None:
     """The tracer never breaks its host: it says what is wrong and stays away."""
     done = run(SCRIPT, HICACHE_DBG="1", HICACHE_DBG_CHECKSUM="crc")

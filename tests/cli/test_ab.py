@@ -91,7 +91,9 @@ def test_a_run_that_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("colour=on,off", "expected one of gate"),
+        ("colour=on,off", "expected NAME=A,B with a NAME of gate"),
+        ("sessions", "expected NAME=A,B"),
+        ("requests=10,20", "add --trace FILE"),
         ("gate=off", "two or more"),
         ("gate=off,off", "two or more"),
         ("gate=off,loud", "one of off, events"),

@@ -12,13 +12,25 @@ from hicache_dbg.tracer.cli.main import main
 def test_the_cpu_table_is_measured_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every contiguous size has a ratio to the package; JSON holds the same rows."""
+    """Every contiguous size has a ratio to the package in either order; JSON holds the same rows."""
     monkeypatch.setattr("hicache_dbg.tracer.bench.digest_cpu.GIB", 1 << 26)  # 16 MB, for speed
     assert main(["bench", "--digests-only", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     ratios = [row["ratio"] for row in rows if row["part"] == "cpu over xxhash"]
-    assert len(ratios) == 6
+    assert len(ratios) == 12
     assert all(ratio > 0 for ratio in ratios)
+
+
+def test_a_table_says_how_to_read_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table alone goes to standard output; which way is better stands beside it."""
+    row = Row("cpu over xxhash", "4096 B", 0.97, "5 GB/s", "")
+    monkeypatch.setattr("hicache_dbg.tracer.bench.digests.digest_rows", lambda _device: [row])
+    assert main(["bench", "--digests-only"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == markdown([row]) + "\n"
+    assert "'cpu' and 'device' are of speeds, more is better" in captured.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -77,18 +77,33 @@ def test_check_names_the_place_of_a_mistake(capsys: Capture, tmp_path: Path) -> 
     assert last.endswith("; 2 problems")
 
 
+def test_rules_that_are_no_text_are_a_problem(capsys: Capture, tmp_path: Path) -> None:
+    """What cannot be read is told like any other mistake."""
+    main(["dashboards", "export", str(tmp_path)])
+    rules = tmp_path / "prometheus" / "rules_test.yml"
+    rules.write_bytes(rules.read_bytes() + b"\xff\xfe")
+    capsys.readouterr()
+    assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 1
+    problem, last = capsys.readouterr().out.splitlines()
+    assert problem.startswith("rules_test.yml: rules: cannot be read: 'utf-8' codec")
+    assert last.endswith("; 1 problems")
+
+
 @pytest.mark.parametrize("verb", ["check", "preview"])
-@pytest.mark.parametrize("form", ["http://{}", "{}"])
-def test_a_prometheus_that_is_not_there(
-    capsys: Capture, tmp_path: Path, nobody: str, verb: str, form: str
+@pytest.mark.parametrize(
+    ("form", "code", "words"),
+    [("http://{}", 3, "does not answer"), ("{}", 2, "expected http://")],
+)
+def test_a_prometheus_that_is_not_there(  # noqa: PLR0917
+    capsys: Capture, tmp_path: Path, nobody: str, verb: str, form: str, code: int, words: str
 ) -> None:
-    """Exit 3 and one line with the address, for a wrong form of address too; no page is written."""
+    """One line with the address: exit 3 where nobody answers, 2 where it is none; no page is written."""
     address = form.format(nobody)
     page = ["-o", str(tmp_path / "page.html")] if verb == "preview" else []
-    assert main(["dashboards", verb, "--prometheus", address, *page]) == 3
+    assert main(["dashboards", verb, "--prometheus", address, *page]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert address in line
-    assert "does not answer" in line or "expected http://" in line
+    assert words in line
     assert list(tmp_path.iterdir()) == []
 
 

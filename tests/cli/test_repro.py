@@ -145,7 +145,7 @@ def test_a_malformed_line_keeps_those_before_it(
         (["--device-pages", "3"], ("device_pages is 3", "pages")),
         (["--layout", "diagonal"], ("diagonal", "layer_first")),
         (["--index-dtype", "int4"], ("int4", "bf16")),
-        (["--fault", "gremlins"], ("gremlins", "host_sized_for_fp8")),
+        (["--fault", "gremlins"], ("gremlins", "hicache-dbg faults")),
         (["--trace", "no/such/file"], ("no/such/file",)),
         (["--record", "/dev/null/folder"], ("/dev/null/folder",)),
         (["--sessions", "0"], ("sessions is 0", "at least 1")),

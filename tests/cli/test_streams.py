@@ -94,7 +94,33 @@ def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["diagnos"], 2, "'diagnos' is no verb"),
         (["diagnos"], 2, "did you mean diagnose?"),
+        (["diagnose", "--jurnal"], 2, "no such option: --jurnal"),
+        (["diagnose", "--jurnal"], 2, "(see hicache-dbg diagnose --help)"),
         (["diagnose", "PLACE", "--since", "1h"], 2, "add --journal"),
+        (
+            ["bundle", "PLACE"],
+            2,
+            "missing option '--output' / '-o' (see hicache-dbg bundle --help)",
+        ),
+        (["dashboards", "import"], 2, "no such command 'import'"),
+        (
+            ["repro", "--gate", "ajar"],
+            2,
+            "invalid value for '--gate': 'ajar' is not one of 'off', ",
+        ),
+        (["repro", "--requests", "3"], 2, "add --trace FILE"),
+        (
+            ["repro", "--fault", "stored_bit_flips"],
+            2,
+            "add --storage file, or run hicache-dbg self",
+        ),
+        (["repro", "--fault", "tile_lost_on_the_wire"], 2, "add --pd, or run hicache-dbg selftest"),
+        (
+            ["repro", "--fault", "rank_with_fewer_pages"],
+            2,
+            "does not have; run hicache-dbg selftest",
+        ),
+        (["selftest", "--fault", "bit_flip_in_index_k"], 2, "did you mean bit_flips_in_index_k"),
         (["diagnose", "PLACE", "--html", "none/x.html"], 2, "the folder none does not exist"),
         (["diagnose", "PLACE", "--html", "."], 2, "is a folder: name a file in it"),
         (["diagnose", "PLACE", "--hypothesis", "none.py"], 2, "there is no file none.py"),
@@ -175,6 +201,34 @@ def test_interrupted_is_one_line_and_130(after_s: float) -> None:
     # Where a library ran Python while it was imported, Python itself ends by the signal; a shell
     # calls both 130.
     assert process.returncode in {130, -signal.SIGINT}
+
+
+def test_a_fault_of_the_command_is_not_taken_for_corruption(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exit code is none of those that say something of a cache, and the traceback is kept."""
+
+    def broken(_argv: object) -> int:
+        raise ValueError("not thought of")
+
+    monkeypatch.setattr("hicache_dbg.tracer.cli.main._dispatch", broken)
+    assert main([]) == 70
+    *traced, last = capsys.readouterr().err.splitlines()
+    assert traced[-1] == "ValueError: not thought of"
+    assert last.startswith("hicache-dbg: a fault of the command itself, and no finding")
+
+
+def test_an_interrupt_that_python_wraps_is_one_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 makes a RuntimeError of it where it comes while a class is made."""
+
+    def import_interrupted(_argv: object) -> int:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("hicache_dbg.tracer.cli.main._dispatch", import_interrupted)
+    assert main([]) == 130
+    assert capsys.readouterr().err == "hicache-dbg: interrupted\n"
 
 
 def test_runs_that_were_interrupted_prove_nothing_about_what_moves(

@@ -1,6 +1,6 @@
 """Pools of every kind full of random bytes, and what a copy between them should leave behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -26,6 +26,8 @@ from hicache_dbg.pools.validate import LAYOUTS_OF
 Pool = DevicePool | HostPool
 Snapshot = dict[str, torch.Tensor]
 Combination = tuple[str, Layout, IoBackend]
+Way = Literal["backup", "load"]
+WAYS: tuple[Way, ...] = ("backup", "load")
 
 KINDS: dict[str, Callable[[int], PoolGeometry]] = {
     "mla_bf16": lambda layers: mla(layers, 3),
@@ -112,9 +114,25 @@ def mirror_of(
     return Mirror(device, host), memories
 
 
+def pool_copy(
+    mirror: Mirror,
+    host: Sequence[int],
+    device: Sequence[int],
+    backend: IoBackend,
+    *,
+    single: bool = False,
+) -> PoolCopy:
+    """All layers of these pages, or of single slots, of one mirror."""
+    geometry = mirror.device.geometry
+    at_host, at_device = (
+        Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
+    )
+    return PoolCopy(mirror, at_host, at_device, single, backend, tuple(range(geometry.layers)))
+
+
 def run(
     mirror: Mirror,
-    kind: Literal["backup", "load"],
+    kind: Way,
     host: list[int],
     device: list[int],
     *,
@@ -122,11 +140,7 @@ def run(
     single: bool = False,
 ) -> list[int]:
     """Carry out one operation on one mirror and return the layers reported done."""
-    geometry = mirror.device.geometry
-    at_host, at_device = (
-        Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
-    )
-    copy = PoolCopy(mirror, at_host, at_device, single, backend, tuple(range(geometry.layers)))
+    copy = pool_copy(mirror, host, device, backend, single=single)
     op = CopyOp(1, kind, (copy,), np.zeros(len(host), dtype=np.uint32))
     done: list[int] = []
     engine = TransferEngine()
@@ -165,3 +179,23 @@ def slot_places(
         places.append((page, slice(begin, begin + run_spec.slot_bytes)))
         offset += run_spec.slot_bytes * geometry.slots_per_page
     return places
+
+
+def ends_after(
+    mirror: Mirror, way: Way, host: Sequence[int], device: Sequence[int], *, single: bool = False
+) -> tuple[Snapshot, Snapshot]:
+    """What host and device should hold once these pages, or single slots, have been copied."""
+    ends = snapshot(mirror.host), snapshot(mirror.device)
+    target, source = ends if way == "backup" else ends[::-1]
+    into, out_of = (host, device) if way == "backup" else (device, host)
+    geometry = mirror.device.geometry
+    for component in geometry.components:
+        name = component.name
+        if not single:
+            target[name][:, into] = source[name][:, out_of]
+            continue
+        for here, there in zip(into, out_of, strict=True):
+            places = (slot_places(component, geometry, slot) for slot in (here, there))
+            for at, origin in zip(*places, strict=True):
+                target[name][:, *at] = source[name][:, *origin]
+    return ends

@@ -1,7 +1,5 @@
 """Copies move exactly their bytes, for every pool kind, layout and io backend that exists."""
 
-from typing import Literal
-
 import numpy as np
 import pytest
 import torch
@@ -9,14 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pools.copying import (
     COMBINATIONS,
+    WAYS,
     Combination,
+    Way,
     assert_equal,
     canaries_live,
+    ends_after,
     guard,
     mirror_of,
     name_of,
+    pool_copy,
     run,
-    slot_places,
     snapshot,
 )
 
@@ -25,9 +26,8 @@ from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_swa
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import IoBackend, Layout
 from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
-from hicache_dbg.pools.indices import Indices
 from hicache_dbg.pools.kinds import index_k, mla
-from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 
 
 @st.composite
@@ -56,18 +56,15 @@ def test_whole_pages_round_trip_and_nothing_else_is_touched(
     mirror, memories = mirror_of(
         kind, layout, layers=layers, host_pages=host_pages, device_pages=device_pages, seed=seed
     )
-    host, device = snapshot(mirror.host), snapshot(mirror.device)
-    for name in host:
-        host[name][:, host_ids] = device[name][:, device_ids]
+    ends = ends_after(mirror, "backup", host_ids, device_ids)
     run(mirror, "backup", host_ids, device_ids, backend=backend)
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
 
     targets = device_ids[::-1]
-    for name in host:
-        device[name][:, targets] = host[name][:, host_ids]
+    ends = ends_after(mirror, "load", host_ids, targets)
     done = run(mirror, "load", host_ids, targets, backend=backend)
     assert done == list(range(layers))
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
     assert canaries_live(memories)
 
 
@@ -75,9 +72,9 @@ def test_whole_pages_round_trip_and_nothing_else_is_touched(
     "combination", [item for item in COMBINATIONS if not item[0].endswith("state")], ids=name_of
 )
 @settings(max_examples=6, deadline=None)
-@given(data=st.data(), to_host=st.booleans(), seed=st.integers(0, 1000))
+@given(data=st.data(), way=st.sampled_from(WAYS), seed=st.integers(0, 1000))
 def test_single_slots_move_alone(
-    combination: Combination, data: st.DataObject, to_host: bool, seed: int
+    combination: Combination, data: st.DataObject, way: Way, seed: int
 ) -> None:
     """A token-granular copy moves the runs of exactly its slots, and no byte beside."""
     kind, layout, backend = combination
@@ -91,23 +88,9 @@ def test_single_slots_move_alone(
         )
         for pages in (3, 4)
     )
-    host, device = snapshot(mirror.host), snapshot(mirror.device)
-    for component in geometry.components:
-        at_host, at_device = host[component.name], device[component.name]
-        for host_slot, device_slot in zip(host_slots, device_slots, strict=True):
-            pairs = zip(
-                slot_places(component, geometry, host_slot),
-                slot_places(component, geometry, device_slot),
-                strict=True,
-            )
-            for here, there in pairs:
-                if to_host:
-                    at_host[:, *here] = at_device[:, *there]
-                else:
-                    at_device[:, *there] = at_host[:, *here]
-    direction: Literal["backup", "load"] = "backup" if to_host else "load"
-    run(mirror, direction, host_slots, device_slots, backend=backend, single=True)
-    assert_equal(mirror, host, device)
+    ends = ends_after(mirror, way, host_slots, device_slots, single=True)
+    run(mirror, way, host_slots, device_slots, backend=backend, single=True)
+    assert_equal(mirror, *ends)
     assert canaries_live(memories)
 
 
@@ -117,16 +100,10 @@ def test_neighbouring_slots_across_a_page_border_are_no_run(kind: str) -> None:
     mirror, memories = mirror_of(
         kind, Layout.PAGE_FIRST_DIRECT, layers=2, host_pages=3, device_pages=3, seed=1
     )
-    geometry = mirror.device.geometry
     host_slots, device_slots = [1, 2, 3, 4], [4, 5, 6, 7]
-    host, device = snapshot(mirror.host), snapshot(mirror.device)
-    for component in geometry.components:
-        for host_slot, device_slot in zip(host_slots, device_slots, strict=True):
-            places = (slot_places(component, geometry, slot) for slot in (host_slot, device_slot))
-            for here, there in zip(*places, strict=True):
-                host[component.name][:, *here] = device[component.name][:, *there]
+    ends = ends_after(mirror, "backup", host_slots, device_slots, single=True)
     run(mirror, "backup", host_slots, device_slots, backend=IoBackend.DIRECT, single=True)
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
     assert canaries_live(memories)
 
 
@@ -137,10 +114,9 @@ def test_a_copy_of_many_blocks_is_whole(monkeypatch: pytest.MonkeyPatch) -> None
         "mla_bf16", Layout.LAYER_FIRST, layers=1, host_pages=7, device_pages=7, seed=1
     )
     host_ids, device_ids = [6, 0, 3, 2, 4], [1, 5, 2, 3, 0]
-    host, device = snapshot(mirror.host), snapshot(mirror.device)
-    host["latent"][:, host_ids] = device["latent"][:, device_ids]
+    ends = ends_after(mirror, "backup", host_ids, device_ids)
     run(mirror, "backup", host_ids, device_ids, backend=IoBackend.KERNEL)
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
 
 
 def test_a_host_page_of_the_wrong_size_moves_its_own_width_and_no_error_is_raised() -> None:
@@ -191,17 +167,7 @@ def test_a_load_reports_the_model_layers_of_all_pools_once_each() -> None:
         mirrors.append(
             Mirror(device, host_pool_for(host_geometry_like(device), 2, Layout.LAYER_FIRST))
         )
-    copies = tuple(
-        PoolCopy(
-            mirror,
-            Indices.pages([1], mirror.device.geometry),
-            Indices.pages([0], mirror.device.geometry),
-            token_granular=False,
-            io_backend=IoBackend.KERNEL,
-            layers=tuple(range(mirror.device.geometry.layers)),
-        )
-        for mirror in mirrors
-    )
+    copies = tuple(pool_copy(mirror, [1], [0], IoBackend.KERNEL) for mirror in mirrors)
     seen: list[int] = []
 
     def on_layer_done(layer: int) -> None:

@@ -1,7 +1,6 @@
 """The same copies on a real device; ``benchmarks.copies`` adds their speed."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,12 +8,14 @@ import torch
 from tests.pools.copying import (
     COMBINATIONS,
     KINDS,
+    WAYS,
     Combination,
+    Way,
     assert_equal,
+    ends_after,
     fill,
     name_of,
     run,
-    slot_places,
     snapshot,
 )
 
@@ -66,22 +67,17 @@ def test_whole_pages_round_trip(
         monkeypatch.setattr(cuda_split, "BACKUP_SHARES", ((1, share),))
         monkeypatch.setattr(cuda_split, "LOAD_SHARES", ((1, share),))
     host_ids, device_ids = [8, 2, 3, 4, 0], [6, 0, 1, 5, 3]
-    host, device = snapshot(mirror.host), snapshot(mirror.device)
-    for name in host:
-        host[name][:, host_ids] = device[name][:, device_ids]
+    ends = ends_after(mirror, "backup", host_ids, device_ids)
     run(mirror, "backup", host_ids, device_ids, backend=combination[2])
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
     targets = device_ids[::-1]
-    for name in host:
-        device[name][:, targets] = host[name][:, host_ids]
+    ends = ends_after(mirror, "load", host_ids, targets)
     assert run(mirror, "load", host_ids, targets, backend=combination[2]) == [0, 1, 2]
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
 
 
-@pytest.mark.parametrize("way", ["backup", "load"])
-def test_single_slots_move_alone(
-    mirror: Mirror, combination: Combination, way: Literal["backup", "load"]
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_single_slots_move_alone(mirror: Mirror, combination: Combination, way: Way) -> None:
     """A token-granular copy moves the runs of exactly its slots, and no byte beside."""
     geometry = mirror.device.geometry
     if not geometry.single_slots:
@@ -89,17 +85,9 @@ def test_single_slots_move_alone(
     rng = np.random.default_rng(5)
     host_slots = rng.permutation(9 * geometry.slots_per_page)[:6].tolist()
     device_slots = rng.permutation(7 * geometry.slots_per_page)[:6].tolist()
-    host, device = snapshot(mirror.host), snapshot(mirror.device)
-    for component in geometry.components:
-        ends = host[component.name], device[component.name]
-        target, source = ends if way == "backup" else ends[::-1]
-        for host_slot, device_slot in zip(host_slots, device_slots, strict=True):
-            slots = (host_slot, device_slot) if way == "backup" else (device_slot, host_slot)
-            into, out_of = (slot_places(component, geometry, slot) for slot in slots)
-            for here, there in zip(into, out_of, strict=True):
-                target[:, *here] = source[:, *there]
+    ends = ends_after(mirror, way, host_slots, device_slots, single=True)
     run(mirror, way, host_slots, device_slots, backend=combination[2], single=True)
-    assert_equal(mirror, host, device)
+    assert_equal(mirror, *ends)
 
 
 def test_memory_that_is_not_pinned_is_refused_by_the_kernel() -> None:

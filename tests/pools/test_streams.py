@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache_dbg.pools.streams import (
+    CudaStreams,
     SimulatedStreams,
     StreamError,
     Streams,
     marker,
-    streams_for,
 )
 
 
@@ -102,9 +102,8 @@ def test_streams_that_wait_for_each_other_are_found() -> None:
         streams.synchronize()
 
 
-def test_the_cpu_has_simulated_streams_and_nothing_to_mark() -> None:
-    """On CPU the seam gives simulated streams, and a copy has nothing to come after."""
-    assert isinstance(streams_for("cpu", seed=3), SimulatedStreams)
+def test_the_cpu_has_nothing_to_mark() -> None:
+    """On CPU work is done when it returns, and a copy has nothing to come after."""
     assert marker(torch.device("cpu"))() is None
 
 
@@ -112,7 +111,7 @@ def test_the_cpu_has_simulated_streams_and_nothing_to_mark() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_real_streams_keep_their_order() -> None:
     """On CUDA a stream that waits for another's event sees what was written before it."""
-    streams = streams_for("cuda")
+    streams = CudaStreams(torch.device("cuda"))
     source, target = torch.zeros(1 << 24, device="cuda"), torch.zeros(1 << 24, device="cuda")
     torch.cuda.synchronize()
     streams.stream("a").submit(lambda: source.fill_(7.0))

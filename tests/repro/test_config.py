@@ -20,6 +20,7 @@ from hicache_dbg.repro.faults.registry import fault_named
         ({"index_dtype": "fp4"}, "index_dtype is 'fp4', expected one of bf16, fp8"),
         ({"pools": "gqa"}, "pools is 'gqa', expected one of mla_index_k, mha, deepseek_v4"),
         ({"device": "tpu"}, "device is 'tpu', expected one of cpu, cuda"),
+        ({"model": "gpt"}, "model is 'gpt', expected smollm2"),
         (
             {"layout": "page_head"},
             (
@@ -60,9 +61,11 @@ def test_a_layout_has_its_backend() -> None:
 
 
 def test_an_unknown_fault_is_named() -> None:
-    """The message lists the faults there are."""
-    with pytest.raises(ConfigError, match="fault is 'x', expected one of host_sized_for_fp8, "):
+    """The message says where names are listed, and which are near."""
+    with pytest.raises(ConfigError, match=r"fault is 'x', expected a name that .* faults lists$"):
         fault_named("x")
+    with pytest.raises(ConfigError, match="did you mean stored_bit_flips or "):
+        fault_named("stored_bits_flip")
 
 
 def test_the_first_prompt_suits_the_pool_set() -> None:

@@ -6,7 +6,7 @@ import typer
 
 from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.cli.progress import progress
-from hicache_dbg.tracer.cli.repro_options import TRACING, RunOptions
+from hicache_dbg.tracer.cli.repro_options import RunAsJson, RunOptions
 from hicache_dbg.tracer.cli.verb import takes
 
 __all__ = ["command"]
@@ -24,9 +24,7 @@ def command(
             rich_help_panel="Comparison",
         ),
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON.", rich_help_panel=TRACING)
-    ] = False,
+    as_json: RunAsJson = False,
 ) -> None:
     """Repeat one seed under two or more settings, and say what the corruption moves with.
 

@@ -156,11 +156,11 @@ def variables(given: Iterable[str]) -> Variables:
     """
     found: dict[str, tuple[Any, ...]] = {}
     for item in given:
-        name, _, text = item.partition("=")
+        name, equals, text = item.partition("=")
         name = name.replace("-", "_")
-        if name not in _VARIABLES:
+        if name not in _VARIABLES or not equals:
             raise ConfigError(
-                f"vary is {item!r}, expected one of {', '.join(_VARIABLES)}, = and values"
+                f"vary is {item!r}, expected NAME=A,B with a NAME of {', '.join(_VARIABLES)}"
             )
         values = tuple(dict.fromkeys(_value(name, part) for part in text.split(",")))
         if name in found or len(values) < 2:

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.cli.progress import UNKNOWN, progress
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.bench.table import Row
 
 __all__ = ["command"]
+
+
+_LEGEND = (
+    "hicache-dbg: ratios of 'cpu' and 'device' are of speeds, more is better; all others are of times, "
+    "less is better"
+)
 
 
 class Device(StrEnum):
@@ -30,7 +36,7 @@ def command(
     digests_only: Annotated[
         bool, typer.Option("--digests-only", help="Leave the engine's part out.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the overhead here, on and off, as ratios of one run.
 
@@ -46,11 +52,14 @@ def command(
                 rows.append(row)
                 advance(len(rows), UNKNOWN, row.case)
     except NoDeviceError as error:
-        raise CommandError(str(error), MISSING) from error
+        raise CommandError(
+            f"{error}; use --device cpu, or a machine with a GPU and a CUDA build of torch", MISSING
+        ) from error
     if as_json:
         print_json([{**asdict(row), "kept": row.kept} for row in rows])
     else:
         typer.echo(markdown(rows))
+        typer.echo(_LEGEND, err=True)
 
 
 def _rows(device: Device, pairs: int, *, digests_only: bool) -> Iterator["Row"]:

@@ -10,7 +10,7 @@ from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
 from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.bundle_archive import GZIP, ZSTD, Contents, fill, opened
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 
 __all__ = ["command"]
 
@@ -20,7 +20,7 @@ def command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The archive: NAME.tar.zst or NAME.tar.gz.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Pack recordings, doctor's findings, settings and versions, with no contents and no ids.
 

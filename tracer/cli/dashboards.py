@@ -9,13 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from hicache_dbg.exporters.writing import why_not
-from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, CommandError
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, USAGE, CommandError
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.dashboards.boards import BOARDS
 from hicache_dbg.tracer.dashboards.document import Dashboard, DocumentError, load
 from hicache_dbg.tracer.dashboards.expressions import can_parse, names_in
 from hicache_dbg.tracer.dashboards.files import export, shipped
-from hicache_dbg.tracer.dashboards.live import Answer, Prometheus, PrometheusError, ask_all
+from hicache_dbg.tracer.dashboards.live import (
+    AddressError,
+    Answer,
+    Prometheus,
+    PrometheusError,
+    ask_all,
+)
 from hicache_dbg.tracer.dashboards.static import Problem, check_dashboards
 
 __all__ = ["app"]
@@ -26,6 +32,7 @@ _ORDER = {board.uid: place for place, board in enumerate(BOARDS)}
 app = typer.Typer(
     help="Hand out, check and preview the Grafana dashboards and Prometheus rules.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 _URL = typer.Option(help="Ask this Prometheus, such as http://127.0.0.1:9090.", metavar="URL")
@@ -40,7 +47,7 @@ def export_command(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace files that were changed there.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write dashboards, rules, provisioning, compose file and systemd drop-ins into a folder.
 
@@ -67,7 +74,7 @@ def check_command(
     span: Annotated[
         int, typer.Option(min=1, help="Seconds that the boards show, for the live check.")
     ] = 3600,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check every dashboard and rule; against a Prometheus, that every query returns series.
 
@@ -110,7 +117,7 @@ def preview_command(
     ),
     folder: Annotated[Path | None, _FOLDER] = None,
     span: Annotated[int, typer.Option(min=1, help="Seconds to show, up to now.")] = 900,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one HTML page with what every panel shows now; it needs no Grafana and no network.
 
@@ -122,7 +129,7 @@ def preview_command(
     try:
         output.write_text(page(boards, Prometheus(prometheus), span), encoding="utf-8")
     except PrometheusError as error:
-        raise CommandError(str(error), MISSING) from error
+        raise _unanswered(error) from error
     except OSError as error:
         raise CommandError(f"cannot write {output}: {why_not(output, error)}") from error
     panels = sum(len(board.panels) for board in boards)
@@ -135,7 +142,10 @@ def preview_command(
 def _boards(folder: Path) -> list[Dashboard]:
     paths = sorted((folder / "grafana").glob("*.json"))
     if not paths:
-        raise CommandError(f"{folder / 'grafana'} holds no dashboard (*.json)")
+        raise CommandError(
+            f"{folder / 'grafana'} holds no dashboard (*.json): name what hicache-dbg dashboards export "
+            "wrote"
+        )
     try:
         boards = [load(path) for path in paths]
     except DocumentError as error:
@@ -146,7 +156,12 @@ def _boards(folder: Path) -> list[Dashboard]:
 def _rules(folder: Path, known: Any) -> Iterator[Problem]:
     """Names in the rules that no exporter has, and what promtool says of them."""
     for path in sorted((folder / "prometheus").glob("*.yml")):
-        for name in sorted(set(names_in(path.read_text())) - set(known)):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield Problem(path.name, "rules", f"cannot be read: {error}")
+            continue
+        for name in sorted(set(names_in(text)) - set(known)):
             yield Problem(path.name, "rules", f"{name} is no metric of ours")
     promtool = shutil.which("promtool")
     rules = folder / "prometheus" / "rules.yml"
@@ -161,7 +176,11 @@ def _ask(boards: list[Dashboard], url: str, span: int) -> list[Answer]:
     try:
         return list(ask_all(boards, Prometheus(url), f"{span}s"))
     except PrometheusError as error:
-        raise CommandError(str(error), MISSING) from error
+        raise _unanswered(error) from error
+
+
+def _unanswered(error: PrometheusError) -> CommandError:
+    return CommandError(str(error), USAGE if isinstance(error, AddressError) else MISSING)
 
 
 def _summary(boards: list[Dashboard], answers: list[Answer], problems: list[Problem]) -> str:

@@ -13,18 +13,18 @@ from hicache_dbg.exporters.perfetto import PerfettoError, write_perfetto
 from hicache_dbg.exporters.recording_format import RecordingError
 from hicache_dbg.tracer.cli.diagnose_output import show_comparison
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError, of_reports
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.cli.logs import Query
 from hicache_dbg.tracer.cli.render import show_report
 from hicache_dbg.tracer.diagnose.compare import compare
-from hicache_dbg.tracer.diagnose.database import Database, Source
+from hicache_dbg.tracer.diagnose.database import Database, RecordingSource, Source
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
 from hicache_dbg.tracer.diagnose.joined import joined
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalMissingError, JournalSource
 from hicache_dbg.tracer.diagnose.page import page_of
-from hicache_dbg.tracer.diagnose.places import files_at, recordings_at
 from hicache_dbg.tracer.diagnose.report import build_report
+from hicache_dbg.tracer.diagnose.runs import chosen_at
 from hicache_dbg.tracer.diagnose.timeline import findings_of, slices_of
 from hicache_dbg.tracer.diagnose.user_files import HypothesisFileError, hypothesis_from
 
@@ -49,6 +49,13 @@ def command(
             "--together", help="Several places are one run (its ranks, say), not several."
         ),
     ] = False,
+    last: Annotated[
+        bool,
+        typer.Option("--last", help="Of each folder only the newest run: what was written last."),
+    ] = False,
+    request: Annotated[
+        str, typer.Option(help="Only what was copied for this request, as its host calls it.")
+    ] = "",
     hypothesis: Annotated[
         list[Path] | None,
         typer.Option(help="A Python file with a HYPOTHESIS of yours; it is run. May be repeated."),
@@ -60,7 +67,7 @@ def command(
         Path | None,
         typer.Option(help="Write the run's timeline here, to be opened in ui.perfetto.dev."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say, hypothesis by hypothesis, what recordings or the journal falsify and confirm.
 
@@ -68,44 +75,59 @@ def command(
     mismatched tile or a finding, 2 if no tile of it was compared and so it proves nothing.
 
     Examples:
-      hicache-dbg diagnose ~/.local/state/hicache-dbg
+      hicache-dbg diagnose ~/.local/state/hicache-dbg --last
       hicache-dbg diagnose before/ after/
       hicache-dbg diagnose --together rank0.jsonl rank1.jsonl
+      hicache-dbg diagnose run/ --request 8c0f6f2b2c9e4f55a5f4c7c0b6b1f3d2
       hicache-dbg diagnose run/ --html run.html --perfetto run.pftrace
       hicache-dbg diagnose --journal --since '1 hour ago'
     """
     places = recordings or []
-    if journal == bool(places):
-        raise CommandError("name recordings to read, or --journal, and not both")
-    if not journal and (since or until or namespace):
-        raise CommandError(
-            "--since, --until and --namespace choose from the journal: add --journal"
-        )
+    of_journal, of_recordings = bool(since or until or namespace), together or last
+    _require_one_kind(places, journal, of_journal=of_journal, of_recordings=of_recordings)
     try:
         asked = in_order([*known_hypotheses(), *map(hypothesis_from, hypothesis or [])])
+        files: Sequence[Path] = ()
         if journal:
             query = Query(since=since, until=until, namespace=namespace, output="json")
             source: Source = JournalSource([*query.journalctl(), "--all", "--no-pager"], _say)
         elif together or len(places) == 1:
-            source = recordings_at(places, _say)
+            files = chosen_at(places, _say, last=last)
+            source = RecordingSource(files, _say)
         elif html or perfetto:
             raise CommandError(
                 "--html and --perfetto are of one run: name one place, or --together"
             )
         else:
-            _several(places, asked, as_json)
-        files = files_at(places) if together and places else ()
-        _one(source, asked, files, as_json=as_json, html=html, perfetto=perfetto)
+            _several(places, asked, request, last=last, as_json=as_json)
+        joined_files = files if together else ()
+        _one(source, asked, joined_files, request, as_json=as_json, html=html, perfetto=perfetto)
     except (JournalMissingError, PartMissingError) as error:
         raise CommandError(str(error), MISSING) from error
     except (RecordingError, JournalError, HtmlError, HypothesisFileError, PerfettoError) as error:
         raise CommandError(str(error)) from error
 
 
+def _require_one_kind(
+    places: Sequence[Path], journal: bool, *, of_journal: bool, of_recordings: bool
+) -> None:
+    if journal == bool(places):
+        raise CommandError("name recordings to read, or --journal, and not both")
+    if journal and of_recordings:
+        raise CommandError(
+            "--together and --last choose among recordings: leave them out with --journal"
+        )
+    if not journal and of_journal:
+        raise CommandError(
+            "--since, --until and --namespace choose from the journal: add --journal"
+        )
+
+
 def _one(
     source: Source,
     asked: Sequence[Hypothesis],
     files: Sequence[Path],
+    request: str,
     *,
     as_json: bool,
     html: Path | None,
@@ -115,7 +137,7 @@ def _one(
 
     ``files`` are the recordings of its processes, where they are to be compared.
     """
-    with Database(source) as database:
+    with Database(source, request) as database:
         if html or perfetto:
             database.keep()
         evidence = gather(database)
@@ -135,11 +157,19 @@ def _one(
     raise typer.Exit(of_reports(report))
 
 
-def _several(places: Sequence[Path], asked: Sequence[Hypothesis], as_json: bool) -> NoReturn:
+def _several(
+    places: Sequence[Path],
+    asked: Sequence[Hypothesis],
+    request: str,
+    *,
+    last: bool,
+    as_json: bool,
+) -> NoReturn:
     """Several runs: what differs."""
     runs, reports = [], []
     for place in places:
-        with Database(recordings_at([place], _say)) as database:
+        files = chosen_at([place], _say, last=last)
+        with Database(RecordingSource(files, _say), request) as database:
             evidence = gather(database)
             report = build_report(evidence, asked)
         reports.append(report)

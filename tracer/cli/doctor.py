@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hicache_dbg.tracer.cli.doctor_checks import Part, State, examine
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 
 __all__ = ["command"]
 
@@ -21,7 +21,7 @@ def command(
     sglang: Annotated[
         bool, typer.Option("--sglang", help="What would be attached to the SGLang installed here.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what works here: versions, GPU, NVML, pinned memory, journald, ports, folders, extras, cost.
 

@@ -5,12 +5,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hicache_dbg.tracer.diagnose.report import Report
 
-__all__ = ["CORRUPT", "INTERRUPTED", "MISSING", "OK", "USAGE", "CommandError", "of_reports"]
+__all__ = [
+    "CORRUPT",
+    "FAULTY",
+    "INTERRUPTED",
+    "MISSING",
+    "OK",
+    "USAGE",
+    "CommandError",
+    "of_reports",
+]
 
 OK = 0
 CORRUPT = 1
 USAGE = 2
 MISSING = 3
+FAULTY = 70
 INTERRUPTED = 130
 
 

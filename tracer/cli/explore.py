@@ -14,6 +14,7 @@ from rich.text import Text
 from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.explore import Broken, exploring
 from hicache_dbg.repro.explore_listing import Step
+from hicache_dbg.repro.fault_place import misplaced
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK
 
@@ -58,10 +59,7 @@ def explore(
     if schedules < 1:
         raise ConfigError(f"explore is {schedules}, expected at least 1 schedule")
     if fault is not None and fault.stage != "cache":
-        raise ConfigError(
-            f"fault {fault.name} is between caches, or between a cache and its store; run hicache-dbg "
-            f"selftest --fault {fault.name}"
-        )
+        raise misplaced(fault)
     name, ran, began = fault.name if fault else "", 0, time.perf_counter()
     with exploring(fault) as explorer, progress as advance:
 

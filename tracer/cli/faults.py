@@ -1,20 +1,15 @@
 """``hicache-dbg faults``: the faults that are injected, and the classes that they belong to."""
 
-from typing import TYPE_CHECKING, Annotated
-
 import typer
 
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.diagnose.meanings import MEANINGS
-
-if TYPE_CHECKING:
-    from hicache_dbg.repro.faults.base import Fault
 
 __all__ = ["command"]
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the fault classes, what each means, and the faults of it that selftest rehearses.
 
@@ -23,6 +18,7 @@ def command(
 
     Example: hicache-dbg faults
     """
+    from hicache_dbg.repro.fault_place import OPTIONS
     from hicache_dbg.repro.faults.registry import ALL_FAULTS, FAULTS
 
     rows = [
@@ -32,7 +28,7 @@ def command(
             "class_means": MEANINGS[fault.cls],
             "summary": fault.summary,
             "repro": fault.name in FAULTS,
-            "needs": _needs(fault),
+            "needs": OPTIONS.get(fault.stage, ""),
         }
         for fault in ALL_FAULTS.values()
     ]
@@ -45,8 +41,3 @@ def command(
             if row["class"] == cls:
                 star = f" * {row['needs']}".rstrip() if row["repro"] else ""
                 typer.echo(f"  {row['fault']}{star}\n      {row['summary']}")
-
-
-def _needs(fault: "Fault") -> str:
-    """The option of ``repro`` without which the fault would do nothing."""
-    return "--storage file" if fault.stage == "storage" else ""

@@ -1,11 +1,14 @@
 """JSON on standard output, the same from every verb."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-__all__ = ["print_json"]
+__all__ = ["AsJson", "print_json"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""The switch that every verb has."""
 
 
 def print_json(data: Any) -> None:

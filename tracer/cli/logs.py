@@ -139,7 +139,25 @@ def _classes(findings: list[str]) -> tuple[str, ...]:
 def _run(query: Query) -> None:
     arguments = query.journalctl()
     typer.echo(shlex.join(arguments), err=True)
-    _succeeded(subprocess.run(arguments, check=False).returncode)  # noqa: S603 - the query is the purpose
+    if query.follow or _holds_any(arguments):
+        _succeeded(subprocess.run(arguments, check=False).returncode)  # noqa: S603 - the query is the purpose
+    else:
+        _say_nothing_is_there("line")
+
+
+def _holds_any(arguments: list[str]) -> bool:
+    """Whether the query has an answer: journalctl prints nothing where it has none."""
+    probe = [*arguments, "--lines=1", "--quiet"]
+    done = subprocess.run(probe, check=False, stdout=subprocess.PIPE)  # noqa: S603 - as above
+    _succeeded(done.returncode)
+    return bool(done.stdout)
+
+
+def _say_nothing_is_there(what: str) -> None:
+    typer.echo(
+        f"hicache-dbg: the journal holds no such {what}; hicache-dbg doctor says whether lines reach it",
+        err=True,
+    )
 
 
 def _table(query: Query, *, as_json: bool) -> None:
@@ -157,7 +175,7 @@ def _table(query: Query, *, as_json: bool) -> None:
     elif table:
         typer.echo(table, nl=False)
     else:
-        typer.echo("hicache-dbg: the journal holds no such copy", err=True)
+        _say_nothing_is_there("copy")
 
 
 def _row(line: str) -> dict[str, Any] | None:

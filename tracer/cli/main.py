@@ -11,10 +11,11 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return its exit code.
 
-    0 clean, 1 corruption found, 2 usage, 3 a part of the environment is missing, 130 interrupted.
+    0 clean, 1 corruption found, 2 usage, 3 a part of the environment is missing, 70 a fault of the
+    command itself, 130 interrupted.
     """
     # Inside, not above: what is imported takes long enough to be interrupted.
-    from hicache_dbg.tracer.cli.exits import INTERRUPTED, MISSING, CommandError
+    from hicache_dbg.tracer.cli.exits import FAULTY, INTERRUPTED, MISSING, CommandError
 
     try:
         from hicache_dbg.tracer import autoattach
@@ -32,6 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"hicache-dbg: the system refused: {error}")
         return MISSING
     except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - Python's own code for it is 1: corruption found
+        # Python 3.11 makes a RuntimeError of whatever comes while a class is made, as imports do.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            _say(_report(error))
+            return FAULTY
         code = INTERRUPTED
     if code == INTERRUPTED:
         _say("hicache-dbg: interrupted")
@@ -64,9 +71,26 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except usage_error as error:
-        cast("Any", error).show()
-        return USAGE
+        if type(error).__name__ == "NoArgsIsHelpError":
+            cast("Any", error).show()
+            return USAGE
+        raise CommandError(_misuse(error)) from None
     return code if isinstance(code, int) else OK
+
+
+def _misuse(error: Any) -> str:
+    """What typer did not like, in one line, and where to read on."""
+    what = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    asked = error.ctx.command_path if getattr(error, "ctx", None) else "hicache-dbg"
+    return f"{what[0].lower()}{what[1:]} (see {asked} --help)"
+
+
+def _report(error: Exception) -> str:
+    """The traceback, and what it is not."""
+    import traceback
+
+    where = "".join(traceback.format_exception(error))
+    return f"{where}hicache-dbg: a fault of the command itself, and no finding; please report it"
 
 
 def _say(text: str) -> None:

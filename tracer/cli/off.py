@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from hicache_dbg.tracer.cli.json_output import AsJson
 from hicache_dbg.tracer.cli.on import finish, replies
 from hicache_dbg.tracer.switch.messages import Ask
 
@@ -12,7 +13,7 @@ __all__ = ["command"]
 
 def command(
     pid: Annotated[int, typer.Option(help="The process in which tracing was switched on.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Detach from the running process and print the report of what was traced.
 

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError, of_reports
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.settings import Checksum
 from hicache_dbg.tracer.switch.client import SwitchError, ask
 from hicache_dbg.tracer.switch.messages import Ask, Reply
@@ -31,7 +31,7 @@ def command(
     span: Annotated[
         str, typer.Option("--for", help="Trace so long (60s, 5m), then detach and report.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Attach in the running process; with --for, detach after that time and print the report.
 

@@ -9,34 +9,29 @@ import typer
 from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.tracer.cli.json_output import print_json
 from hicache_dbg.tracer.cli.progress import progress
-from hicache_dbg.tracer.cli.repro_options import TRACING, WORKLOAD, RunOptions
+from hicache_dbg.tracer.cli.repro_options import WORKLOAD, Record, RunAsJson, RunOptions
 from hicache_dbg.tracer.cli.verb import takes
 
 __all__ = ["command"]
 
 
+Schedules = Annotated[
+    int | None,
+    typer.Option(
+        "--explore",
+        help="Run this many schedules of a small cache instead, each in an order of its own, and "
+        "shrink the first that breaks; --seed is the first one's.",
+        rich_help_panel=WORKLOAD,
+    ),
+]
+
+
 @takes(RunOptions)
 def command(
     options: RunOptions,
-    schedules: Annotated[
-        int | None,
-        typer.Option(
-            "--explore",
-            help="Run this many schedules of a small cache instead, each in an order of its own, and "
-            "shrink the first that breaks; --seed is the first one's.",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep the events in this folder, made if need be, for diagnose.",
-            rich_help_panel=TRACING,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON.", rich_help_panel=TRACING)
-    ] = False,
+    schedules: Schedules = None,
+    record: Record = None,
+    as_json: RunAsJson = False,
 ) -> None:
     """Run multi-turn agent sessions through the tiered cache and say what was corrupted, and why.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hicache_dbg.repro.faults.base import Fault
     from hicache_dbg.repro.trace import Trace
 
-__all__ = ["TRACING", "WORKLOAD", "RunOptions"]
+__all__ = ["WORKLOAD", "Record", "RunAsJson", "RunOptions"]
 
 #: Of a run's settings. A whole ``RunConfig`` would be checked, and that takes the pools.
 DEFAULTS: Any = SimpleNamespace(**{field.name: field.default for field in fields(RunConfig)})
@@ -24,6 +24,13 @@ WORKLOAD, ENGINE, TRACING = "Workload", "Engine", "Tracing and output"
 
 def _option(panel: str, text: str, **more: Any) -> Any:
     return typer.Option(help=text, rich_help_panel=panel, **more)
+
+
+Record = Annotated[
+    Path | None,
+    _option(TRACING, "Keep the events in this folder, made if need be, for diagnose."),
+]
+RunAsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=TRACING)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,8 @@ class RunOptions:
 
     def config(self) -> RunConfig:
         """The run's own settings; raises ``ConfigError`` where one is not allowed."""
+        if self.trace is None and (self.requests is not None or self.scale != DEFAULTS.scale):
+            raise ConfigError("--requests and --scale are of a trace: add --trace FILE")
         return RunConfig(
             sessions=self.sessions,
             rounds=self.rounds,

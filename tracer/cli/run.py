@@ -31,6 +31,24 @@ def command(
     """
     if not context.args:
         raise CommandError("run needs a command: hicache-dbg run -- python serve.py")
+    environ = _environ(checksum, sinks, record)
+    program = shutil.which(context.args[0])
+    if program is None:
+        raise CommandError(
+            f"{context.args[0]!r} is no program on PATH, or may not be executed", MISSING
+        )
+    try:
+        os.execve(program, context.args, environ)  # noqa: S606 - running the command is the purpose
+    except OSError as error:
+        raise CommandError(f"cannot run {program}: {error.strerror or error}", MISSING) from error
+
+
+def _environ(checksum: Checksum | None, sinks: str | None, record: str | None) -> dict[str, str]:
+    """The environment with the gate set; a recording is made beside the sinks that are named.
+
+    Raises:
+        CommandError: a value that is not allowed, or a folder that cannot be made.
+    """
     environ = os.environ | {"HICACHE_DBG": "1"}
     if checksum is not None:
         environ["HICACHE_DBG_CHECKSUM"] = checksum.value
@@ -46,12 +64,4 @@ def command(
         Settings.from_environ(environ)
     except SettingsError as error:
         raise CommandError(str(error)) from error
-    program = shutil.which(context.args[0])
-    if program is None:
-        raise CommandError(
-            f"{context.args[0]!r} is no program on PATH, or may not be executed", MISSING
-        )
-    try:
-        os.execve(program, context.args, environ)  # noqa: S606 - running the command is the purpose
-    except OSError as error:
-        raise CommandError(f"cannot run {program}: {error.strerror or error}", MISSING) from error
+    return environ

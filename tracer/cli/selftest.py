@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
-from hicache_dbg.tracer.cli.json_output import print_json
+from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def command(
         typer.Option(help="Rehearse this fault only; may be given again.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the order in which queued kernels run.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Inject every fault beside its clean twin, and show what was found and how it was named.
 
@@ -49,12 +49,13 @@ def command(
 
 
 def _chosen(names: list[str]) -> "list[Fault]":
-    from hicache_dbg.repro.faults.registry import ALL_FAULTS
+    from hicache_dbg.repro.config import ConfigError
+    from hicache_dbg.repro.faults.registry import ALL_FAULTS, fault_named
 
-    unknown = [name for name in names if name not in ALL_FAULTS]
-    if unknown:
-        raise CommandError(f"fault is {unknown[0]!r}, expected one of {', '.join(ALL_FAULTS)}")
-    return [item for name, item in ALL_FAULTS.items() if not names or name in names]
+    try:
+        return [fault_named(name) for name in dict.fromkeys(names or ALL_FAULTS)]
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
 
 
 def _show(rows: "list[Row]") -> None:

@@ -6,12 +6,13 @@ one: a name in :data:`~hicache_dbg.repro.faults.base.Stage`, and a line in :data
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.repro.faults import aborts
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.handover import decode, prefill
+from hicache_dbg.repro.faults.handover import Sent, decode, prefill
 from hicache_dbg.repro.faults.rehearsal import Rehearsed, rehearse
 from hicache_dbg.repro.faults.storage_rehearsal import rehearse_storage
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
@@ -72,24 +73,21 @@ def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], 
     return [*told, *join([sink.events for sink in sinks])], seen
 
 
-def handover(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
+def two_ends(
+    send: Callable[[Session, Layout], Sent],
+    take: Callable[[Session, Sent, Fault | None, Layout], Rehearsed],
+) -> Run:
     """Prefill, then decode, each with a tracer of its own. Their recordings are joined."""
-    ours, theirs = MemorySink(), MemorySink()
-    with _runtime(ours) as (session, _):
-        sent = prefill(session, layout)
-    with _runtime(theirs) as (session, _):
-        seen = decode(session, sent, fault, layout)
-    return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
 
+    def run(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
+        ours, theirs = MemorySink(), MemorySink()
+        with _runtime(ours) as (session, _):
+            sent = send(session, layout)
+        with _runtime(theirs) as (session, _):
+            seen = take(session, sent, fault, layout)
+        return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
 
-def given_up(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
-    """The same, where decode gives a request up while it is written."""
-    ours, theirs = MemorySink(), MemorySink()
-    with _runtime(ours) as (session, _):
-        sent = prefill(session, layout, given_up=aborts.GIVEN_UP)
-    with _runtime(theirs) as (session, _):
-        seen = aborts.decode(session, sent, fault, layout)
-    return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
+    return run
 
 
 def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
@@ -105,8 +103,8 @@ STAGES: Mapping[str, Run] = MappingProxyType(
     {
         "cache": cache,
         "ranks": ranks,
-        "handover": handover,
-        "aborts": given_up,
+        "handover": two_ends(prefill, decode),
+        "aborts": two_ends(partial(prefill, given_up=aborts.GIVEN_UP), aborts.decode),
         "storage": storage,
     }
 )

@@ -1,13 +1,12 @@
 """A run over two processes under the tracer: each records, and what they disagree about is joined."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.recording_format import read, recordings_in
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
@@ -17,6 +16,7 @@ from hicache_dbg.repro.faults.page_table import untold
 from hicache_dbg.repro.pd import PdRun
 from hicache_dbg.repro.pd_prefill import fingerprint, serve
 from hicache_dbg.repro.pd_process import PrefillProcess
+from hicache_dbg.repro.result import RunResult
 from hicache_dbg.repro.run import OnProgress, carry_out, sized
 from hicache_dbg.repro.trace import Trace
 from hicache_dbg.repro.workload import Truth
@@ -27,7 +27,7 @@ from hicache_dbg.tracer.cli.recorded import recording_in
 from hicache_dbg.tracer.cli.repro_output import Outcome
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.handed_over import settle
-from hicache_dbg.tracer.diagnose.report import build_report
+from hicache_dbg.tracer.diagnose.report import Report, build_report
 from hicache_dbg.tracer.events import Event, FaultClass
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
@@ -36,6 +36,8 @@ from hicache_dbg.tracer.sink import Sink
 from hicache_dbg.tracer.sinks import build_sinks
 
 __all__ = ["traced_pd"]
+
+Begin = Callable[[PoolGroup, HiCacheController, bool], PrefillProcess]
 
 
 def traced_pd(
@@ -53,47 +55,61 @@ def traced_pd(
     Raises:
         ConfigError: the fault, or the trace, has no place in such a run.
     """
+    _refuse(fault, trace)
+    with ExitStack() as own:
+        folder = record or Path(own.enter_context(TemporaryDirectory(prefix="hicache-dbg-")))
+        settings = _settings(gate, folder)
+        job = PdRun(sized(config, None), fault, None, advance, truth, untold)
+        job.begin = _beginning(config, fault, settings)
+        if settings is None:
+            return Outcome(carry_out(job), None)
+        memory, known = MemorySink(), set(recordings_in(folder))
+        sinks = [] if record is None else [recording_in(record)]
+        with _tracing(settings, [memory, *sinks]):
+            result = carry_out(job)
+        theirs = _others(folder, {*known, *(sink.path for sink in sinks)})
+    return Outcome(result, _joined(result, memory.events, theirs))
+
+
+def _refuse(fault: Fault | None, trace: Trace | None) -> None:
     if trace is not None:
         raise ConfigError("pd runs agent sessions; leave --trace out")
     if fault is not None and fault.cls is FaultClass.CONTROL_TABLE:
         raise ConfigError(
             f"fault {fault.name} is in a page table that --pd does not upload; leave --pd out"
         )
-    job = PdRun(sized(config, None), fault, None, advance, truth, untold)
-    with ExitStack() as own:
-        folder = record or Path(own.enter_context(TemporaryDirectory(prefix="hicache-dbg-")))
-        before = set(recordings_in(folder))
-        settings = None
-        if gate is not GateLevel.OFF:
-            settings = replace(
-                Settings.from_environ(), gate=Gate.ON, checksum=CHECKSUMS[gate], directory=folder
-            )
 
-        def begin(group: PoolGroup, controller: HiCacheController, kill: bool) -> PrefillProcess:
-            arguments = settings, sized(config, None), fault.name if fault else "", kill
-            return PrefillProcess(traced_serve, arguments, group, controller, fingerprint(config))
 
-        job.begin = begin
-        if settings is None:
-            return Outcome(carry_out(job), None)
-        memory, sinks = MemorySink(), list[RecordingSink]()
-        if record is not None:
-            sinks.append(recording_in(record))
-        with _tracing(settings, [memory, *sinks]) as (runtime, attachment):
-            result = carry_out(job)
-            attachment.settle()
-            runtime.flush()
-        theirs = _others(folder, {*before, *(sink.path for sink in sinks)})
+def _settings(gate: GateLevel, folder: Path) -> Settings | None:
+    """Of both processes; None where nothing is traced."""
+    if gate is GateLevel.OFF:
+        return None
+    asked = Settings.from_environ()
+    return replace(asked, gate=Gate.ON, checksum=CHECKSUMS[gate], directory=folder)
+
+
+def _beginning(config: RunConfig, fault: Fault | None, settings: Settings | None) -> Begin:
+    """Starts the process that computes prompts."""
+
+    def begin(group: PoolGroup, controller: HiCacheController, kill: bool) -> PrefillProcess:
+        arguments = settings, sized(config, None), fault.name if fault else "", kill
+        return PrefillProcess(traced_serve, arguments, group, controller, fingerprint(config))
+
+    return begin
+
+
+def _joined(result: RunResult, own: list[Event], theirs: list[list[Event]]) -> Report:
+    """What the events of both processes say, each alone and held against each other."""
     evidence = Evidence.of(
-        [event for events in (memory.events, *theirs) for event in events],
+        [event for events in (own, *theirs) for event in events],
         sessions_corrupted=result.sessions.corrupted,
     )
-    recordings = [*theirs, memory.events]
+    recordings = [*theirs, own]
     settle(evidence, recordings)
     evidence.joined = True
     for finding in join(recordings):
         evidence.add(finding)
-    return Outcome(result, build_report(evidence))
+    return build_report(evidence)
 
 
 def traced_serve(

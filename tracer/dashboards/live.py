@@ -16,7 +16,15 @@ from hicache_dbg.tracer.dashboards.document import Dashboard, QueryVariable
 from hicache_dbg.tracer.dashboards.expressions import EVERYTHING, ExpressionError, interpolate
 from hicache_dbg.tracer.dashboards.static import split_query
 
-__all__ = ["Answer", "Prometheus", "PrometheusError", "Series", "ask_all", "choices"]
+__all__ = [
+    "AddressError",
+    "Answer",
+    "Prometheus",
+    "PrometheusError",
+    "Series",
+    "ask_all",
+    "choices",
+]
 
 WAIT_S = 10.0
 DEFAULT_SCRAPE_S = 15.0
@@ -29,6 +37,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 class PrometheusError(Exception):
     """A Prometheus did not answer, or refused a query; the message says which and why."""
+
+
+class AddressError(PrometheusError):
+    """What was given as a Prometheus' address is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +68,15 @@ class Answer:
 
 
 class Prometheus:
-    """A Prometheus server by its URL, such as ``http://127.0.0.1:9090``."""
+    """A Prometheus server by its URL, such as ``http://127.0.0.1:9090``.
+
+    Raises:
+        AddressError: ``url`` is neither http nor https.
+    """
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("http://", "https://")):
-            raise PrometheusError(
-                f"{url!r} is no address of a Prometheus: expected http://HOST:PORT"
-            )
+            raise AddressError(f"{url!r} is no address of a Prometheus: expected http://HOST:PORT")
         self._url = url.rstrip("/")
 
     def query(self, expression: str) -> list[Series]:

@@ -40,6 +40,10 @@ td, th { text-align: left; padding: 2px 8px; border-bottom: 1px solid #2c3235; f
 .legend { font-size: 11px; color: #9fa7b3 }
 .legend i { display: inline-block; width: 10px; height: 4px; margin: 0 4px 2px 8px }
 .none { color: #e0b400 } pre { white-space: pre-wrap; font-size: 12px }
+@media (max-width: 800px) {
+  .board { grid-template-columns: 1fr }
+  .panel { grid-column: auto !important; min-height: 0 !important; overflow-x: auto }
+}
 """
 
 #: A query, its answer, and how its numbers are shown.
@@ -56,6 +60,7 @@ def page(boards: Sequence[Dashboard], prometheus: Prometheus, span_s: int) -> st
     body = "".join(_board(board, prometheus, values, span_s) for board in boards)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>hicache-dbg dashboards</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style><body>{body}</body></html>\n"
     )
 

@@ -1,5 +1,13 @@
 """What do the GPUs say of themselves, for bytes that changed with nobody writing?"""
 
+from hicache_dbg.tracer.dashboards.looks import (
+    BAD_IF_ANY,
+    BYTES,
+    BYTES_PER_SECOND,
+    COUNT,
+    LEVEL,
+    PER_SECOND,
+)
 from hicache_dbg.tracer.dashboards.spec import (
     Board,
     Kind,
@@ -7,7 +15,6 @@ from hicache_dbg.tracer.dashboards.spec import (
     Panel,
     Query,
     Row,
-    Step,
     metric,
     rate,
     seen,
@@ -15,7 +22,6 @@ from hicache_dbg.tracer.dashboards.spec import (
 
 __all__ = ["HARDWARE"]
 
-BAD_IF_ANY = (Step(None, "green"), Step(1, "red"))
 ECC = metric("gpu_ecc_errors_total")
 UNCORRECTED = metric("gpu_ecc_errors_total", 'type="uncorrected"')
 ROTTEN = metric("findings_total", 'class="bit_flip"')
@@ -43,7 +49,7 @@ HARDWARE = Board(
                     width=12,
                     height=5,
                     no_value="no reading",
-                    look=Look(decimals=0, steps=BAD_IF_ANY),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.TABLE,
@@ -59,7 +65,7 @@ HARDWARE = Board(
                     width=12,
                     height=5,
                     columns=("job", "instance", "state"),
-                    look=Look(decimals=0),
+                    look=COUNT,
                 ),
                 Panel(
                     Kind.TABLE,
@@ -73,7 +79,7 @@ HARDWARE = Board(
                         ),
                     ),
                     columns=("gpu", "reading", "state"),
-                    look=Look(decimals=0),
+                    look=COUNT,
                 ),
                 Panel(
                     Kind.TABLE,
@@ -81,7 +87,7 @@ HARDWARE = Board(
                     "Which GPUs there are, and the rank that runs on each. Metric: hicache_dbg_gpu_info.",
                     (Query(metric("gpu_info"), "GPUs"),),
                     columns=("gpu", "rank", "model", "uuid", "bus"),
-                    look=Look(decimals=0),
+                    look=COUNT,
                 ),
             ),
         ),
@@ -98,14 +104,14 @@ HARDWARE = Board(
                             "GPU {{gpu}} {{state}}",
                         ),
                     ),
-                    look=Look(unit="bytes", least=0),
+                    look=BYTES,
                 ),
                 Panel(
                     Kind.LINES,
                     "ECC errors",
                     "New errors a second, corrected and not. Metric: hicache_dbg_gpu_ecc_errors_total.",
                     (Query(f"sum by (gpu, type) ({rate(ECC)})", "GPU {{gpu}} {{type}}"),),
-                    look=Look(unit="ops", least=0),
+                    look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
@@ -122,7 +128,7 @@ HARDWARE = Board(
                             "GPU {{gpu}} pages {{cause}}",
                         ),
                     ),
-                    look=Look(decimals=0, least=0),
+                    look=LEVEL,
                 ),
                 Panel(
                     Kind.LINES,
@@ -130,7 +136,7 @@ HARDWARE = Board(
                     "The number of the driver's latest error of each GPU, 0 if there was none. "
                     "Metric: hicache_dbg_gpu_last_xid.",
                     (Query(f"max by (gpu) ({metric('gpu_last_xid')})", "GPU {{gpu}}"),),
-                    look=Look(decimals=0, least=0),
+                    look=LEVEL,
                 ),
             ),
         ),
@@ -148,7 +154,7 @@ HARDWARE = Board(
                             "GPU {{gpu}} {{direction}}",
                         ),
                     ),
-                    look=Look(unit="binBps", least=0),
+                    look=BYTES_PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
@@ -161,7 +167,7 @@ HARDWARE = Board(
                             "GPU {{gpu}}",
                         ),
                     ),
-                    look=Look(unit="ops", least=0),
+                    look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
@@ -174,7 +180,7 @@ HARDWARE = Board(
                             "GPU {{gpu}} {{attribute}}",
                         ),
                     ),
-                    look=Look(decimals=0, least=0),
+                    look=LEVEL,
                 ),
                 Panel(
                     Kind.LINES,

@@ -1,5 +1,6 @@
 """Does the cache keep every byte, and how much of it was looked at?"""
 
+from hicache_dbg.tracer.dashboards.looks import BAD_IF_ANY, COUNT, FACT, ODD_IF_ANY, SHARE
 from hicache_dbg.tracer.dashboards.spec import (
     RETURNING,
     Board,
@@ -23,14 +24,13 @@ SKIPPED = pool_metric("tiles_total", 'result="skipped"')
 BACK = pool_metric("tiles_total", RETURNING)
 BACK_COMPARED = pool_metric("tiles_total", RETURNING, 'result=~"verified|mismatched"')
 FINDINGS = pool_metric("findings_total")
-GOOD_OR_BAD = (Step(None, "green"), Step(1, "red"))
 OUTCOME_COLORS = (
     ("verified", "green"),
     ("witnessed", "blue"),
     ("mismatched", "red"),
     ("skipped", "yellow"),
 )
-SHARE = Look(
+CHECKED = Look(
     unit="percentunit",
     decimals=1,
     steps=(Step(None, "red"), Step(0.5, "yellow"), Step(0.99, "green")),
@@ -86,13 +86,13 @@ INTEGRITY = Board(
                         Query(
                             f"sum({seen(BAD)})",
                             "mismatched tiles",
-                            look=Look(decimals=0, steps=GOOD_OR_BAD),
+                            look=BAD_IF_ANY,
                         ),
-                        Query(_share_seen(), "share checked", look=SHARE),
+                        Query(_share_seen(), "share checked", look=CHECKED),
                         Query(
                             f"sum({seen(BACK)})",
                             "tiles that came back",
-                            look=Look(decimals=0, steps=(Step(None, "blue"),)),
+                            look=FACT,
                         ),
                     ),
                     width=12,
@@ -106,7 +106,7 @@ INTEGRITY = Board(
                     (Query(f"sum({seen(FINDINGS)})", "findings"),),
                     width=4,
                     height=5,
-                    look=Look(decimals=0, steps=GOOD_OR_BAD),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.STAT,
@@ -116,7 +116,7 @@ INTEGRITY = Board(
                     (Query(f"count({metric('events_total')})", "ranks"),),
                     width=4,
                     height=5,
-                    look=Look(decimals=0, steps=(Step(None, "blue"),)),
+                    look=FACT,
                 ),
                 Panel(
                     Kind.STAT,
@@ -131,7 +131,7 @@ INTEGRITY = Board(
                     ),
                     width=4,
                     height=5,
-                    look=Look(decimals=0, steps=(Step(None, "green"), Step(1, "yellow"))),
+                    look=ODD_IF_ANY,
                 ),
                 Panel(
                     Kind.STATES,
@@ -176,7 +176,7 @@ INTEGRITY = Board(
                             "{{pool}} {{op}}",
                         ),
                     ),
-                    look=Look(unit="percentunit", least=0, most=1),
+                    look=SHARE,
                 ),
                 Panel(
                     Kind.TABLE,
@@ -187,7 +187,7 @@ INTEGRITY = Board(
                     tuple(Query(_tiles(result), result) for result, _ in OUTCOME_COLORS),
                     columns=("pool", "op"),
                     sort="mismatched",
-                    look=Look(decimals=0),
+                    look=COUNT,
                 ),
                 Panel(
                     Kind.LINES,
@@ -229,7 +229,7 @@ INTEGRITY = Board(
                     ),
                     columns=("class", "pool", "rank"),
                     sort="findings",
-                    look=Look(decimals=0, steps=GOOD_OR_BAD),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.TEXT,

@@ -1,5 +1,13 @@
 """Which ways do bytes take between the tiers, how many, and how fast?"""
 
+from hicache_dbg.tracer.dashboards.looks import (
+    BYTES,
+    BYTES_PER_SECOND,
+    COUNT,
+    FACT,
+    ODD_IF_ANY,
+    PER_SECOND,
+)
 from hicache_dbg.tracer.dashboards.spec import (
     Board,
     Kind,
@@ -17,14 +25,12 @@ from hicache_dbg.tracer.dashboards.spec import (
 __all__ = ["PATHS"]
 
 COPIES = pool_metric("copies_total")
-BYTES = pool_metric("copied_bytes_total")
+COPIED = pool_metric("copied_bytes_total")
 GRANULAR = pool_metric("copies_total", 'token_granular="True"')
 SECONDS = pool_metric("copy_duration_seconds_sum")
 BUCKETS = pool_metric("copy_duration_seconds_bucket")
 PATH = "pool, op, layout, token_granular"
 DEVICE_AND_HOST = pool_metric("copied_bytes_total", 'src=~"device|host"', 'dst=~"device|host"')
-FACT = Look(decimals=0, steps=(Step(None, "blue"),))
-BYTES_PER_SECOND = Look(unit="binBps", least=0)
 
 
 def _quantile(share: float) -> str:
@@ -51,13 +57,13 @@ PATHS = Board(
                     ),
                     width=8,
                     height=5,
-                    look=Look(decimals=0, steps=(Step(None, "green"), Step(1, "yellow"))),
+                    look=ODD_IF_ANY,
                 ),
                 Panel(
                     Kind.STAT,
                     "Bytes moved",
                     "By all operations, since each process started. Metric: hicache_dbg_copied_bytes_total.",
-                    (Query(f"sum by (op) ({seen(BYTES)})", "{{op}}"),),
+                    (Query(f"sum by (op) ({seen(COPIED)})", "{{op}}"),),
                     width=16,
                     height=5,
                     look=Look(unit="bytes", decimals=1, steps=(Step(None, "blue"),)),
@@ -71,7 +77,7 @@ PATHS = Board(
                     (
                         Query(f"sum by ({PATH}) ({seen(COPIES)})", "copies"),
                         Query(
-                            f"sum by ({PATH}) ({seen(BYTES)})",
+                            f"sum by ({PATH}) ({seen(COPIED)})",
                             "bytes",
                             look=Look(unit="bytes"),
                         ),
@@ -80,7 +86,7 @@ PATHS = Board(
                     height=9,
                     columns=("pool", "op", "token_granular", "layout"),
                     sort="copies",
-                    look=Look(decimals=0),
+                    look=COUNT,
                 ),
             ),
         ),
@@ -98,13 +104,13 @@ PATHS = Board(
                             "{{pool}} {{op}} {{layout}} token_granular={{token_granular}}",
                         ),
                     ),
-                    look=Look(unit="ops", least=0),
+                    look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "Bytes by pool and op",
                     "Bytes moved a second. Metric: hicache_dbg_copied_bytes_total.",
-                    (Query(f"sum by (pool, op) ({rate(BYTES)})", "{{pool}} {{op}}"),),
+                    (Query(f"sum by (pool, op) ({rate(COPIED)})", "{{pool}} {{op}}"),),
                     look=BYTES_PER_SECOND,
                 ),
                 Panel(
@@ -130,11 +136,11 @@ PATHS = Board(
                     "a slow fallback. Metrics: hicache_dbg_copied_bytes_total, hicache_dbg_copies_total.",
                     (
                         Query(
-                            f"sum by (pool, op) ({rate(BYTES)}) / sum by (pool, op) ({rate(COPIES)})",
+                            f"sum by (pool, op) ({rate(COPIED)}) / sum by (pool, op) ({rate(COPIES)})",
                             "{{pool}} {{op}}",
                         ),
                     ),
-                    look=Look(unit="bytes", least=0),
+                    look=BYTES,
                 ),
             ),
         ),
@@ -170,7 +176,7 @@ PATHS = Board(
                     "copied. Metrics: hicache_dbg_copied_bytes_total, hicache_dbg_copy_duration_seconds.",
                     (
                         Query(
-                            f"sum by (pool, op) ({rate(BYTES)}) / sum by (pool, op) ({rate(SECONDS)})",
+                            f"sum by (pool, op) ({rate(COPIED)}) / sum by (pool, op) ({rate(SECONDS)})",
                             "{{pool}} {{op}}",
                         ),
                     ),

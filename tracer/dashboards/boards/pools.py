@@ -1,5 +1,6 @@
 """How full are the pools, and do the two ends of each mirror have one geometry?"""
 
+from hicache_dbg.tracer.dashboards.looks import BYTES, COUNT, FACT, SHARE
 from hicache_dbg.tracer.dashboards.spec import (
     Board,
     Kind,
@@ -68,7 +69,7 @@ POOLS = Board(
                     (Query(f"sum by (tier) ({PAGES})", "{{tier}}"),),
                     width=12,
                     height=6,
-                    look=Look(decimals=0, steps=(Step(None, "blue"),)),
+                    look=FACT,
                 ),
                 Panel(
                     Kind.LINES,
@@ -89,7 +90,7 @@ POOLS = Board(
                             "{{pool}} {{tier}}",
                         ),
                     ),
-                    look=Look(unit="percentunit", least=0, most=1),
+                    look=SHARE,
                 ),
                 Panel(
                     Kind.LINES,
@@ -103,7 +104,7 @@ POOLS = Board(
                         ),
                     ),
                     width=24,
-                    look=Look(unit="bytes", least=0),
+                    look=BYTES,
                 ),
             ),
         ),
@@ -154,18 +155,11 @@ POOLS = Board(
                     width=24,
                     height=10,
                     columns=(
-                        *(
-                            "pool",
-                            "component",
-                            "tier",
-                            "slot_bytes",
-                            "page_bytes",
-                            "slots_per_page",
-                        ),
-                        *("dtype", "layers", "pages", "layout", "class", "device", "rank"),
+                        *("pool", "component", "tier", "slot_bytes", "page_bytes"),
+                        *("slots_per_page", "dtype", "layers", "pages"),
+                        *("layout", "class", "device", "rank"),
                     ),
-                    sort="",
-                    look=Look(decimals=0),
+                    look=COUNT,
                 ),
             ),
         ),

@@ -1,5 +1,6 @@
 """Is the tracer itself whole: does it lose events, do its sinks fail, what does it cost?"""
 
+from hicache_dbg.tracer.dashboards.looks import BAD_IF_ANY, LEVEL, PER_SECOND, SECONDS_A_SECOND
 from hicache_dbg.tracer.dashboards.spec import (
     Board,
     Kind,
@@ -22,7 +23,6 @@ SINK_ERRORS = metric("sink_errors_total")
 OVERHEAD = metric("overhead_seconds_total")
 SECONDS = metric("copy_duration_seconds_sum")
 COPIES = metric("copies_total")
-BAD_IF_ANY = (Step(None, "green"), Step(1, "red"))
 
 #: A metric of the tracer's own failures has no series before the first: 0 wherever a rank reports.
 OWN_FAILURES = (
@@ -49,7 +49,7 @@ SELF = Board(
                     (Query(f"sum({seen(DROPPED)})", "lost"),),
                     width=6,
                     height=5,
-                    look=Look(decimals=0, steps=BAD_IF_ANY),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.STAT,
@@ -58,7 +58,7 @@ SELF = Board(
                     (Query(f"sum({seen(SINK_ERRORS)})", "failed"),),
                     width=6,
                     height=5,
-                    look=Look(decimals=0, steps=BAD_IF_ANY),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.STAT,
@@ -68,7 +68,7 @@ SELF = Board(
                     (Query(OWN_FAILURES, "failures"),),
                     width=6,
                     height=5,
-                    look=Look(decimals=0, steps=BAD_IF_ANY),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.STAT,
@@ -94,7 +94,7 @@ SELF = Board(
                     "Events",
                     "Handed to the sinks a second, by rank. Metric: hicache_dbg_events_total.",
                     (Query(f"sum by (rank) ({rate(EVENTS)})", "rank {{rank}}"),),
-                    look=Look(unit="ops", least=0),
+                    look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
@@ -102,7 +102,7 @@ SELF = Board(
                     "A second. 'queue_full' is the bus or an outbox; the others are what the sink met. "
                     "Metric: hicache_dbg_events_dropped_total.",
                     (Query(f"sum by (sink, reason) ({rate(DROPPED)})", "{{sink}} {{reason}}"),),
-                    look=Look(unit="ops", least=0),
+                    look=PER_SECOND,
                 ),
                 Panel(
                     Kind.TABLE,
@@ -116,7 +116,7 @@ SELF = Board(
                     ),
                     columns=("sink", "reason", "rank"),
                     sort="lost",
-                    look=Look(decimals=0, steps=BAD_IF_ANY),
+                    look=BAD_IF_ANY,
                 ),
                 Panel(
                     Kind.LINES,
@@ -130,7 +130,7 @@ SELF = Board(
                             "{{sink}} rank {{rank}}",
                         ),
                     ),
-                    look=Look(decimals=0, least=0),
+                    look=LEVEL,
                 ),
                 Panel(
                     Kind.LINES,
@@ -142,7 +142,7 @@ SELF = Board(
                         Query(OWN_FAILURES_RATE, "place {{place}}"),
                     ),
                     width=24,
-                    look=Look(unit="ops", least=0),
+                    look=PER_SECOND,
                 ),
             ),
         ),
@@ -156,7 +156,7 @@ SELF = Board(
                     "Metric: hicache_dbg_overhead_seconds_total.",
                     (Query(f"sum by (rank) ({rate(OVERHEAD)})", "rank {{rank}}"),),
                     width=8,
-                    look=Look(unit="percentunit", least=0),
+                    look=SECONDS_A_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
@@ -170,7 +170,7 @@ SELF = Board(
                         ),
                     ),
                     width=8,
-                    look=Look(unit="percentunit", least=0),
+                    look=SECONDS_A_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
