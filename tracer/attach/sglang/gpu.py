@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from hicache_dbg.tracer.digest.apart import apart_stream
 from hicache_dbg.tracer.digest.driver import check, driver
 from hicache_dbg.tracer.digest.mark import Mark
 from hicache_dbg.tracer.digest.select import digester_for
@@ -110,7 +109,7 @@ class Lane:
         self._slots: deque[Slot] = deque()
         self._marks: deque[torch.cuda.Event] = deque()
         self._reader = torch.cuda.Stream(self.device)
-        self._side = apart_stream(self.device) or torch.cuda.Stream(self.device).cuda_stream
+        self._side = torch.cuda.Stream(self.device).cuda_stream
         self._order = Mark()
         self._none = torch.empty(0, dtype=torch.int64)
         self._lock = threading.Lock()
