@@ -207,7 +207,8 @@ def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
     if fault.stage == "storage" and config.storage:
         return fault.apply(plan)
     if fault.stage != "cache":
-        raise misplaced(fault, OPTIONS.get(fault.stage, ""))
+        # Nothing can be added to a run over two processes, which takes no store.
+        raise misplaced(fault, "" if config.pd else OPTIONS.get(fault.stage, ""))
     return fault.apply(plan)
 
 

@@ -114,6 +114,11 @@ def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[st
             2,
             "add --storage file, or run hicache-dbg self",
         ),
+        (
+            ["repro", "--pd", "--fault", "stored_bit_flips"],
+            2,
+            "does not have; run hicache-dbg self",
+        ),
         (["repro", "--fault", "tile_lost_on_the_wire"], 2, "add --pd, or run hicache-dbg selftest"),
         (
             ["repro", "--fault", "rank_with_fewer_pages"],

@@ -62,17 +62,12 @@ class _Told(TransferEngine):
         raise RuntimeError("told so")
 
 
-@pytest.mark.parametrize("way", ["backup", "load"])
-def test_an_error_leaves_no_copy_under_way(
-    way: Literal["backup", "load"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who hears that an operation failed may use its pages: nothing writes to them later."""
-    late = _Late(copier_for("cpu", IoBackend.KERNEL))
-    monkeypatch.setattr(transfer, "copier_for", lambda *_: late)
+def _copy() -> PoolCopy:
+    """All four layers of two pages, between the host and the CPU."""
     kind, layout = COMBINATIONS[0][:2]
     mirror, _ = mirror_of(kind, layout, layers=4, host_pages=2, device_pages=2, seed=1)
     pages = Indices.pages([0, 1], mirror.device.geometry)
-    copy = PoolCopy(
+    return PoolCopy(
         mirror,
         pages,
         pages,
@@ -80,6 +75,16 @@ def test_an_error_leaves_no_copy_under_way(
         io_backend=IoBackend.KERNEL,
         layers=(0, 1, 2, 3),
     )
+
+
+@pytest.mark.parametrize("way", ["backup", "load"])
+def test_an_error_leaves_no_copy_under_way(
+    way: Literal["backup", "load"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who hears that an operation failed may use its pages: nothing writes to them later."""
+    late = _Late(copier_for("cpu", IoBackend.KERNEL))
+    monkeypatch.setattr(transfer, "copier_for", lambda *_: late)
+    copy = _copy()
     op = CopyOp(1, way, (copy,), np.zeros(2, dtype=np.uint32))
     engine = _Told(late)
     carry_out = (
@@ -104,19 +109,9 @@ class _Steps(TransferEngine):
 
 def test_a_load_says_once_that_it_is_about_to_wait() -> None:
     """Before the first layer is reported, and never again; a backup does not."""
-    kind, layout = COMBINATIONS[0][:2]
-    mirror, _ = mirror_of(kind, layout, layers=4, host_pages=2, device_pages=2, seed=1)
-    pages = Indices.pages([0, 1], mirror.device.geometry)
-    copy = PoolCopy(
-        mirror,
-        pages,
-        pages,
-        token_granular=False,
-        io_backend=IoBackend.KERNEL,
-        layers=(0, 1, 2, 3),
-    )
+    copy = _copy()
     engine = _Steps()
     engine.backup(CopyOp(1, "backup", (copy,), np.zeros(2, dtype=np.uint32)))
     assert engine.steps == []
     engine.load(CopyOp(2, "load", (copy,), np.zeros(2, dtype=np.uint32)), engine.steps.append)
-    assert engine.steps == ["ahead", *mirror.device.geometry.layer_ids]
+    assert engine.steps == ["ahead", *copy.mirror.device.geometry.layer_ids]

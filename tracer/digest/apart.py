@@ -1,8 +1,7 @@
 """A stream whose kernels leave some multiprocessors of the device alone, to kernels that copy.
 
-A kernel that fills a multiprocessor, as those that copy do, finds one at once. And streams of torch's
-share a few queues of the device: one of ours beside copies cost 0.4 % of them in one process and 11 %
-in the next, one of a green context 0.6 % (docs/sglang_gpu.md).
+A kernel that fills a multiprocessor, as those that copy do, finds one at once. Our own engine's copies
+are digested there. Beside SGLang's it was no better than a stream of torch's (docs/sglang_gpu.md).
 """
 
 import ctypes
@@ -13,7 +12,7 @@ import torch
 
 __all__ = ["LEFT_ALONE", "apart_stream"]
 
-#: Multiprocessors that digests never run on. (64 of an H200's 132 were no better than 16.)
+#: Multiprocessors that digests never run on, of an H200's 132.
 LEFT_ALONE = 16
 #: Devices with fewer than so many are not divided.
 _SMALLEST = 64
