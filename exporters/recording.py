@@ -9,7 +9,6 @@ import errno
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from hicache_dbg.exporters.encoding import encoded_lines
 from hicache_dbg.exporters.recording_folder import Tenant
 from hicache_dbg.exporters.recording_format import FORMAT, SUFFIX, Header, RecordingError
 from hicache_dbg.exporters.recording_part import Part, compressor, pack
-from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Started
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Finding, Started
 from hicache_dbg.tracer.sink import SinkError
 
 __all__ = ["RecordingError", "RecordingSink", "Rotation"]
@@ -32,7 +31,8 @@ class Rotation:
 
     Args:
         part_bytes: a part that has reached this size is closed and the next one begun.
-        keep: how many parts stay at most, the current one included; 0 keeps all.
+        keep: how many parts stay at most, the current one included; 0 keeps all. Parts without a
+            finding go first, oldest first; then those with one, of which the first stays longest.
         compress: closed parts become ``.jsonl.zst``; needs the ``zstandard`` package.
     """
 
@@ -73,8 +73,10 @@ class RecordingSink:
         self._compress = compressor() if rotation is not None and rotation.compress else None
         self._started: dict[int, Started] = {}
         self._part = self._begin(0)
-        self._closed: deque[Path] = deque()
         self._begun = 1
+        self._found = False  # in the part that is written
+        self._clean: list[Path] = []
+        self._accusing: list[Path] = []
         self._trouble = False
         self._tenant = tenant
         self._made_room = False
@@ -93,6 +95,7 @@ class RecordingSink:
         if self._rotation is not None and self._part.size >= self._rotation.part_bytes:
             self._rotate(self._rotation)
         self._started |= {event.rank: event for event in events if isinstance(event, Started)}
+        self._found = self._found or any(isinstance(event, Finding) for event in events)
         whole, failure = self._part.append(encoded_lines(events))
         if failure is not None:
             lost = len(events) - whole
@@ -122,7 +125,7 @@ class RecordingSink:
         before, pid = self._run_id, os.getpid()
         if self._pid != pid:
             self._run_id = f"{before}-child{pid}"
-            self._closed, self._begun = deque(), 0
+            self._clean, self._accusing, self._begun = [], [], 0
         number = self._begun if self._rotation is not None else 0
         try:
             lost_or_parents, self._part = self._part, self._begin(number)
@@ -134,7 +137,7 @@ class RecordingSink:
         lost_or_parents.close()
         if self._tenant is not None:
             self._tenant.begin(self._run_id)
-        self._pid, self._begun, self._made_room = pid, number + 1, False
+        self._pid, self._begun, self._made_room, self._found = pid, number + 1, False, False
 
     def _begin(self, number: int) -> Part:
         """Open a part and write its head."""
@@ -155,12 +158,20 @@ class RecordingSink:
             full, self._part = self._part, self._begin(self._begun)
             self._begun, self._made_room = self._begun + 1, False
             full.close()
-            self._closed.append(full.path)
+            closed = self._accusing if self._found else self._clean
+            self._found = False
+            closed.append(full.path)
             if self._compress is not None:
-                self._closed[-1] = pack(full.path, self._compress)
-            while rotation.keep and len(self._closed) >= rotation.keep:
-                self._closed.popleft().unlink(missing_ok=True)
+                closed[-1] = pack(full.path, self._compress)
+            while rotation.keep and len(self._clean) + len(self._accusing) >= rotation.keep:
+                self._least_wanted().unlink(missing_ok=True)
         except (OSError, RecordingError) as error:
             if not self._trouble:
                 _log.warning("hicache-dbg: rotation of %s, said once: %s", self.path, error)
             self._trouble = True
+
+    def _least_wanted(self) -> Path:
+        """Take out the closed part that is missed least: where it began to go wrong is wanted most."""
+        if self._clean:
+            return self._clean.pop(0)
+        return self._accusing.pop(min(1, len(self._accusing) - 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.exporters.samples import copied, started
+from tests.exporters.samples import copied, finding, started
 
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
 from hicache_dbg.exporters.recording_format import (
@@ -16,7 +16,7 @@ from hicache_dbg.exporters.recording_format import (
     read_header,
     recordings_in,
 )
-from hicache_dbg.tracer.events import Copied, Event, Started
+from hicache_dbg.tracer.events import Copied, Event, Finding, Started
 
 #: A header or a copy is a few hundred bytes, so that each part takes one batch or two.
 SMALL = 2000
@@ -91,6 +91,26 @@ def test_old_parts_go_and_the_start_stays(tmp_path: Path) -> None:
     kept = op_ids(parts)
     assert kept == list(range(kept[0], 20))
     assert [event for event in read(parts[0]) if isinstance(event, Started)] == [started()]
+
+
+def test_a_finding_outlives_the_clean_parts_around_it(tmp_path: Path) -> None:
+    """Clean parts go first, whatever their age: what was found long ago can still be read."""
+    batches = batches_of(20)
+    batches[3].append(finding())
+    parts = record(tmp_path, Rotation(part_bytes=SMALL, keep=3), batches)
+    assert len(parts) == 3
+    first, *newest = (op_ids([part]) for part in parts)
+    assert 4 in first
+    assert [op_id for ids in newest for op_id in ids] == list(range(newest[0][0], 40))
+
+
+def test_of_many_findings_the_first_stays(tmp_path: Path) -> None:
+    """Where every part has a finding the bound holds, and where it began is kept with the newest."""
+    batches = [[*batch, finding()] for batch in batches_of(20)]
+    parts = record(tmp_path, Rotation(part_bytes=1, keep=4), batches)
+    numbers = [read_header(part).part for part in parts]
+    assert numbers == [1, *range(19, 22)]  # part 0 is its head alone
+    assert all(any(isinstance(event, Finding) for event in read(part)) for part in parts)
 
 
 def test_each_rank_keeps_its_own_start(tmp_path: Path) -> None:
