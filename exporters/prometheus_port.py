@@ -60,10 +60,15 @@ class Port:
         try:
             self._stop = self._serve()
         except OSError as error:
-            where = f"{self._address}:{self._port}"
-            self.trouble = f"metrics are not served on {where}: {error.strerror or error}"
+            self.trouble = self._unserved(error.strerror or str(error))
+            return False
+        except OverflowError:
+            self.trouble = self._unserved("no such port, expected one up to 65535")
             return False
         return True
+
+    def _unserved(self, why: str) -> str:
+        return f"metrics are not served on {self._address}:{self._port}: {why}"
 
     def close(self) -> None:
         """Stop serving, in bounded time."""

@@ -117,11 +117,18 @@ def _number(low: float, high: float, what: str) -> Callable[[str], float]:
 
 def _whole(low: int, high: int, what: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        number = _digits(text)
+        if number is None or not low <= number <= high:
             raise _Rejected(what)
-        return int(text)
+        return number
 
     return parse
+
+
+def _digits(text: str) -> int | None:
+    """The number that ``text`` writes in decimal digits and nothing else; None for any other text."""
+    # Python refuses thousands of digits with an error of its own.
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 class Listen(int):
@@ -156,6 +163,15 @@ def _globs(text: str) -> tuple[str, ...]:
     globs = _words(text)
     if not globs:
         raise _Rejected("comma-separated globs such as *index_k*")
+    return globs
+
+
+def _ops(text: str) -> tuple[str, ...]:
+    from hicache_dbg.tracer.events import Op  # an armed process imports as little as it can
+
+    globs = _globs(text)
+    if not all(any(fnmatchcase(op, glob) for op in Op) for glob in globs):
+        raise _Rejected("globs each of which names one of " + ", ".join(Op))
     return globs
 
 
@@ -194,7 +210,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("HICACHE_DBG_SINKS", "sinks", _sinks, "where events go"),
     Variable("HICACHE_DBG_POOLS", "pools", _globs, "pools that are traced, as globs"),
-    Variable("HICACHE_DBG_OPS", "ops", _globs, "operations that are traced, as globs"),
+    Variable("HICACHE_DBG_OPS", "ops", _ops, "operations that are traced, as globs"),
     Variable("HICACHE_DBG_ACTION", "action", _member(Action), "what a finding does"),
     Variable("HICACHE_DBG_LINES", "lines", _member(Lines), "which operations get a line"),
     Variable(
@@ -307,5 +323,5 @@ RESERVED = frozenset({"HICACHE_DBG_TEST_REQUIRE_SERVICES"})
 
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:
     """A number that torchrun and its kin set; ``default`` outside a distributed run."""
-    text = environ.get(name, "")
-    return int(text) if text.isdecimal() else default
+    number = _digits(environ.get(name, ""))
+    return default if number is None else number

@@ -93,14 +93,30 @@ def test_a_journald_socket_is_one_that_answers(tmp_path: Path) -> None:
 def test_a_port_in_use_is_named(port: int) -> None:
     """Of the ports of all ranks the one that is taken is told."""
     seen = states(HICACHE_DBG_PROMETHEUS_PORT=str(port - 1), WORLD_SIZE="2")
-    assert seen["prometheus port"] == (State.MISSING, f"in use: {port}")
+    assert seen["prometheus port"] == (State.MISSING, f"0.0.0.0:{port}: Address already in use")
+
+
+def test_a_port_is_tried_at_its_own_address(port: int) -> None:
+    """A port that another address of this machine has in use is free at the one that is asked for."""
+    elsewhere = states(HICACHE_DBG_PROMETHEUS_PORT=f"127.0.0.2:{port}")
+    assert elsewhere["prometheus port"] == (State.OK, f"127.0.0.2:{port}: free")
+    foreign = states(HICACHE_DBG_PROMETHEUS_PORT=f"203.0.113.9:{port}")
+    assert foreign["prometheus port"][0] is State.MISSING
+    assert "Cannot assign requested address" in foreign["prometheus port"][1]
+
+
+def test_ports_end_at_65535() -> None:
+    """A rank whose port would lie beyond the last is told, not an error of the look."""
+    seen = states(HICACHE_DBG_PROMETHEUS_PORT="65535", WORLD_SIZE="2")
+    assert seen["prometheus port"][0] is State.MISSING
+    assert "65536: no such port" in seen["prometheus port"][1]
 
 
 def test_a_free_port_is_free(closed_port: int) -> None:
     """A port on which nobody listens is ok, and still free after the look."""
     for _ in range(2):
         seen = states(HICACHE_DBG_PROMETHEUS_PORT=str(closed_port))
-        assert seen["prometheus port"] == (State.OK, f"{closed_port}: free")
+        assert seen["prometheus port"] == (State.OK, f"0.0.0.0:{closed_port}: free")
 
 
 def test_the_recording_folder_is_looked_at_and_not_made(tmp_path: Path) -> None:

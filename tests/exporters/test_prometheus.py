@@ -346,6 +346,18 @@ def test_a_port_in_use_is_said_once_and_costs_no_count(
     assert len(sink.problems) == 1
 
 
+def test_a_rank_beyond_the_last_port_counts_unserved(registry: CollectorRegistry) -> None:
+    """Rank 9 of a server whose rank 0 has port 65530 has none: it is said, and everything is counted."""
+    sink = PrometheusSink(registry, port=65539, address="127.0.0.1")
+    assert len(sink.problems) == 1
+    assert "127.0.0.1:65539" in sink.problems[0]
+    assert "65535" in sink.problems[0]
+    with pytest.raises(SinkError, match="65539") as caught:
+        sink.emit([copied()])
+    assert caught.value.lost == 0
+    assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 1
+
+
 def test_a_port_that_becomes_free_is_served(registry: CollectorRegistry) -> None:
     """A port is tried at once again, then every five seconds, and served when it can be had."""
     now = [100.0]

@@ -50,6 +50,7 @@ def test_every_word_for_off_leaves_the_gate_shut(word: str) -> None:
         ("HICACHE_DBG_SAMPLE", "nan", "from 0 to 1"),
         ("HICACHE_DBG_SINKS", "syslog", "journald,prometheus,otel,recording,stderr"),
         ("HICACHE_DBG_POOLS", ",", "globs"),
+        ("HICACHE_DBG_OPS", "laod,store", "backup, load, store, fetch, send, recv"),
         ("HICACHE_DBG_ACTION", "abort", "log, raise"),
         ("HICACHE_DBG_LINES", "some", "paths, all"),
         ("HICACHE_DBG_SCRUB", "-1", "MB/s"),
@@ -57,6 +58,7 @@ def test_every_word_for_off_leaves_the_gate_shut(word: str) -> None:
         ("HICACHE_DBG_DIR_GB", "-1", "GB"),
         ("HICACHE_DBG_QUEUE", "0", "1 to 16777216"),
         ("HICACHE_DBG_QUEUE", "1e3", "1 to 16777216"),
+        ("HICACHE_DBG_QUEUE", "9" * 5000, "1 to 16777216"),
         ("HICACHE_DBG_PROMETHEUS_PORT", "65536", "0 to 65535"),
         ("HICACHE_DBG_CHEKSUM", "loads", "HICACHE_DBG_CHECKSUM"),
     ],
@@ -97,6 +99,12 @@ def test_each_variable_reaches_its_field() -> None:
     settings = Settings.from_environ({name: text for name, (text, _) in wanted.items()})
     for variable in VARIABLES:
         assert getattr(settings, variable.field) == wanted[variable.name][1], variable.name
+
+
+def test_globs_of_operations_may_leave_some_out() -> None:
+    """A glob that names any operation is taken as it stands."""
+    settings = Settings.from_environ({"HICACHE_DBG_OPS": "*e*, load"})
+    assert settings.ops == ("*e*", "load")
 
 
 def test_recordings_go_under_the_users_state_folder() -> None:

@@ -3,7 +3,6 @@
 Nothing here changes anything: folders are not made, ports are bound for a moment and given back.
 """
 
-import errno
 import os
 import platform
 import shutil
@@ -24,6 +23,7 @@ __all__ = ["Part", "State", "examine"]
 
 CONNECT_WAIT_S = 1.0
 PINNED_TRIAL_BYTES = 1 << 20
+LAST_PORT = 65535
 
 #: Systems whose caches can be looked at, and what our optional parts need.
 SYSTEMS = ("sglang", "vllm", "lmcache", "mooncake-transfer-engine")
@@ -160,13 +160,13 @@ def _prometheus(asked: _Asked) -> Iterator[Part]:
     if not first:
         yield Part("prometheus port", State.ABSENT, "HICACHE_DBG_PROMETHEUS_PORT is not set")
         return
-    taken = [port for port in range(first, first + ranks) if not _is_free(port)]
-    shown = str(first) if ranks == 1 else f"{first} to {first + ranks - 1}"
-    if taken:
-        words = ", ".join(map(str, taken))
-        yield Part("prometheus port", State.MISSING, f"in use: {words}", "choose another port")
+    refused = {port: _refused(first.address, port) for port in range(first, first + ranks)}
+    if words := [f"{first.address}:{port}: {why}" for port, why in refused.items() if why]:
+        advice = "choose another port, or an address of this machine"
+        yield Part("prometheus port", State.MISSING, ", ".join(words), advice)
     else:
-        yield Part("prometheus port", State.OK, f"{shown}: free")
+        shown = str(first) if ranks == 1 else f"{first} to {first + ranks - 1}"
+        yield Part("prometheus port", State.OK, f"{first.address}:{shown}: free")
 
 
 def _recordings(asked: _Asked) -> Iterator[Part]:
@@ -250,14 +250,13 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As the server will: a port that only waits for old connections to end is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            if error.errno in {errno.EADDRINUSE, errno.EACCES}:
-                return False
-            raise
-    return True
+def _refused(address: str, port: int) -> str:
+    """Why metrics cannot be served there; nothing where they can."""
+    if port > LAST_PORT:
+        return f"no such port, expected one up to {LAST_PORT}"
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return ""
