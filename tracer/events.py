@@ -170,7 +170,8 @@ class Started(_Base, frozen=True, kw_only=True, tag="started"):
 
     ``classes_built`` and ``classes_unbuilt`` are host pool classes that exist in the attached
     system: a formula that was mended in a class of the second list mends nothing. ``place`` says
-    which of the system's ranks this is, ``tp=1 pp=0 dp=0``.
+    which of the system's ranks this is, ``tp=1 pp=0 dp=0``. ``caches`` are the pools of each cache,
+    which move together, by name; none where the attached system does not say.
     """
 
     system: str
@@ -181,6 +182,7 @@ class Started(_Base, frozen=True, kw_only=True, tag="started"):
     classes_unbuilt: tuple[str, ...] = ()
     unrecognised: tuple[str, ...] = ()
     place: str = ""
+    caches: tuple[tuple[str, ...], ...] = ()
 
 
 class Copied(_Base, frozen=True, kw_only=True, tag="copied"):

@@ -51,6 +51,7 @@ class Session:
         self._version = version
         self._place = place
         self._mirrors: dict[str, MirrorInfo] = {}  # facts only: views keep a pool's memory alive
+        self._caches: dict[tuple[str, ...], None] = {}  # in the order in which they were told
         self._built: set[str] = set()
         self._first: Finding | None = None
         self._budget = HostBudget(settings.host_gb)
@@ -86,11 +87,13 @@ class Session:
         host_classes: Iterable[str],
         built: Iterable[str] = (),
         unrecognised: Sequence[str] = (),
+        cache: Sequence[str] = (),
     ) -> None:
         """Announce mirrors: say what is attached to what, then what both ends' geometry says.
 
         ``host_classes`` are all host pool classes the system has, built or not; ``built`` those of
-        pools without a mirror, ``unrecognised`` what could not be read. Of pools that
+        pools without a mirror, ``unrecognised`` what could not be read, ``cache`` the pools that move
+        together with each other. Of pools that
         ``HICACHE_DBG_POOLS`` leaves out only the class is told: a pool whose copies are not traced
         would look like one that never moves.
         """
@@ -99,7 +102,10 @@ class Session:
         with self._lock:
             self._mirrors |= {mirror.pool: mirror.info() for mirror in traced}
             self._built |= {mirror.host_cls for mirror in mirrors} | set(built)
+            if together := tuple(filter(self.settings.traces, cache)):
+                self._caches[together] = None
             infos, known = tuple(self._mirrors.values()), set(self._built)
+            caches = tuple(self._caches)
         self.bus.publish(
             Started(
                 time_ns=now,
@@ -112,6 +118,7 @@ class Session:
                 classes_unbuilt=tuple(sorted(set(host_classes) - known)),
                 unrecognised=tuple(unrecognised),
                 place=self._place,
+                caches=caches,
             )
         )
         over = self._budget.hold(mirrors, time_ns=now, rank=self.settings.rank)

@@ -36,7 +36,7 @@ class PageTable:
     def write(self, rows: torch.Tensor) -> TableTouch:
         """Write a turn's rows; what was touched."""
         self._host[: rows.numel()] = rows
-        return TableTouch(NAME, range(rows.numel()), self._host.numel(), writes=True)
+        return TableTouch(NAME, self, range(rows.numel()), self._host.numel(), writes=True)
 
     def upload(self, stream: Stream, rows: torch.Tensor) -> torch.Tensor:
         """Queue the copy of ``rows`` rows; the device notes which of them it did not get.
@@ -50,7 +50,7 @@ class PageTable:
             differ = arrived != meant
             self.wrong.extend(torch.nonzero(differ).flatten().tolist())
 
-        touch = TableTouch(NAME, range(count), self._host.numel(), writes=False)
+        touch = TableTouch(NAME, self, range(count), self._host.numel(), writes=False)
         stream.submit(Kernel("upload_page_table", copy, (touch,)))
         self._copied.append(stream.record())
         return arrived

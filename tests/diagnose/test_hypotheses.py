@@ -157,6 +157,21 @@ def test_a_pool_that_never_moves_is_not_managed() -> None:
     assert told["pool_not_managed"].evidence.endswith("index_k")
 
 
+def test_a_cache_that_nobody_used_is_not_accused() -> None:
+    """Of a second cache nothing moved at all, which says nothing; a pool left behind by its sisters does."""
+    both = [event for event in CLEAN if getattr(event, "pool", "") != "index_k"]
+    for caches, verdict in (
+        ((("mla",), ("index_k",)), Verdict.UNDECIDED),
+        ((("mla", "index_k"),), Verdict.CONFIRMED),
+        ((("index_k",), ("mla", "index_k")), Verdict.CONFIRMED),
+    ):
+        begun = [
+            msgspec.structs.replace(event, caches=caches) if isinstance(event, Started) else event
+            for event in both
+        ]
+        assert answers(*begun)["pool_not_managed"].verdict is verdict, caches
+
+
 def test_silence_is_not_health() -> None:
     """With nothing recorded, or most of it skipped or dropped, the tracer says it was blind."""
     assert answers()["tracer_was_blind"].verdict is Verdict.CONFIRMED

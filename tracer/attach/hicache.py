@@ -275,7 +275,10 @@ class HiCacheAttachment:
         return self._views[id(mirror)]
 
     def _register(self, mirrors: Iterable[Mirror], generation: GenerationReader | None) -> None:
-        """Read both ends of each mirror off the tensors, check them, and announce them."""
+        """Read both ends of each mirror off the tensors, check them, and announce them.
+
+        ``generation`` is the allocator's of the cache that the mirrors make up; None of one mirror.
+        """
         seen, known = [], tuple(self._views.values())
         for mirror in mirrors:
             views = self._views[id(mirror)] = mirror_views(mirror, generation)
@@ -283,7 +286,9 @@ class HiCacheAttachment:
             weakref.finalize(mirror, self._views.pop, id(mirror), None)
             weakref.finalize(mirror, self._pinned.pop, id(mirror), None)
             seen.append(views)
-        self._session.register(seen, host_classes=host_classes())
+        # A mirror that is met alone may have sisters that nobody has met yet.
+        cache = () if generation is None else [views.pool for views in seen]
+        self._session.register(seen, host_classes=host_classes(), cache=cache)
         now, rank = time.time_ns(), self._session.settings.rank
         self._session.check(
             lambda: [

@@ -47,6 +47,7 @@ class Order:
         self._ordering = Ordering()
         self._touched = False  # by the model
         self._spaces: WeakKeyDictionary[Pool, Space] = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[object, Space] = WeakKeyDictionary()  # by owner
         self._owners: dict[Space, Ownership] = {}
         self._ends: dict[int, _Ends] = {}  # by identity of the mirrors that are followed
         self._gates: WeakKeyDictionary[Load, dict[int, Stamp]] = WeakKeyDictionary()
@@ -137,15 +138,22 @@ class Order:
         self._ordering.watch(space, pool.geometry.layers, pool.pages)
         return self._access(space, layers, pages, role, stamp, by)
 
-    def table_touched(  # noqa: PLR0917 - as above
-        self, name: str, size: int, rows: Pages, role: Role, stamp: Stamp | None, by: Access
+    def table(self, owner: object, name: str, rows: int) -> Space:
+        """The rows of a control table, followed from the first touch until ``owner`` is gone."""
+        space = self._tables.get(owner)
+        if space is None:
+            space = self._tables[owner] = Space("device", name, next(_numbers))
+            self._ordering.watch(space, 1, rows)
+            finalize(owner, self._ordering.forget, space)
+        return space
+
+    def table_touched(
+        self, table: Space, rows: Pages, role: Role, stamp: Stamp | None, by: Access
     ) -> list[Violation]:
-        """Rows of a control table of ``size`` are read or written."""
-        space = Space("device", name)
-        self._ordering.watch(space, 1, size)
+        """Rows of a control table are read or written."""
         if stamp is None:
             return []
-        return self._ordering.access(space, (0,), rows, role=role, stamp=stamp, by=by)
+        return self._ordering.access(table, (0,), rows, role=role, stamp=stamp, by=by)
 
     def _access(  # noqa: PLR0917 - as above
         self,

@@ -42,9 +42,13 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class TableTouch:
-    """Rows of a control table (page table, metadata) that are read or written."""
+    """Rows of a control table (page table, metadata) that are read or written.
+
+    ``owner`` tells tables of one name apart: two caches of a process have a page table each.
+    """
 
     table: str
+    owner: object
     rows: Sequence[int]
     size: int
     writes: bool
@@ -222,7 +226,8 @@ def touched(
         if isinstance(touch, TableTouch):
             role = Role.TABLE_WRITE if touch.writes else Role.TABLE_READ
             rows = np.asarray(touch.rows, np.int64)
-            found += order.table_touched(touch.table, touch.size, rows, role, stamp, by)
+            space = order.table(touch.owner, touch.table, touch.size)
+            found += order.table_touched(space, rows, role, stamp, by)
             continue
         role = Role.COMPUTE_WRITE if touch.writes else Role.COMPUTE_READ
         pages = np.asarray(touch.pages, np.int64)

@@ -80,6 +80,8 @@ class Evidence:
     settled: int = 0
     run: str = ""
     unrecognised: set[str] = field(default_factory=set)
+    #: The pools of each cache, by name.
+    caches: set[tuple[str, ...]] = field(default_factory=set)
     #: System, version and checksum level of each start.
     starts: set[tuple[str, str, str]] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
@@ -111,6 +113,7 @@ class Evidence:
                 self.ranks.add(event.rank)
                 self.starts.add((event.system, event.version, event.checksum))
                 self.unrecognised |= set(event.unrecognised)
+                self.caches |= set(event.caches)
                 self.mirrors += [mirror for mirror in event.mirrors if mirror not in self.mirrors]
                 self.classes_built |= set(event.classes_built)
                 self.classes_unbuilt = (

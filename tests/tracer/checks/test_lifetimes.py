@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pools.caching import group_of, sequences, turn
@@ -20,6 +21,7 @@ from hicache_dbg.pools.streams import CudaStream, SimulatedEvent, SimulatedStrea
 from hicache_dbg.pools.ticket import Load, LoadTicket
 from hicache_dbg.pools.transfer import TransferEngine
 from hicache_dbg.pools.worker import Worker
+from hicache_dbg.repro.faults.page_table import PageTable
 from hicache_dbg.repro.faults.rehearsal import rehearse
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.attach.hicache_streams import Kernel, Touch
@@ -218,6 +220,22 @@ def test_a_forked_child_begins_with_empty_books(traced: Traced) -> None:
     assert os.read(read, 8) == b"0"
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_table_is_not_another_of_its_name(traced: Traced, same: bool) -> None:
+    """Two caches have a page table each: to write one while the other is copied is no conflict."""
+    runtime, sink = traced()
+    streams, rows = SimulatedStreams(1), torch.arange(4)
+    forward = streams.stream("forward")
+    copied, other = PageTable(4), PageTable(4)
+    for table in (copied, copied if same else other):
+        touch = table.write(rows)
+        runtime.attachment.lifetimes.host_access("write", (touch,))  # type: ignore[attr-defined]
+        copied.upload(forward, rows)
+    streams.synchronize()
+    classes = {found.cls for found in findings(runtime, sink)}
+    assert classes == ({FaultClass.CONTROL_TABLE} if same else set())
 
 
 @pytest.mark.parametrize("waits", [True, False])

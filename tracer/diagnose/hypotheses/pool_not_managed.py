@@ -19,13 +19,23 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     }
     if not any(backups for backups, _ in moved.values()):
         return Verdict.UNDECIDED, "no backup was recorded"
-    idle = sorted(pool for pool, (backups, _) in moved.items() if not backups)
+    used = {pool for pool, (backups, _) in moved.items() if backups}
+    idle = sorted(moved.keys() - used)
+    if left := [pool for pool in idle if _left_behind(pool, used, evidence.caches)]:
+        return _of_idle(evidence, ", ".join(left))
     if idle:
-        return _of_idle(evidence, ", ".join(idle))
+        unused = ", ".join(idle)
+        return Verdict.UNDECIDED, f"nothing was backed up of any pool of the cache of {unused}"
     table = ", ".join(
         f"{pool} {stored} backed up and {loaded} loaded" for pool, (stored, loaded) in moved.items()
     )
     return Verdict.FALSIFIED, f"every mirrored pool moves (tiles: {table})"
+
+
+def _left_behind(pool: str, used: set[str], caches: set[tuple[str, ...]]) -> bool:
+    """Whether other pools of its cache moved; where no cache is known, whether any did."""
+    own = [cache for cache in caches if pool in cache]
+    return not own or any(used & set(cache) for cache in own)
 
 
 def _of_idle(evidence: Evidence, idle: str) -> tuple[Verdict, str]:
