@@ -15,6 +15,7 @@ from hicache_dbg.tracer.events import (
     Op,
     Tier,
 )
+from hicache_dbg.tracer.inside import inside
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.view import View
 
@@ -62,6 +63,8 @@ class MirrorViews:
     one_item: bool = False
     #: How often each host page began to be written, int64 [host pages].
     writes: Pages = field(init=False, repr=False)
+    #: How many pages every component has at the device end.
+    device_pages: int = field(init=False, repr=False)
     #: The host end's layout.
     layout: str = field(init=False, repr=False)
     #: Bytes of a page of one layer at the device end, all components, padding included.
@@ -78,6 +81,7 @@ class MirrorViews:
         layout = next(iter(self.host.values())).layout if self.host else "none"
         for name, value in (
             ("writes", np.zeros(pages, np.int64)),
+            ("device_pages", min((view.pages for view in self.device.values()), default=0)),
             ("layout", layout),
             ("item_bytes", sum(view.page_span for view in self.device.values())),
             ("whole_page", (0, next((view.slots_per_page for view in self.device.values()), 0))),
@@ -169,6 +173,7 @@ class Copy:
     op_id: int = 0
     spans: Pages | None = None
     requests: Sequence[SpanIds] = ()
+    _fits: bool | None = field(default=None, init=False, repr=False)
 
     @property
     def asked_by(self) -> tuple[tuple[str, str], ...]:
@@ -188,10 +193,11 @@ class Copy:
     @property
     def fits(self) -> bool:
         """Whether every page id lies inside its end's tensors."""
-        device = min(view.pages for view in self.mirror.device.values())
-        ends = (self.host_pages, len(self.mirror.writes)), (self.device_pages, device)
-        # As unsigned numbers negative ones are the greatest: one look at each array.
-        return all(not ids.size or ids.view(np.uint64).max() < pages for ids, pages in ends)
+        if self._fits is None:
+            mirror = self.mirror
+            host, device = len(mirror.writes), mirror.device_pages
+            self._fits = inside(self.host_pages, host) and inside(self.device_pages, device)
+        return self._fits
 
     @property
     def moved_bytes(self) -> int:

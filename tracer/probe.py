@@ -330,7 +330,8 @@ class Probe(ByCall):
         return records
 
     def _open(self, copy: Copy) -> CopyRecord:
-        digested = np.full(len(copy.host_pages), copy.op in self._points)
+        fill = np.ones if copy.op in self._points else np.zeros
+        digested = fill(len(copy.host_pages), np.bool_)
         if self._samples and copy.op in self._points:
             digested = chosen(copy.host_pages, copy.generations, self._settings.sample)
         skip = misfit(copy)

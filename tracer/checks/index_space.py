@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from hicache_dbg.tracer.checks.slots import ranges
 from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.inside import inside
 from hicache_dbg.tracer.ledger import Pages
 
-__all__ = ["IndexUse", "TokenKernel", "are_pages", "check_indices"]
+__all__ = ["IndexUse", "TokenKernel", "are_pages", "check_indices", "pages_named"]
 
 CHECK = "index_space"
 FEW = 8
@@ -180,8 +182,8 @@ def _delivered(use: IndexUse, host: Pages, device: Pages) -> int:
 
 def _out_of_range(use: IndexUse) -> _Fault | None:
     for name, ids, limit in use.ends:
-        beyond = ids[(ids < 0) | (ids >= limit)]
-        if len(beyond):
+        if not inside(ids, limit):
+            beyond = ids[(ids < 0) | (ids >= limit)]
             first = int(beyond[0])
             return _Fault(
                 f"names {len(beyond)} {name} {use.unit}s that do not exist (first: {first}; the {name} end has "
@@ -196,11 +198,21 @@ def _out_of_range(use: IndexUse) -> _Fault | None:
 
 def are_pages(ids: Pages, page: int) -> bool:
     """Whether ``ids`` are runs of ``page`` consecutive indices that each begin at a page."""
+    return pages_named(ids, page) is not None
+
+
+def pages_named(ids: Pages, page: int) -> Pages | None:
+    """The pages that runs of ``page`` consecutive indices name; None where ``ids`` are no such runs."""
     if len(ids) % page:
-        return False
-    rows = ids.reshape(-1, page)
-    begins = rows[:, :1]
-    return bool((begins % page == 0).all() and (rows == begins + np.arange(page)).all())
+        return None
+    pages: Pages = ids[::page] // page
+    meant = (pages * page)[:, None] + _steps(page)
+    return pages if meant.tobytes() == ids.tobytes() else None
+
+
+@lru_cache(maxsize=64)
+def _steps(page: int) -> Pages:
+    return np.arange(page)
 
 
 #: In this order: the first that holds names the cause.

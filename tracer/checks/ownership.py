@@ -168,8 +168,9 @@ class Ownership:
         """
         words, unit = self._words, _UNITS[writes, holds]
         found = None
-        if words.all(pages, TAKEN):
-            words.set(pages, TAKEN + unit)  # as nearly always
+        state = words.alike(pages, 0)
+        if state is not None:
+            words.set(pages, state + unit)  # as nearly always
         else:
             found = self._free_already(pages, by)
             others = words.of(pages, WRITE) > 0
@@ -185,8 +186,9 @@ class Ownership:
     ) -> list[Violation]:
         """The copy is over, one way or the other, and was the holder that ``open`` made it."""
         words, unit = self._words, _UNITS[writes, holds]
-        if words.all(pages, TAKEN + unit):
-            words.set(pages, TAKEN)  # as nearly always
+        state = words.alike(pages, unit)
+        if state is not None:
+            words.set(pages, state)  # as nearly always
             return []
         pages, alone = np.unique(pages), WRITE if writes else READ
         found = self._broken(pages, words.of(pages, alone) <= 0, BELOW_ZERO, by, self._opened)

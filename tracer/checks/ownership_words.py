@@ -1,7 +1,8 @@
 """What is known of each page in one number: whether it is taken, and how many hold, read and write it.
 
-Nearly always the pages of a copy are taken and idle when it is opened, and have no user but that
-copy when it is closed. Either is one comparison of bytes; only where it fails is anything counted.
+Nearly always the pages of a copy are all taken, or all unknown, and idle when it is opened, and have no
+user but that copy when it is closed. Either is one look at their bytes; only where it fails is anything
+counted.
 """
 
 import numpy as np
@@ -26,7 +27,8 @@ _FEW = 64
 #: As arrays and as bytes: numpy takes a plain int apart at each assignment.
 _USED = (0, HOLD, READ, WRITE, READ + HOLD, WRITE + HOLD)
 _ONE = {
-    word: np.array(word, np.int64) for word in (UNKNOWN, FREE, *(TAKEN + users for users in _USED))
+    word: np.array(word, np.int64)
+    for word in (FREE, *(state + users for state in (UNKNOWN, TAKEN) for users in _USED))
 }
 _BYTES = {word: one.tobytes() for word, one in _ONE.items()}
 
@@ -48,6 +50,14 @@ class Words:
     def all(self, pages: Pages, word: int) -> bool:
         """Whether this very word is each page's: its state, and its only users."""
         return self._words[pages].tobytes() == _BYTES[word] * len(pages)
+
+    def alike(self, pages: Pages, users: int) -> int | None:
+        """The state of all ``pages``, taken or unknown, where each has these users only; else None."""
+        words = self._words[pages].tobytes()
+        for state in (TAKEN, UNKNOWN):
+            if words == _BYTES[state + users] * len(pages):
+                return state
+        return None
 
     def set(self, pages: Pages, word: int) -> None:
         """This word is each page's from now on."""

@@ -1,5 +1,6 @@
 """One call of a pool's copy method as a :class:`~hicache_dbg.tracer.mirror.Copy`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from hicache_dbg.tracer.mirror import Copy
 __all__ = ["AskedCopy", "Given", "Reading", "layer_of", "read_call"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: that would take three times as long
 class Given:
     """What a copy method was called with, and by ``whom`` the operation was asked for."""
 
@@ -38,10 +39,11 @@ class AskedCopy(Copy):
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reading:
-    """A call as a copy, and how it used its indices (None where they cannot be read here).
+    """A call as a copy, and how it used its indices, where that has to be looked at.
 
+    ``use`` is None where they cannot be read here, and where they are whole pages that there are.
     ``tokens`` is for how many indices of the pool the call stands.
     """
 
@@ -62,22 +64,32 @@ def layer_of(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None
     return layer
 
 
-def read_call(record: PoolRecord, given: Given, op_id: int) -> Reading:
-    """What the call moves: all layers; a load that turns out to move fewer is cut down later."""
+def read_call(
+    record: PoolRecord,
+    given: Given,
+    op_id: int,
+    *,
+    layers: tuple[int, ...] | None = None,
+    generations: Callable[[Pages], Pages] | None = None,
+) -> Reading:
+    """What the call moves: all layers; a load that turns out to move fewer is cut down later.
+
+    Where it is over already, ``layers`` says which it moved, and ``generations`` those of host pages
+    as it began.
+    """
     host, device, readable = _indices(given)
     path = _path(record, given, host, device)
-    use = _use(record, given, path) if readable else None
-    if not readable:
-        path = _unplaced(path)
-    layers = tuple(range(record.mirror.layers))
+    placed = path if readable else _unplaced(path)
+    if layers is None:
+        layers = tuple(range(record.mirror.layers))
     copy = AskedCopy(
         mirror=record.mirror,
         op=given.op,
-        host_pages=path.host_pages,
-        device_pages=path.device_pages,
-        generations=record.generation(path.host_pages),
-        h=given.host_indices.numel(),
-        d=given.device_indices.numel(),
+        host_pages=placed.host_pages,
+        device_pages=placed.device_pages,
+        generations=(generations or record.generation)(placed.host_pages),
+        h=len(host),
+        d=len(device),
         token_granular=path.token_granular,
         io_backend=given.io_backend,
         layers=layers,
@@ -85,10 +97,12 @@ def read_call(record: PoolRecord, given: Given, op_id: int) -> Reading:
         op_id=op_id,
         spans=path.spans,
         requests=[request.span for request in given.whom if request.span is not None],
-        names=tuple(request.name for request in given.whom),
+        names=tuple([request.name for request in given.whom]),
     )
+    sound = path.are_pages and copy.fits
+    use = _use(record, given, path) if readable and not sound else None
     a_page = record.mirror.tokens_per_page // record.mirror.slot_page
-    return Reading(copy, use, given.device_indices.numel() * a_page)
+    return Reading(copy, use, len(device) * a_page)
 
 
 def _indices(given: Given) -> tuple[Pages, Pages, bool]:
@@ -97,13 +111,16 @@ def _indices(given: Given) -> tuple[Pages, Pages, bool]:
     Indices on a GPU are not read: that would wait for the stream. As many from 0 up stand in for
     them, which is all that a choice by length asks for.
     """
-    ends = (given.host_indices, given.device_indices)
-    if all(index.device.type == "cpu" for index in ends):
+    host, device = given.host_indices, given.device_indices
+    if host.is_cpu and device.is_cpu:
         # Copies: the bus's thread looks at them after SGLang may have gone on.
-        host, device = (np.array(index.reshape(-1).numpy(), np.int64) for index in ends)
-        return host, device, True
-    host, device = (np.arange(index.numel(), dtype=np.int64) for index in ends)
-    return host, device, False
+        return _copied(host), _copied(device), True
+    return np.arange(host.numel()), np.arange(device.numel()), False
+
+
+def _copied(index: torch.Tensor) -> Pages:
+    flat = index if index.dim() == 1 else index.reshape(-1)
+    return np.array(flat.numpy(), np.int64)
 
 
 def _path(record: PoolRecord, given: Given, host: Pages, device: Pages) -> Path:

@@ -20,11 +20,13 @@ from hicache_dbg.tracer.view import View
 
 __all__ = ["Followed", "OpenCopies", "OpenCopy", "within"]
 
+_HOST, _DEVICE = Tier.HOST.value, Tier.DEVICE.value
+
 #: Lets somebody look at what just happened, in its turn, for a pool and an operation.
 Note = Callable[[Callable[[], list[Violation]], str, str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: each copy has some, and those take a third as long
 class _End:
     """Pages that a copy has open: of an allocator, or with ``moves`` those whose bytes it moves.
 
@@ -68,7 +70,7 @@ class OpenCopy:
     pool: str
     op: str
     by: Access
-    ends: tuple[_End, ...] = ()
+    ends: Sequence[_End] = ()
     over: Any = None
     #: None of ours: it is over when it is.
     stream: int = 0
@@ -147,7 +149,9 @@ class OpenCopies:
         pool, op = one.whose
         ends, by = self._ends(copy, device_pool), Access(f"{op} {copy.op_id}", thread)
         one.opened = opened = OpenCopy(pool, op, by, ends)
-        self._say.found(self._enter(opened), pool, op)
+        found = self._enter(opened)
+        if found:
+            self._say.found(found, pool, op)
 
     def submitted(self, copies: list[OpenCopy], over: Any) -> None:
         """The operation that these copies belong to ends with the event ``over``; None: it ended."""
@@ -205,29 +209,27 @@ class OpenCopies:
             or item.previous.what != copy.by.what
         ]
 
-    def _ends(self, copy: Copy, device_pool: Any) -> tuple[_End, ...]:
-        record, loads = self._registry.by_mirror(copy.mirror), copy.op is Op.LOAD
-        host, device, own = Tier.HOST.value, Tier.DEVICE.value, record.sources[0]
-        held = [(source, host, copy.host_pages) for source in record.sources]
-        moved = [
-            (own, host, copy.host_pages, not loads, own.pages),
-            (own, device, copy.device_pages, loads, _pages_of(copy.mirror.device)),
-        ]
-        if record.geometry and record.geometry.lives:  # its allocator counts otherwise
-            held, moved = [], moved[1:]
+    def _ends(self, copy: Copy, device_pool: Any) -> list[_End]:
+        mirror, writes = copy.mirror, copy.op is not Op.LOAD
+        record = self._registry.by_mirror(mirror)
+        own, ends = record.sources[0], list[_End]()
+        counts_alike = not (record.geometry and record.geometry.lives)
+        if counts_alike:  # as its allocator does
+            for source in record.sources:
+                pages = _at_host(copy, source.pages)
+                ends.append(_End(source, _HOST, pages, source.pages))
         allocator = self._allocator(device_pool)
         if allocator is not None:
-            held.append((self._registry.allocations(allocator), device, copy.device_pages))
-        return (
-            *(
-                _End(source, tier, within(pages, source.pages), source.pages)
-                for source, tier, pages in held
-            ),
-            *(
-                _End(source, tier, within(pages, limit), limit, writes=writes, moves=True)
-                for source, tier, pages, writes, limit in moved
-            ),
-        )
+            source = self._registry.allocations(allocator)
+            pages = _at_device(copy, source.pages)
+            ends.append(_End(source, _DEVICE, pages, source.pages))
+        if counts_alike:
+            pages = _at_host(copy, own.pages)
+            ends.append(_End(own, _HOST, pages, own.pages, writes, True))
+        limit = _pages_of(mirror.device)
+        pages = _at_device(copy, limit)
+        ends.append(_End(own, _DEVICE, pages, limit, not writes, True))
+        return ends
 
     def _book_of(self, end: _End) -> Ownership:
         if not end.moves:
@@ -246,10 +248,20 @@ class OpenCopies:
 
 
 def _pages_of(end: Mapping[str, View]) -> int:
-    return max((view.pages for view in end.values()), default=0)
+    return max([view.pages for view in end.values()], default=0)
+
+
+def _at_host(copy: Copy, limit: int) -> Pages:
+    sure = copy.fits and len(copy.mirror.writes) <= limit
+    return copy.host_pages if sure else within(copy.host_pages, limit)
+
+
+def _at_device(copy: Copy, limit: int) -> Pages:
+    sure = copy.fits and copy.mirror.device_pages <= limit
+    return copy.device_pages if sure else within(copy.device_pages, limit)
 
 
 def within(pages: Pages, limit: int) -> Pages:
     """Those that there are; what lies outside is another check's business."""
-    inside: Pages = pages[(pages >= 0) & (pages < limit)]
-    return inside
+    there: Pages = pages[(pages >= 0) & (pages < limit)]
+    return there

@@ -9,7 +9,7 @@ import numpy as np
 from hicache_dbg.tracer.attach.sglang.geometry import Geometry
 from hicache_dbg.tracer.attach.sglang.pages import C4_TOKENS
 from hicache_dbg.tracer.attach.spans import slot_spans
-from hicache_dbg.tracer.checks.index_space import TokenKernel, are_pages
+from hicache_dbg.tracer.checks.index_space import TokenKernel, pages_named
 from hicache_dbg.tracer.ledger import Pages
 
 __all__ = [
@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+# Neither is frozen: each copy has one, and that would take three times as long.
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of a pool's copy method, its indices on the CPU as int64."""
 
@@ -40,14 +41,14 @@ class Call:
     is_backup: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Path:
     """What the call moves.
 
     ``spans`` is int64 [pages, 4] for single slots (see :class:`hicache_dbg.tracer.mirror.Copy`).
     ``page_path`` says that whole pages are copied, each named by the first index of its run, and
     ``kernel`` what the token path takes a page for; ``host`` and ``device`` are the indices that
-    the path counts by.
+    the path counts by, and ``are_pages`` says that both were seen to be whole pages.
     """
 
     host_pages: Pages
@@ -58,6 +59,7 @@ class Path:
     device: Pages
     spans: Pages | None = None
     kernel: TokenKernel | None = None
+    are_pages: bool = False
 
 
 Rule = Callable[[Call], Path]
@@ -78,9 +80,22 @@ def rows(call: Call) -> Path:
     """Row-indexed pools: any set of rows, but whole pages where the copy engine or a staged kernel runs."""
     ranks, rank = call.geometry.shard
     page = call.geometry.slot_page // ranks
-    host, device = (ids[rank::ranks] // ranks for ids in (call.host, call.device))
+    host, device = call.host, call.device
+    if ranks > 1:
+        host, device = (ids[rank::ranks] // ranks for ids in (host, device))
+    host_pages, device_pages = (pages_named(ids, page) for ids in (host, device))
+    if host_pages is not None and device_pages is not None:
+        return Path(
+            host_pages=host_pages,
+            device_pages=device_pages,
+            token_granular=False,
+            page_path=True,
+            host=host,
+            device=device,
+            are_pages=True,
+        )
     staged = call.is_backup and getattr(call.pool, "can_use_write_back_jit", False)
-    if call.io_backend == "direct" or staged or (are_pages(host, page) and are_pages(device, page)):
+    if call.io_backend == "direct" or staged:
         return _runs(host, device, page)
     return _single(host, device, page, None)
 

@@ -14,6 +14,7 @@ from hicache_dbg.tracer.attach.sglang.classes import is_host_pool
 from hicache_dbg.tracer.attach.sglang.geometry import Geometry
 from hicache_dbg.tracer.attach.sglang.inventory import Inventory
 from hicache_dbg.tracer.attach.sglang.kinds import KINDS, Kind
+from hicache_dbg.tracer.inside import inside
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.sink import PoolPages
@@ -42,8 +43,10 @@ class Allocations:
 
     def at(self, pages: Pages) -> Pages:
         """The counts of ``pages``; pages beyond this pool have none."""
-        inside = (pages >= 0) & (pages < len(self._counts))
-        return np.where(inside, self._counts[np.where(inside, pages, 0)], 0)
+        if inside(pages, len(self._counts)):
+            return self._counts[pages]  # as nearly always
+        ours = (pages >= 0) & (pages < len(self._counts))
+        return np.where(ours, self._counts[np.where(ours, pages, 0)], 0)
 
 
 @dataclass(slots=True)
@@ -67,7 +70,10 @@ class PoolRecord:
 def _generation(pages: Pages, sources: list[Allocations], geometry: Geometry | None) -> Pages:
     if geometry is not None and geometry.lives is not None:
         return geometry.lives(pages)
-    return sum((source.at(pages) for source in sources), np.zeros(len(pages), np.int64))
+    counts = sources[0].at(pages)
+    for other in sources[1:]:
+        counts = counts + other.at(pages)
+    return counts
 
 
 class Registry:
@@ -76,6 +82,7 @@ class Registry:
     def __init__(self) -> None:
         self.inventory = Inventory()
         self._records: dict[int, PoolRecord] = {}
+        self._by_mirror: dict[int, PoolRecord] = {}  # by identity: asked for at every copy
         self._pools: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._allocations: dict[int, Allocations] = {}
         self._names: Counter[str] = Counter()
@@ -110,7 +117,9 @@ class Registry:
         record.sources.append(self.allocations(pool))
         self._records[id(pool)] = record
         self._pools[id(pool)] = pool
+        self._by_mirror[id(record.mirror)] = record
         weakref.finalize(pool, self._records.pop, id(pool), None)
+        weakref.finalize(pool, self._by_mirror.pop, id(record.mirror), None)
         self.inventory.built.add(cls)
         if geometry is not None:
             self.inventory.add(record.mirror)
@@ -140,8 +149,7 @@ class Registry:
 
     def by_mirror(self, mirror: MirrorViews) -> PoolRecord:
         """The record whose mirror this is."""
-        records = list(self._records.values())  # pools may be built meanwhile
-        return next(record for record in records if record.mirror is mirror)
+        return self._by_mirror[id(mirror)]
 
     def pool_state(self) -> Iterator[PoolPages]:
         """Host pages by pool and state, of every pool that is alive and has an allocator."""

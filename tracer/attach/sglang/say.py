@@ -54,7 +54,6 @@ class Say:
 
     def publish(self, findings: Iterable[Finding]) -> None:
         """Findings that are complete, in their turn on the bus."""
-        session = self.session()
-        if session is not None:
-            told = tuple(findings)
+        session, told = self.session(), tuple(findings)
+        if session is not None and told:
             session.check(lambda: told)
