@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-__all__ = ["SIGNALS", "OtelConfigError", "exporters_for"]
-
-SIGNALS = ("TRACES", "METRICS", "LOGS")
+__all__ = ["OtelConfigError", "exporters_for"]
 
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _PACKAGES = {
@@ -25,7 +23,7 @@ class OtelConfigError(Exception):
 
 
 def exporters_for(signal: str, environ: Mapping[str, str]) -> list[Any]:
-    """New exporters for ``signal``, as many as ``OTEL_<signal>_EXPORTER`` lists.
+    """New exporters for ``signal`` (TRACES, METRICS or LOGS), as many as ``OTEL_<signal>_EXPORTER`` lists.
 
     OTLP is the default, but only where an endpoint is configured: sending to a collector that nobody
     mentioned would cost a time-out a batch.

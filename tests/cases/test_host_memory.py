@@ -8,7 +8,6 @@ from hicache_dbg.tracer.checks.pinning import (
     Pinning,
     check_pinning,
     metadata_bytes,
-    share_of_budget,
 )
 from hicache_dbg.tracer.checks.tiers import Paths, TierUse
 from hicache_dbg.tracer.checks.violation import Access
@@ -48,14 +47,6 @@ def test_one_call_for_half_a_tebibyte() -> None:
     assert 512 // 64 == 8
     assert metadata_bytes(64 * GIB) < DRIVER_MOST
     assert metadata_bytes(CHUNK_BYTES) < DRIVER_MOST  # what our own pools register at a time
-
-
-def test_what_peers_have_pinned_is_shared_out_too() -> None:
-    """Entry 96: 100 available, 4 ranks, pools of 20: the last rank sees 40 left, and its share is 25."""
-    after_three = 100 - 3 * 20
-    assert after_three // 4 == 10  # what was wrong: what is left, divided once more
-    assert share_of_budget(after_three, 4, pinned_by_peers=3 * 20) == 25
-    assert share_of_budget(100, 4) == 25
 
 
 @pytest.mark.parametrize("claims", [True, False])

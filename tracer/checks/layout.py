@@ -4,7 +4,6 @@ Two readings of the same size agree in every byte count, so strides are compared
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import permutations
 
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -13,7 +12,6 @@ from hicache_dbg.tracer.view import View
 __all__ = [
     "alike",
     "axis_order",
-    "axis_readings",
     "check_layout",
     "check_readings",
     "readings",
@@ -77,16 +75,6 @@ def alike(sizes: Mapping[str, int], order: tuple[str, ...]) -> tuple[str, ...]:
     same = [tag for tag, axes in orders.items() if tuple(sizes[axis] for axis in axes) == shape]
     distinct = {orders[tag]: tag for tag in reversed(same)}  # tags of one order are one reading
     return tuple(tag for tag in same if tag in distinct.values())
-
-
-def axis_readings(shape: tuple[int, ...], axes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    """Every way to name the axes of a tensor by what is known of their lengths.
-
-    ``axes`` maps a name to its length. More than one way: the shape is ambiguous.
-    """
-    return tuple(
-        names for names in permutations(axes) if tuple(axes[name] for name in names) == shape
-    )
 
 
 def check_layout(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Finding]:

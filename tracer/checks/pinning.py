@@ -16,7 +16,6 @@ __all__ = [
     "check_budget",
     "check_pinning",
     "metadata_bytes",
-    "share_of_budget",
 ]
 
 CHECK = "pinning"
@@ -198,15 +197,6 @@ def check_budget(
             rank=rank,
         )
     ]
-
-
-def share_of_budget(available: int, ranks: int, pinned_by_peers: int = 0) -> int:
-    """What one of ``ranks`` may take of the host's memory.
-
-    ``available`` is what is free now; what peers have pinned since the start is part of what is
-    shared out, so it is added before and not taken off twice.
-    """
-    return (available + pinned_by_peers) // ranks
 
 
 def _finding(pool: str, fault: Fault, *, time_ns: int, rank: int) -> Finding:

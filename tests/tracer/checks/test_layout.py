@@ -14,7 +14,6 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
 from hicache_dbg.tracer.checks.layout import (
     axis_order,
-    axis_readings,
     check_layout,
     check_readings,
     readings,
@@ -138,13 +137,3 @@ def test_an_untagged_tensor_is_ambiguous_where_two_readings_have_its_shape() -> 
 def test_an_untagged_tensor_of_one_reading_is_not_accused(layers: int, slots: int) -> None:
     """Axes of different lengths, or of length one, leave no doubt."""
     assert check_layout(untagged(layers, slots), time_ns=0) == []
-
-
-def test_heads_and_keys_of_one_length_are_two_readings() -> None:
-    """Entry 12: (97871, 2, 16, 256) with two K/V planes and two heads: both readings fit the shape."""
-    axes = {"block": 97871, "kv": 2, "head": 2, "slot": 16, "dim": 128}
-    assert len(axis_readings((97871, 2, 2, 16, 128), axes)) == 2
-    assert len(axis_readings((97871, 2, 4, 16, 128), axes | {"head": 4})) == 1
-    block, head, slot = 8192, 256, 512
-    place = 3 * block + 1 * head + 5 * slot
-    assert (place, place + 128) == (27392, 27520)  # K, then V: they share the last axis

@@ -17,7 +17,6 @@ from hicache_dbg.tracer.checks.pinning import (
     check_budget,
     check_pinning,
     metadata_bytes,
-    share_of_budget,
 )
 from hicache_dbg.tracer.events import FaultClass, Finding
 
@@ -86,12 +85,6 @@ def test_a_budget_is_compared_with_the_sum_of_real_bytes() -> None:
     (finding,) = check_budget(budget, {"kv": 900, "index_k": 300}, time_ns=1)
     assert finding.pool == "kv+index_k"
     assert all(word in finding.message for word in ("1200", "1000", "index_k 300", "ratio=2"))
-
-
-@given(available=st.integers(0, 1 << 44), ranks=st.integers(1, 64), pinned=st.integers(0, 1 << 44))
-def test_shares_never_exceed_what_there_was(available: int, ranks: int, pinned: int) -> None:
-    """All ranks together take no more than was free before any of them pinned."""
-    assert ranks * share_of_budget(available, ranks, pinned) <= available + pinned
 
 
 @given(st.integers(1, 1 << 40))
