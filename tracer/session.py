@@ -104,27 +104,28 @@ class Session:
             self._built |= {mirror.host_cls for mirror in mirrors} | set(built)
             if together := tuple(filter(self.settings.traces, cache)):
                 self._caches[together] = None
-            infos, known = tuple(self._mirrors.values()), set(self._built)
-            caches = tuple(self._caches)
-        self.bus.publish(
-            Started(
-                time_ns=now,
-                rank=self.settings.rank,
-                system=self._system,
-                version=self._version,
-                checksum=self.settings.checksum.value,
-                mirrors=infos,
-                classes_built=tuple(sorted(known)),
-                classes_unbuilt=tuple(sorted(set(host_classes) - known)),
-                unrecognised=tuple(unrecognised),
-                place=self._place,
-                caches=caches,
-            )
-        )
+            started = self._started(now, set(host_classes), tuple(unrecognised))
+        self.bus.publish(started)
         over = self._budget.hold(mirrors, time_ns=now, rank=self.settings.rank)
         for finding in [*self._geometry(traced, now), *over]:
             self._found(finding)
             self.bus.publish(finding)
+
+    def _started(self, now: int, classes: set[str], unrecognised: tuple[str, ...]) -> Started:
+        """The start record of all that was announced so far; whoever asks holds the lock."""
+        return Started(
+            time_ns=now,
+            rank=self.settings.rank,
+            system=self._system,
+            version=self._version,
+            checksum=self.settings.checksum.value,
+            mirrors=tuple(self._mirrors.values()),
+            classes_built=tuple(sorted(self._built)),
+            classes_unbuilt=tuple(sorted(classes - self._built)),
+            unrecognised=unrecognised,
+            place=self._place,
+            caches=tuple(self._caches),
+        )
 
     def is_wrong(self, mirror: MirrorViews) -> bool:
         """Whether the geometry of a mirror's two ends is worth a finding."""

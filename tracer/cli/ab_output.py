@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hicache_dbg.tracer.cli.ab_runs import Compared, Moves, Run
 from hicache_dbg.tracer.cli.exits import OK, USAGE
-from hicache_dbg.tracer.cli.repro_output import exit_code
+from hicache_dbg.tracer.cli.repro_output import exit_code, unproven
 
 __all__ = ["as_json", "show"]
 
@@ -101,7 +101,8 @@ def _findings(run: Run) -> str:
     if result.interrupted:
         words = ["interrupted"]
     else:
-        words = [] if result.tiers_used else ["nothing came back from the host: proves nothing"]
+        nothing = exit_code(run.outcome) == USAGE
+        words = [f"proves nothing: {unproven(run.outcome)}"] if nothing else []
     if report is None:
         words.append("not traced")
     else:
@@ -113,5 +114,5 @@ def _words(one: Moves) -> str:
     counts = ", ".join(f"{value} {bad}/{total}" for value, (bad, total) in one.corrupted.items())
     if one.moves:
         return f"corruption moves with {one.variable}: {counts}"
-    how = "every session is the same to the token" if one.same else "the corrupted sessions differ"
+    how = "every session is the same to the token" if one.same else "not every session ended alike"
     return f"corruption does not move with {one.variable}: {counts}; {how}"

@@ -2,6 +2,7 @@
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.events import Op
 
 ENOUGH = 0.99
 
@@ -11,7 +12,9 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     share = evidence.checked_share
     if not evidence.paths:
         return Verdict.CONFIRMED, "no copy was recorded"
-    detail = f"{share:.1%} of the loaded tiles were compared, {unseen} operations were lost"
+    came = evidence.of_op(Op.LOAD, Op.RECV).moved
+    compared = f"{share:.1%} of the loaded tiles were compared" if came else "no tile came back"
+    detail = f"{compared}, {unseen} operations were lost"
     if share >= ENOUGH and not unseen:
         return Verdict.FALSIFIED, detail
     reasons = ", ".join(f"{why} {count}" for why, count in evidence.skipped.most_common(3))
