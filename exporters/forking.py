@@ -25,30 +25,53 @@ class LetsGo(Protocol):
 
 
 class _Unforked:
-    """A lock that forks wait for; one thread may take it again while it has it."""
+    """A lock that forks wait for; one thread may take it again while it has it.
+
+    A thread that takes it in a loop would have it again before one that waits wakes up, so whoever
+    comes while a fork waits lets the fork go first.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._held = False
+        self._begin()
 
     def __enter__(self) -> None:
         _watch_forks()
-        self._lock.acquire()
+        if not self._is_mine():
+            self._no_fork_waits.wait(LONGEST_WAIT_S)
+            self._lock.acquire()
+            self._owner = threading.get_ident()
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._depth -= 1
+        if self._depth == 0:
+            self._lock.release()
 
     def before(self) -> None:
+        if self._is_mine():
+            return
+        self._no_fork_waits.clear()
         self._held = self._lock.acquire(timeout=LONGEST_WAIT_S)
 
     def after(self) -> None:
         if self._held:
             self._held = False
             self._lock.release()
+        self._no_fork_waits.set()
 
-    def begin_anew(self) -> None:
-        self._lock = threading.RLock()  # the other's holder may be a thread that is not here
+    def in_child(self) -> None:
+        if not self._is_mine():  # whoever else has it is not here
+            self._begin()
+
+    def _is_mine(self) -> bool:
+        return self._depth > 0 and self._owner == threading.get_ident()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = self._depth = 0
         self._held = False
+        self._no_fork_waits = threading.Event()
+        self._no_fork_waits.set()
 
 
 #: Held while values move whose library has locks of its own: no child may inherit one that is taken.
@@ -70,6 +93,6 @@ def _watch_forks() -> None:
 
 
 def _in_child() -> None:
-    unforked.begin_anew()
+    unforked.in_child()
     for thing in list(_known):
         thing.let_go()

@@ -17,7 +17,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from prometheus_client import CollectorRegistry
 from tests.exporters.samples import copied, health, started
 
-from hicache_dbg.exporters.forking import unforked
+from hicache_dbg.exporters.forking import _Unforked, unforked
 from hicache_dbg.exporters.otel_providers import OwnProcess
 from hicache_dbg.exporters.prometheus import PrometheusSink
 from hicache_dbg.exporters.prometheus_dead import Claim
@@ -192,6 +192,41 @@ def test_the_hosts_own_metrics_work_in_a_child_forked_under_load(tmp_path: Path)
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fork_waits_for_one_batch_and_no_more() -> None:
+    """A thread that has the lock and comes back for it at once lets a fork that waits go first."""
+    gate, taken, order = _Unforked(), threading.Event(), list[str]()
+
+    def come_back() -> None:
+        with gate, gate:
+            taken.set()
+            deadline = time.monotonic() + LIMIT_S
+            while gate._no_fork_waits.is_set() and time.monotonic() < deadline:
+                pass
+        with gate:
+            order.append("the same thread")
+
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    assert taken.wait(LIMIT_S)
+    gate.before()
+    order.append("the fork")
+    gate.after()
+    thread.join(LIMIT_S)
+    assert order == ["the fork", "the same thread"]
+
+
+def test_whoever_forks_with_the_lock_in_hand_lets_go_of_it_in_both() -> None:
+    """The child's thread is the one that took it: neither waits for itself, and both can take it again."""
+    with unforked:
+        child = os.fork()
+        if child == 0:  # pragma: no cover - runs in the child
+            signal.alarm(LIMIT_S)
+    with unforked:
+        if child == 0:  # pragma: no cover - as above
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_child_does_not_export_what_its_parent_counted() -> None:
