@@ -5,8 +5,8 @@
 A pass hands so many requests of so many pages over (``8x6`` is six of eight), offered all at once, and is
 timed at decode: from the moment that it asks for them to the moment that it may read the last. Pairs of
 passes, with both ends' tracers attached and with neither, in alternating order; the median of the pairs'
-ratios counts. Every tile of every page is digested at both ends. No two requests share a page, and none
-fills its last one, as prompts do. Decode's pages are in any order, or ``--consecutive``.
+ratios counts. Every tile is digested at both ends, of a last page what is filled. No two requests share
+a page, and none fills its last one, as prompts do. Decode's pages are in any order, or ``--consecutive``.
 """
 
 import argparse

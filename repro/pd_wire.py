@@ -37,9 +37,13 @@ class _Through:
         """As the real wire does."""
         self._wire.meet(agent)
 
-    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+    def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
         """As the real wire does."""
-        return self._wire.write(local, remote, note)
+        return self._wire.prepare(local, remote, note)
+
+    def begin(self, transfer: Transfer) -> None:
+        """As the real wire does."""
+        self._wire.begin(transfer)
 
     def state(self, transfer: Transfer) -> TransferState:
         """As the real wire does."""
@@ -86,8 +90,8 @@ class FaultyWire(_Through):
         self._scratch = scratch
         self._change = change
 
-    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """Write what the fault makes of the tiles."""
+    def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """What the fault makes of the tiles."""
         told = decode(note)
         assert isinstance(told, Landed)  # noqa: S101 - what a request's write ends with
         rows: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = []
@@ -106,7 +110,7 @@ class FaultyWire(_Through):
             used += size
             rows.append(((source, size, ours[2]), (theirs[0], size, theirs[2])))
         sources, targets = zip(*rows, strict=True)
-        return super().write(np.array(sources, np.uint64), np.array(targets, np.uint64), note)
+        return super().prepare(np.array(sources, np.uint64), np.array(targets, np.uint64), note)
 
     def _bytes(self, address: int, size: int) -> bytes:
         """What lies at ``address``, in one of the pools' tensors."""
@@ -135,15 +139,20 @@ class DyingWire(_Through):
         self._last_words = last_words
         self._end_by = end_by
 
-    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """All of it, or the half and then the end."""
+    def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """All of it, or the half that will be the last."""
         self._left -= 1
         if self._left:
-            return super().write(local, remote, note)
+            return super().prepare(local, remote, note)
         half = len(local) // 2
-        transfer = super().write(local[:half], remote[:half], b"")
+        return super().prepare(local[:half], remote[:half], b"")
+
+    def begin(self, transfer: Transfer) -> None:
+        """As the real wire does, or the half and then the end."""
+        super().begin(transfer)
+        if self._left:
+            return
         while self.state(transfer) == "PROC":
             pass
         self._last_words()
         os.kill(os.getpid(), self._end_by)
-        return transfer

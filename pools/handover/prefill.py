@@ -140,12 +140,17 @@ class PrefillEnd:
         return WRITING_S if self._writing() else IDLE_S
 
     def post(self, sending: Sending) -> None:
-        """Begin the one transfer of a request: every layer and page of every pool."""
+        """The one transfer of a request: every layer and page of every pool."""
         ours = descriptors_of(self._link.ours.planes, sending.pages, self._link.ours.device)
         theirs = descriptors_of(self._theirs.planes, sending.room, self._theirs.device)
+        sending.transfer = self._link.wire.prepare(ours, theirs, encode(_landed(sending)))
+        self.begin(sending)
+
+    def begin(self, sending: Sending) -> None:
+        """From here on its pages are read."""
         sending.began = time.monotonic()
         sending.state = SendState.WRITING
-        sending.transfer = self._link.wire.write(ours, theirs, encode(_landed(sending)))
+        self._link.wire.begin(sending.transfer)
 
     def finish(self, sending: Sending, state: SendState, reason: str = "") -> None:
         """A request is over: nothing reads its pages any more."""

@@ -37,8 +37,12 @@ class Wire(Protocol):
         """Take note of the other end's agent."""
         ...
 
-    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """Begin to write all of ``local`` to ``remote``; ``note`` comes after the last byte."""
+    def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """A transfer that will write all of ``local`` to ``remote``; ``note`` comes after the last byte."""
+        ...
+
+    def begin(self, transfer: Transfer) -> None:
+        """Begin to write; on a CPU much of it is done when this returns."""
         ...
 
     def state(self, transfer: Transfer) -> TransferState:
@@ -103,26 +107,35 @@ class NixlWire:
         name = self._agent.add_remote_agent(agent)
         self._peer = name.decode() if isinstance(name, bytes) else name
 
-    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """One transfer; on a CPU much of it is done when this returns.
+    def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
+        """One transfer of as few rows as can be.
 
         Raises:
-            HandoverError: NIXL refuses it, or the peer is gone.
+            HandoverError: NIXL refuses it.
         """
         agent = self._agent
         ours, theirs = merged(local, remote)
         try:
-            handle = agent.initialize_xfer(
+            return agent.initialize_xfer(
                 "WRITE",
                 agent.get_xfer_descs(ours, self._kind),
                 agent.get_xfer_descs(theirs, self._kind),
                 self._peer,
                 note,
             )
-            agent.transfer(handle)
         except Exception as error:
             raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
-        return handle
+
+    def begin(self, transfer: Transfer) -> None:
+        """Hand it to UCX, which lets other threads run meanwhile.
+
+        Raises:
+            HandoverError: NIXL refuses it, or the peer is gone.
+        """
+        try:
+            self._agent.transfer(transfer)
+        except Exception as error:
+            raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
 
     def state(self, transfer: Transfer) -> TransferState:
         """``ERR`` also where the peer is gone."""

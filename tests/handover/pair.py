@@ -30,6 +30,7 @@ __all__ = [
     "HandWire",
     "P",
     "Pair",
+    "Write",
     "agree",
     "arrived",
     "compute",
@@ -81,13 +82,16 @@ class HandWire:
     def meet(self, agent: bytes) -> None:
         """Nothing to know."""
 
-    def write(self, local: Descriptors, remote: Descriptors, note: bytes) -> Write:
-        """Queue the rows."""
+    def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Write:
+        """The rows."""
         rows = [
             (int(a), int(b), int(n)) for (a, n, _), (b, _, _) in zip(local, remote, strict=True)
         ]
-        self.writes.append(Write(rows, note))
-        return self.writes[-1]
+        return Write(rows, note)
+
+    def begin(self, transfer: Write) -> None:
+        """Queue them."""
+        self.writes.append(transfer)
 
     def state(self, transfer: Write) -> TransferState:
         """``DONE`` once every row has moved."""

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.handover.pair import WAIT_S, HandWire, Pair, arrived, handmade, pair, tokens_of
+from tests.handover.pair import WAIT_S, HandWire, Pair, Write, arrived, handmade, pair, tokens_of
 
 from hicache_dbg.pools.handover.channel import POLL_S
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
 from hicache_dbg.pools.handover.messages import Beat
-from hicache_dbg.pools.handover.planes import Descriptors
 from hicache_dbg.pools.handover.requests import RecvState, SendState
 
 __all__ = ["handmade"]
@@ -51,15 +50,14 @@ def test_a_request_that_is_written_does_not_wait_for_the_next_write(
 ) -> None:
     """A write may move its bytes before it returns, as NIXL's do on a CPU: it is over at once."""
     wire, over = _wire(handmade), []
-    write = wire.write
+    begin = wire.begin
 
-    def at_once(local: Descriptors, remote: Descriptors, note: bytes) -> object:
+    def at_once(transfer: Write) -> None:
         over.append([sending.over for sending in sendings])
-        transfer = write(local, remote, note)
+        begin(transfer)
         wire.move_all()
-        return transfer
 
-    monkeypatch.setattr(wire, "write", at_once)
+    monkeypatch.setattr(wire, "begin", at_once)
     sendings = [handmade.prefill.send(f"r{at}", np.array([at]), 4) for at in range(3)]
     for at in range(3):
         handmade.decode.expect(f"r{at}", handmade.alloc(1), 4)

@@ -29,6 +29,7 @@ from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.handover.quarantine import Quarantine
 from hicache_dbg.tracer.attach import hicache_handover_held
+from hicache_dbg.tracer.attach.hicache_handover_beside import Job
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started, Stated, Topic
 from hicache_dbg.tracer.settings import Checksum
@@ -199,7 +200,7 @@ def test_detaching_restores_the_very_function_objects() -> None:
 
     names = [
         (Link, "agree"),
-        *((PrefillEnd, name) for name in ("offer", "finish")),
+        *((PrefillEnd, name) for name in ("offer", "begin", "finish")),
         *((DecodeEnd, name) for name in ("landed", "fail")),
     ]
     before = [owner.__dict__[name] for owner, name in names]
@@ -212,17 +213,17 @@ def test_detaching_restores_the_very_function_objects() -> None:
 
 
 def test_a_page_that_had_another_life_before_it_was_digested_is_skipped() -> None:
-    """But for one that the next token may go into, which is digested at once."""
+    """The others are compared all the same."""
     with traced() as (sink, runtime), pair(by_hand=True) as made:
         lives = iter((np.zeros(4, np.uint32), np.array([0, 1, 0, 1], np.uint32)))
         made.decode.generation = lambda _pages: next(lives)
         _hand_over(made, 4, left=1)
         runtime.flush()
     for copy in sink.of(Copied):
-        skipped = {"reused": LAYERS} if copy.op is Op.RECV else {}
+        skipped = {"reused": 2 * LAYERS} if copy.op is Op.RECV else {}
         assert (copy.skipped, copy.tiles) == (skipped, 4 * LAYERS)
     tiles = {(s.role, s.page) for s in sink.of(Stated) if s.topic is Topic.TILES}
-    assert tiles == {("prefill", page) for page in range(4)} | {("decode", at) for at in (0, 2, 3)}
+    assert tiles == {("prefill", page) for page in range(4)} | {("decode", at) for at in (0, 2)}
     assert join(by_role(sink.events)) == []
 
 
@@ -240,7 +241,7 @@ def test_a_page_is_not_given_away_before_it_was_digested(
 
     with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
         made.decode.generation = made.pages.generation
-        _hand_over(made, 4, lambda: told.attachment._tiles.later(busy))
+        _hand_over(made, 4, lambda: told.attachment._beside.give(Job(busy)))
         assert begun.wait(10)
         owner = Thread(target=_given_away, args=(made,))
         owner.start()
@@ -265,7 +266,9 @@ def test_the_next_token_goes_into_no_page_that_is_not_digested(left: int) -> Non
     go_on = Event()
     with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
         made.decode.generation = made.pages.generation
-        _hand_over(made, 2, lambda: told.attachment._tiles.later(lambda: _wait(go_on)), left=left)
+        _hand_over(
+            made, 2, lambda: told.attachment._beside.give(Job(lambda: _wait(go_on))), left=left
+        )
         if left:
             page_of(made.theirs, "mla", 0, 1)[-1] ^= 1  # what decode computes next
         go_on.set()
@@ -280,7 +283,7 @@ def test_a_write_waits_for_no_digest_and_its_pages_for_all() -> None:
     with traced() as (sink, told), pair(by_hand=True) as made:
         wire = made.prefill.link.wire
         assert isinstance(wire, HandWire)
-        told.attachment._tiles.later(lambda: _wait(go_on))
+        told.attachment._beside.give(Job(lambda: _wait(go_on)))
         receiving = made.decode.expect("r", made.alloc(2), 2 * P)
         sending = made.prefill.send("r", np.array([3, 4]), 2 * P)
         made.settle()

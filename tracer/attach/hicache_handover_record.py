@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 import xxhash
 
+from hicache_dbg.pools.geometry import PoolGeometry
 from hicache_dbg.pools.handover.requests import Receiving, Sending
+from hicache_dbg.tracer.attach.hicache_handover_filled import Filled, filled
 from hicache_dbg.tracer.events import DIRECTION, Copied, Event, Op, SkipReason, Stated, Topic
 from hicache_dbg.tracer.ledger import Digests, Flags, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -29,7 +30,7 @@ class HandoverRecord:
 
     ``chosen`` marks the logical pages that are digested, ``reused`` those of them that had another
     life by then; ``skip`` says why no tile counts, if none does; ``word`` how it ended, as both ends
-    say it, ``status`` in full. ``pending`` is done when all is digested.
+    say it, ``status`` in full. ``filled`` is by pool what of the pages means something.
     """
 
     op: Op
@@ -39,13 +40,13 @@ class HandoverRecord:
     pages: Pages
     mirrors: Sequence[MirrorViews]
     layers: Mapping[str, tuple[int, ...]]
+    filled: Mapping[str, Filled]
     chosen: Flags
     trace: tuple[str, str]
     skip: SkipReason | None
     op_id: int
     began: float
     digests: dict[tuple[str, str], Digests] = field(default_factory=dict)
-    pending: Future[None] | None = None
     reused: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     word: str = ""
     status: str = "ok"
@@ -74,7 +75,10 @@ class HandoverRecord:
 
     def tiles(self) -> list[Event]:
         """The digests: one statement a logical page and component, a value a layer."""
-        numbers = np.flatnonzero(self.chosen & ~self.reused)
+        good = self.chosen & ~self.reused
+        numbers = {
+            pool: np.flatnonzero(good & (filled.slots > 0)) for pool, filled in self.filled.items()
+        }
         return [
             self._stated(
                 Topic.TILES,
@@ -85,7 +89,7 @@ class HandoverRecord:
                 layers=self.layers[pool],
             )
             for (pool, component), digests in self.digests.items()
-            for page, column in zip(numbers.tolist(), digests.T[numbers], strict=True)
+            for page, column in zip(numbers[pool].tolist(), digests.T[numbers[pool]], strict=True)
         ]
 
     def _stated(self, topic: Topic, values: tuple[str, ...], **more: object) -> Stated:
@@ -102,9 +106,11 @@ class HandoverRecord:
     def _copied(self, mirror: MirrorViews) -> Copied:
         views = tuple(mirror.device.values())
         a_page = sum(view.layers for view in views)
+        good = self.chosen & ~self.reused
         left = {
             SkipReason.SAMPLED_OUT: int((~self.chosen).sum()),
             SkipReason.REUSED: int((self.chosen & self.reused).sum()),
+            SkipReason.PARTIAL: int((good & (self.filled[mirror.pool].slots == 0)).sum()),
         }
         if self.skip is not None:
             left = {self.skip: len(self.pages)}
@@ -171,7 +177,7 @@ def open_record(
     op: Op,
     role: str,
     mirrors: Sequence[MirrorViews],
-    layers: Mapping[str, tuple[int, ...]],
+    geometries: Mapping[str, PoolGeometry],
     settings: Settings,
     skip: SkipReason | None,
 ) -> HandoverRecord:
@@ -190,7 +196,10 @@ def open_record(
         request=one.request,
         pages=pages,
         mirrors=mirrors,
-        layers=layers,
+        layers={name: geometry.layer_ids for name, geometry in geometries.items()},
+        filled={
+            name: filled(geometry, len(pages), one.tokens) for name, geometry in geometries.items()
+        },
         chosen=marked,
         trace=one.trace,
         skip=skip,

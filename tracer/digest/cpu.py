@@ -5,6 +5,7 @@ thread would only take turns with the first.
 """
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from hicache_dbg.tracer.digest.boxes import Box, boxes_of, check_tiles, extent_of
+from hicache_dbg.tracer.digest.unlocked import WORTH_UNLOCKING, unlocked
 from hicache_dbg.tracer.view import View
 
 __all__ = ["CpuDigester"]
@@ -23,6 +25,9 @@ _BATCH_BYTES = 1 << 20
 #: So many tiles are read in the order in which they lie, which is up to twice as fast.
 _WORTH_SORTING = 1024
 
+#: Tiles that are digested more slowly wait for the interpreter, not for memory (bytes a second).
+_SLOWEST = 1e9
+
 _xxh3: Callable[[Any], bytes] = xxhash.xxh3_64_digest
 
 
@@ -31,8 +36,12 @@ class CpuDigester:
 
     The memory is read in place through the view's addresses; whoever calls keeps ``view.owner``
     alive meanwhile. A tile whose bytes lie in one piece is hashed where it is; tiles in pieces are
-    gathered a batch of pages at a time.
+    gathered a batch of pages at a time. ``beside``: on a thread that the engine does not wait for, which
+    lets others run while it hashes a tile of 32 KB and more.
     """
+
+    def __init__(self, *, beside: bool = False) -> None:
+        self._beside = beside
 
     def digest(
         self,
@@ -64,26 +73,54 @@ class CpuDigester:
         boxes = boxes_of(view, first, last)
         check_tiles(view, layers, pages)
         if len(layers) * len(pages) < _WORTH_SORTING:
-            return _digests(view, layers, pages, boxes)
+            return _digests(view, layers, pages, boxes, beside=self._beside)
         order = np.argsort(pages)
         out = np.empty((len(layers), len(pages)), np.uint64)
-        out[:, order] = _digests(view, layers, pages[order], boxes)
+        out[:, order] = _digests(view, layers, pages[order], boxes, beside=self._beside)
         return out
 
 
 def _digests(
-    view: View, layers: Sequence[int], pages: npt.NDArray[np.int64], boxes: Sequence[Box]
+    view: View,
+    layers: Sequence[int],
+    pages: npt.NDArray[np.int64],
+    boxes: Sequence[Box],
+    *,
+    beside: bool,
 ) -> npt.NDArray[np.uint64]:
-    out = np.empty((len(layers), len(pages)), np.uint64)
-    length = extent_of(view)
-    memory = [_memory(view.bases[layer], length) for layer in layers]
     if len(boxes) == 1 and boxes[0].is_piece():
-        offsets, size = (pages * view.page_stride + boxes[0].offset).tolist(), boxes[0].row_bytes
-        for row, source in zip(out, memory, strict=True):
-            row[:] = _numbers([_xxh3(source[at : at + size]) for at in offsets])
-    else:
-        _gathered(view, memory, boxes, pages, out)
+        offsets = (pages * view.page_stride + boxes[0].offset).tolist()
+        return _in_place(view, layers, offsets, boxes[0].row_bytes, beside=beside)
+    out = np.empty((len(layers), len(pages)), np.uint64)
+    _gathered(view, _memory_of(view, layers), boxes, pages, out)
     return out
+
+
+def _in_place(
+    view: View, layers: Sequence[int], offsets: list[int], size: int, *, beside: bool
+) -> npt.NDArray[np.uint64]:
+    """Digests of ``size`` bytes at each offset of each layer.
+
+    ``beside``: other threads run meanwhile, unless they keep the interpreter to themselves: then
+    every piece would wait for it anew.
+    """
+    out = np.empty((len(layers), len(offsets)), np.uint64)
+    at_address = unlocked() if beside and size >= WORTH_UNLOCKING else None
+    for row, layer, source in zip(out, layers, _memory_of(view, layers), strict=True):
+        if at_address is None:
+            row[:] = _numbers([_xxh3(source[at : at + size]) for at in offsets])
+            continue
+        base, began = view.bases[layer], time.perf_counter()
+        row[:] = [at_address(base + at, size) for at in offsets]
+        if time.perf_counter() - began > len(offsets) * size / _SLOWEST:
+            at_address = None
+    return out
+
+
+def _memory_of(view: View, layers: Sequence[int]) -> list[memoryview]:
+    """The memory of each layer, to the end of its last payload byte."""
+    length = extent_of(view)
+    return [_memory(view.bases[layer], length) for layer in layers]
 
 
 def _numbers(digests: list[bytes]) -> npt.NDArray[Any]:

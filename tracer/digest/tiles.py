@@ -34,11 +34,12 @@ class TileDigester:
     Whole operations on a CUDA device are watched (:meth:`watch`): nothing is read back but by the
     bus. What else lies there is digested on a stream of ours and read back into pinned memory;
     those digests may be read after :meth:`join`, which the caller asks for where the engine is
-    about to take the operation for complete. Each thread has a stream of its own.
+    about to take the operation for complete. Each thread has a stream of its own. ``beside`` is as
+    :class:`CpuDigester` has it.
     """
 
-    def __init__(self) -> None:
-        self._cpu = CpuDigester()
+    def __init__(self, *, beside: bool = False) -> None:
+        self._cpu = CpuDigester(beside=beside)
         self._devices: dict[str, _Device] = {}
         self._lock = threading.Lock()
 
