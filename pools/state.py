@@ -46,6 +46,8 @@ class CacheState:
         self.before_eviction: Backup | None = None
         #: Told of the last so many pages of a path when they got their host copy (with storage only).
         self.on_host_copy: OnHostCopy | None = None
+        #: Seconds worth waiting for pages that are being stored; 0 where none are, or none will be soon.
+        self.storing: Callable[[], float] = lambda: 0.0
         #: Marks the work queued so far on the caller's stream: a copy must come after it.
         self.mark = marker(group.mirrors[0].device.device)
         self._backend = backend
@@ -89,8 +91,9 @@ class CacheState:
         return self.device.alloc(pages, owner) if pages <= self.device.available else None
 
     def wait_for_room(self, pages: int) -> None:
-        """Wait until a copy under way ends, for its pages may then go; else there is no hope."""
-        if not self.in_flight or not self.changed.wait(ROOM_TIMEOUT_S):
+        """Wait until a copy or a store under way ends, for its pages may then go; else there is no hope."""
+        patience = ROOM_TIMEOUT_S if self.in_flight else self.storing()
+        if not patience or not self.changed.wait(patience):
             raise OutOfPages(self.device.name, pages, self.device.available)
 
     def try_host(self, pages: int) -> Ids | None:

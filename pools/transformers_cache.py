@@ -13,7 +13,7 @@ sequence that is kept stay in the cache, backed up as the controller's policy sa
 Needs the ``transformers`` package, 5.24 or newer (extra ``llm``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +28,10 @@ from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.kinds import mha
 from hicache_dbg.pools.ticket import LoadTicket
 
-__all__ = ["PrefixStore", "SequenceTooLongError", "TieredCache", "geometry_of"]
+__all__ = ["PagedCache", "PrefixStore", "SequenceTooLongError", "TieredCache", "geometry_of"]
+
+Gate = Callable[[int], None]
+"""Called with a layer's number before that layer is first touched."""
 
 
 class SequenceTooLongError(ValueError):
@@ -123,8 +126,28 @@ class PrefixStore:
         self.close()
 
 
-class TieredCache(Cache):
-    """Keys and values of one sequence (batch 1), in pages; from :meth:`PrefixStore.open`.
+class PagedCache(Cache):
+    """Keys and values of one sequence (batch 1), in pages of a device pool.
+
+    Args:
+        pool: of a geometry that :func:`geometry_of` gave.
+        pages: of the whole sequence, in its order.
+        cached: tokens that are there already, or will be once ``gate`` has let a layer through.
+        gate: see :data:`Gate`.
+    """
+
+    def __init__(self, pool: DevicePool, pages: Ids, cached: int, gate: Gate) -> None:
+        slots = _slots(pages, pool.geometry.slots_per_page).to(pool.device)
+        super().__init__(
+            layers=[
+                _PagedLayer(pool, layer, slots, cached, gate)
+                for layer in range(pool.geometry.layers)
+            ]
+        )
+
+
+class TieredCache(PagedCache):
+    """Keys and values of one sequence, some of them from the tiers; from :meth:`PrefixStore.open`.
 
     ``cached`` tokens were there when it was opened, ``loaded`` of them on the host only. As a
     context manager it drops what was computed, unless that was kept before the block's end.
@@ -139,15 +162,9 @@ class TieredCache(Cache):
         pages: Ids,
         own: Ids,
     ) -> None:
-        slots = _slots(pages, store.page_tokens)
         self.cached = match.pages * store.page_tokens
         self.loaded = match.host_pages.size * store.page_tokens
-        super().__init__(
-            layers=[
-                _TieredLayer(pool, layer, slots, self.cached, ticket)
-                for layer in range(pool.geometry.layers)
-            ]
-        )
+        super().__init__(pool, pages, self.cached, ticket.wait_layer)
         self._store, self._match, self._pages, self._own = store, match, pages, own
         self._open = True
 
@@ -190,21 +207,21 @@ class TieredCache(Cache):
         self.drop()  # unless it was kept
 
 
-class _TieredLayer(CacheLayerMixin):
+class _PagedLayer(CacheLayerMixin):
     """One layer: rows of the pool in, the whole context out."""
 
     is_sliding = False
 
     def __init__(
-        self, pool: DevicePool, layer: int, slots: torch.Tensor, cached: int, ticket: LoadTicket
+        self, pool: DevicePool, layer: int, slots: torch.Tensor, cached: int, gate: Gate
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # a mixin without types
         self.is_initialized = True
         self._rows = {name: _rows(pool.layer(name, layer)) for name in ("k", "v")}
-        self._slots = slots.to(pool.device)
+        self._slots = slots
         self._length = cached
         self._layer = layer
-        self._ticket = ticket
+        self._gate = gate
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: the pages are there from the start."""
@@ -223,7 +240,7 @@ class _TieredLayer(CacheLayerMixin):
                 f"a sequence of {end} tokens in pages for {self._slots.numel()}: "
                 "open the cache for more new tokens"
             )
-        self._ticket.wait_layer(self._layer)  # at once, where nothing is being loaded
+        self._gate(self._layer)  # returns at once where nothing is being loaded
         own, context = self._slots[self._length : end], self._slots[:end]
         self._length = end
         return (
@@ -252,7 +269,7 @@ class _TieredLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Refuse: a sequence is closed, and another opened."""
-        raise NotImplementedError("a tiered cache is not reset: open one for each sequence")
+        raise NotImplementedError("a paged cache is not reset: open one for each sequence")
 
 
 def _slots(pages: Ids, page_tokens: int) -> torch.Tensor:

@@ -103,14 +103,13 @@ class RunConfig:
             "a --storage to kill it over, or --pd",
         )
         _require(
-            not (self.pd and (self.storage or self.model)),
+            not (self.pd and self.storage),
             "pd",
             self.pd,
-            "neither --storage nor --model with it",
+            "no --storage with it: leave one of them out",
         )
         if self.model:
-            _one_of("model", self.model, MODELS)
-        _require(not (self.model and self.storage), "storage", self.storage, "none with a model")
+            self._require_of_chats()
         _one_of("index_dtype", self.index_dtype, get_args(IndexDtype))
         _one_of("pools", self.pools, POOLS)
         _one_of("device", self.device, DEVICES)
@@ -118,12 +117,26 @@ class RunConfig:
         if self.io_backend:
             _one_of("io_backend", self.io_backend, self._backends, f" for layout {self.layout}")
 
+    def _require_of_chats(self) -> None:
+        """What chats with a real model have no place for is refused, not left out."""
+        _one_of("model", self.model, MODELS)
+        for name in ("pools", "index_dtype", "ctx"):
+            value = getattr(self, name)
+            given = value != type(self).__dataclass_fields__[name].default
+            _require(not given, name, repr(value), f"none with --model: {self.model} has its own")
+        _require(self.device == "cpu", "device", repr(self.device), "'cpu' with --model")
+
     @property
     def pool_set(self) -> "PoolSet":
-        """The pool set called ``pools``."""
-        from hicache_dbg.repro.sets import POOL_SETS
+        """The pool set called ``pools``, or that of the real model."""
+        from hicache_dbg.repro.sets import MODEL_SETS, POOL_SETS
 
-        return POOL_SETS[self.pools]
+        return MODEL_SETS[self.model] if self.model else POOL_SETS[self.pools]
+
+    @property
+    def weights(self) -> str:
+        """What pages of one run mean to another: the name of the model that wrote them."""
+        return f"repro/{self.model or self.pools}"
 
     @property
     def first_prompt(self) -> int:

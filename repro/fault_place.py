@@ -1,12 +1,12 @@
-"""Where a fault is, and which option of a run brings that place."""
+"""Where a fault is, which option of a run brings that place, and what gives it an occasion there."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hicache_dbg.repro.config import ConfigError
+from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.faults.base import Fault, Stage
 
-__all__ = ["OPTIONS", "misplaced"]
+__all__ = ["OPTIONS", "misplaced", "occasion_for"]
 
 OPTIONS: Mapping[Stage, str] = MappingProxyType({"storage": "--storage file", "handover": "--pd"})
 """The option of ``repro`` without which a fault of a stage would have no place."""
@@ -19,6 +19,21 @@ _PLACES: Mapping[Stage, str] = MappingProxyType(
         "ranks": "between ranks",
     }
 )
+
+_OCCASIONS: Mapping[Stage, str] = MappingProxyType(
+    {
+        "cache": "pages that are evicted and loaded back: fewer --device-pages or more --sessions",
+        "storage": "pages that come back from the store: fewer --host-pages or more --sessions",
+        "handover": "prompts of three pages or more: more --ctx or --rounds",
+    }
+)
+
+
+def occasion_for(fault: Fault | None, config: RunConfig) -> str:
+    """What the fault needs in order to do anything; empty without one, or where it is none."""
+    if fault is None or fault.right(config):
+        return ""
+    return fault.needs or _OCCASIONS.get(fault.stage, "")
 
 
 def misplaced(fault: Fault, option: str = "") -> ConfigError:

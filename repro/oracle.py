@@ -2,17 +2,19 @@
 
 Truth is the same model given the same workload, with every session's cache kept on the device by
 itself: no host tier, no sharing, no eviction. The model's results depend neither on batches nor
-on chunks, so any token that differs was made from bytes that differ.
+on chunks, so any token that differs was made from bytes that differ. A real model, which has no such
+promise, answers each turn anew in its own library's cache.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import count
 
 from hicache_dbg.repro.cache import ResidentCache
 from hicache_dbg.repro.config import RunConfig
 from hicache_dbg.repro.engine import device_pools, torch_device
 from hicache_dbg.repro.result import Divergence, SessionReport, Status
 from hicache_dbg.repro.scheduler import Scheduler
-from hicache_dbg.repro.workload import End, Transcript, Truth, Workload
+from hicache_dbg.repro.workload import End, Reply, Transcript, Truth, Turn, Workload
 
 __all__ = ["TRUTH_BATCH", "first_divergence", "ground_truth", "judge"]
 
@@ -26,7 +28,7 @@ def ground_truth(
     live_sessions: int,
     on_answer: Callable[[], None],
 ) -> Truth:
-    """Answer ``workload`` with everything on the device.
+    """Answer ``workload`` with everything on the device, or with no pools at all.
 
     Args:
         config: of the run, for the pools, what they store and where they live.
@@ -37,6 +39,22 @@ def ground_truth(
     Raises:
         RuntimeError: a session failed, which has nothing to do with the tiers.
     """
+    alone = config.pool_set.alone
+    if alone is None:
+        _on_the_device(config, workload, live_sessions, on_answer)
+    else:
+        _without_pools(alone, workload, on_answer)
+    for session, transcript in workload.transcripts.items():
+        if transcript.end is End.ERROR:
+            raise RuntimeError(
+                f"ground truth failed in session {session}: {transcript.replies[-1].error}"
+            )
+    return workload.transcripts
+
+
+def _on_the_device(
+    config: RunConfig, workload: Workload, live_sessions: int, on_answer: Callable[[], None]
+) -> None:
     pool_set = config.pool_set
     pages = live_sessions * config.pages_of(workload.longest())
     geometries = pool_set.geometries(config.index_dtype)
@@ -48,12 +66,17 @@ def ground_truth(
         timeout=float("inf"),
         on_answer=on_answer,
     ).run()
-    for session, transcript in workload.transcripts.items():
-        if transcript.end is End.ERROR:
-            raise RuntimeError(
-                f"ground truth failed in session {session}: {transcript.replies[-1].error}"
-            )
-    return workload.transcripts
+
+
+def _without_pools(
+    alone: Callable[[Turn], Reply], workload: Workload, on_answer: Callable[[], None]
+) -> None:
+    for step in count():
+        for turn in workload.ready(step):
+            workload.answered(turn, alone(turn), step)
+            on_answer()
+        if not workload.open():
+            return
 
 
 def judge(truth: Truth, transcripts: Mapping[int, Transcript]) -> tuple[SessionReport, ...]:

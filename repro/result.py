@@ -120,7 +120,7 @@ class RunResult:
     ``truth_seconds`` is the part of ``wall_seconds`` that went into the ground truth.
     ``engine_error`` tells of copies that failed without a session noticing. ``truth`` can be
     given to a later run; it is None after an interrupt before it was known. ``exchanges`` is what
-    was said, where a real model spoke.
+    was said, where a real model spoke. ``occasion`` is what the fault needs in order to do anything.
     """
 
     config: RunConfig
@@ -133,6 +133,7 @@ class RunResult:
     interrupted: bool = False
     truth: Truth | None = field(default=None, repr=False, compare=False)
     exchanges: tuple[Exchange, ...] = ()
+    occasion: str = ""
 
     @property
     def sessions(self) -> SessionCounts:

@@ -11,14 +11,15 @@ import torch
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.transfer import TransferError
+from hicache_dbg.repro.chats.workload import ChatWorkload, exchanges
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import EnginePlan, device_pools, mirrors, plan_of, torch_device
-from hicache_dbg.repro.fault_place import OPTIONS, misplaced
+from hicache_dbg.repro.fault_place import OPTIONS, misplaced, occasion_for
 from hicache_dbg.repro.faults.base import Fault, Target
 from hicache_dbg.repro.faults.page_table import HostAccess, PageTable, Uploads, untold
 from hicache_dbg.repro.kernels import Kernels, ToldKernels, Untold
 from hicache_dbg.repro.oracle import TRUTH_BATCH, ground_truth, judge
-from hicache_dbg.repro.result import EngineStats, RunResult
+from hicache_dbg.repro.result import EngineStats, Exchange, RunResult
 from hicache_dbg.repro.scheduler import Scheduler
 from hicache_dbg.repro.sessions import SessionWorkload
 from hicache_dbg.repro.storage import storage_tier
@@ -28,9 +29,6 @@ from hicache_dbg.repro.workload import Transcript, Truth, Workload
 from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["OnEngine", "OnProgress", "Run", "carry_out", "run", "sized", "stats_of", "workload_of"]
-
-#: Pages of a host pool by default; with storage it has as many as the device: too few for all.
-HOST_PAGES = 2560
 
 OnProgress = Callable[[int, int, str], None]
 """Called with units done, units in all and what is being done, after each answered turn."""
@@ -176,7 +174,15 @@ class Run:
             engine_error=self._engine_error,
             interrupted=self.interrupted,
             truth=truth,
+            exchanges=self._exchanges(),
+            occasion=occasion_for(self._fault, self._config),
         )
+
+    def _exchanges(self) -> tuple[Exchange, ...]:
+        """What was said, where a real model spoke."""
+        if not self._config.model or self._truth is None:
+            return ()
+        return tuple(exchanges(self._truth, self._transcripts))
 
     def _close(self, controller: HiCacheController) -> None:
         try:
@@ -213,26 +219,30 @@ def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
 
 
 def workload_of(config: RunConfig, trace: Trace | None) -> Workload:
-    """The sessions, or the requests of ``trace``."""
+    """The chats, the sessions, or the requests of ``trace``."""
+    if config.model:
+        return ChatWorkload(config)
     return SessionWorkload(config) if trace is None else TraceWorkload(trace, config.scale)
 
 
 def sized(config: RunConfig, trace: Trace | None) -> RunConfig:
     """Fill the sizes in and refuse pools that do not hold one session."""
     pool_set = config.pool_set
-    natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
-    pages = natural if config.device_pages is None else config.device_pages
-    host = config.host_pages or (pages if config.storage else HOST_PAGES)
-    config = replace(config, ctx=config.first_prompt, device_pages=pages, host_pages=host)
+    if not config.model:
+        config = replace(config, ctx=config.first_prompt)
     tokens = workload_of(config, trace).longest()
     needed = config.pages_of(tokens)
+    natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
+    pages = config.device_pages or natural or needed
+    # With storage the host is as small as the device: too small for all.
+    host = config.host_pages or (pages if config.storage else pool_set.host_pages)
     for name, given in (("device_pages", pages), ("host_pages", host)):
         if given < needed:
             raise ConfigError(
                 f"{name} is {given}, but one session needs {needed} pages "
                 f"({tokens} tokens at most); raise {name} or ask for less"
             )
-    return config
+    return replace(config, device_pages=pages, host_pages=host)
 
 
 def stats_of(controller: HiCacheController, cache: TieredCache) -> EngineStats:

@@ -9,12 +9,9 @@ import torch
 
 from hicache_dbg.repro.cache import Cache, Lease
 from hicache_dbg.repro.model import Model
-from hicache_dbg.repro.tokens import Special
 from hicache_dbg.repro.workload import Reply, Stop, Turn, Workload
 
 __all__ = ["Scheduler"]
-
-_STOPS: dict[int, Stop] = {Special.END: Stop.END, Special.TOOL_CALL: Stop.TOOL_CALL}
 
 #: What an engine or a model may raise on a bad turn; anything else is a fault of this program.
 _TURN_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
@@ -142,7 +139,7 @@ class Scheduler:
     def _take(self, running: _Running, token: int) -> None:
         """Append a token to a reply, which may end with it."""
         running.reply.append(token)
-        stop = _STOPS.get(token) if running.turn.stops else None
+        stop = running.turn.stops.get(token)
         if stop is None and len(running.reply) == running.turn.max_tokens:
             stop = Stop.LENGTH
         if stop is not None:

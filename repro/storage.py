@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -21,6 +21,7 @@ from hicache_dbg.pools.storage.store import PageStore
 from hicache_dbg.pools.storage.tier import StorageTier
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import DeviceMissing
+from hicache_dbg.repro.faults.page_table import untold
 from hicache_dbg.repro.mooncake_master import MasterMissing, master
 
 __all__ = ["StoreMissing", "storage_tier"]
@@ -28,8 +29,7 @@ __all__ = ["StoreMissing", "storage_tier"]
 FORMS = "file, file:DIR, mooncake or mooncake:HOST:RPC_PORT:METADATA_PORT"
 #: Memory that a run lends to a Mooncake Store, in bytes.
 SEGMENT_BYTES = 256 << 20
-#: Pages that a process is to have stored before it is killed, and how long that may take, in seconds.
-KILL_AFTER = 32
+#: How long a process may take to store what it is to have stored before it is killed, in seconds.
 KILL_TIMEOUT_S = 120.0
 
 
@@ -66,7 +66,7 @@ def storage_tier(config: RunConfig) -> Iterator[StorageTier | None]:
             raise StoreMissing(f"storage {config.storage!r} is not here: {error}") from error
         # What the pools keep index-K in is left out on purpose: a page of the other dtype is met
         # under the same key, and must be a miss.
-        yield StorageTier(backend, Identity(f"repro/{config.pools}"))
+        yield StorageTier(backend, Identity(config.weights))
 
 
 def _place(storage: str, own: ExitStack) -> _Place:
@@ -97,20 +97,22 @@ def _kill_one(config: RunConfig) -> None:
     """Let another process run over the same store, and kill it while it stores.
 
     Raises:
-        StoreMissing: it ended, or stored nothing for too long, before it could be killed.
+        ConfigError: it ended before it could be killed.
+        StoreMissing: it stored too little for too long.
     """
-    context = get_context("spawn")
+    context, pages = get_context("spawn"), config.pool_set.kill_after
     ours, theirs = context.Pipe(duplex=False)
     writer = context.Process(target=_write, args=(config, theirs), daemon=True)
     writer.start()
     theirs.close()
     try:
         if not ours.poll(KILL_TIMEOUT_S):
-            raise StoreMissing(f"no {KILL_AFTER} pages were stored within {KILL_TIMEOUT_S} s")
+            raise StoreMissing(f"no {pages} pages were stored within {KILL_TIMEOUT_S} s")
         ours.recv()
     except EOFError:
-        raise StoreMissing(
-            f"the process to be killed ended before it stored {KILL_AFTER} pages"
+        raise ConfigError(
+            f"the process to be killed ended before it stored {pages} pages; use more --sessions or "
+            "--rounds, or leave --kill out"
         ) from None
     finally:
         writer.kill()  # SIGKILL: nothing of it runs any more, and no buffer is written
@@ -119,15 +121,18 @@ def _kill_one(config: RunConfig) -> None:
 
 def _write(config: RunConfig, tell: Connection) -> None:
     """Run as ``config`` says, and tell once enough pages are stored; then go on until killed."""
-    from hicache_dbg.repro.run import run
+    from hicache_dbg.repro.run import Run, one_thread
 
     os.nice(5)
     engine = list[HiCacheController]()
+    enough = config.pool_set.kill_after
 
     def progress(_done: int, _total: int, _text: str) -> None:
         storage = engine[0].storage if engine else None
-        if storage is not None and storage.stats.stored_pages >= KILL_AFTER and not tell.closed:
+        if storage is not None and storage.stats.stored_pages >= enough and not tell.closed:
             tell.send(storage.stats.stored_pages)
             tell.close()
 
-    run(config, None, None, progress, engine.append, truth={})
+    job = Run(config, None, None, progress, {}, untold)
+    with one_thread(), suppress(KeyboardInterrupt):
+        job.go_through_tiers(engine.append)  # nobody is there to judge it

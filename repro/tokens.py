@@ -8,7 +8,6 @@ __all__ = ["FIRST_CONTENT", "VOCABULARY", "Special"]
 class Special(IntEnum):
     """Control tokens. A model says ``END`` and ``TOOL_CALL``; the others mark pieces of a prompt."""
 
-    PAD = 0
     END = 1
     TOOL_CALL = 2
     SYSTEM = 3

@@ -153,7 +153,7 @@ class TraceWorkload:
         blocks = [_block(hash_id, self._scale) for hash_id in request.hash_ids]
         tokens = np.concatenate(blocks)[: self._scaled(request.input_length)]
         output = self._scaled(request.output_length)
-        return Turn(number, 0, tokens, output, stops=False)
+        return Turn(number, 0, tokens, output, stops={})
 
     def _scaled(self, tokens: int) -> int:
         return max(1, -(-tokens * self._scale // TRACE_BLOCK))

@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hicache_dbg.repro.tokens import FIRST_CONTENT, VOCABULARY
+from hicache_dbg.repro.tokens import FIRST_CONTENT, VOCABULARY, Special
 
 __all__ = [
+    "STOPS",
     "End",
     "Reply",
     "Stop",
@@ -34,6 +36,12 @@ class Stop(StrEnum):
     ERROR = "error"
 
 
+STOPS: Mapping[int, Stop] = MappingProxyType(
+    {Special.END: Stop.END, Special.TOOL_CALL: Stop.TOOL_CALL}
+)
+"""The tokens with which an agent's reply is over, and why."""
+
+
 class End(StrEnum):
     """How a session ended, as far as the session itself can tell."""
 
@@ -47,14 +55,14 @@ class End(StrEnum):
 class Turn:
     """One prompt to be answered: the whole history, of which a prefix may be cached.
 
-    ``stops`` is False where a reply has a given length and control tokens do not end it.
+    ``stops`` are the tokens that end its reply; there are none where that has a given length.
     """
 
     session: int
     round: int
     tokens: Tokens
     max_tokens: int
-    stops: bool = True
+    stops: Mapping[int, Stop] = field(default_factory=lambda: STOPS)
 
     @property
     def capacity(self) -> int:

@@ -1,7 +1,9 @@
 """The one place where pages cross between host and store: whole operations, each page with its end."""
 
+import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Literal
 
@@ -20,8 +22,10 @@ from hicache_dbg.pools.storage.store import PageStore, Record
 
 __all__ = ["StorageEngine", "StorageOp"]
 
-#: Below this a second thread costs more than it hashes, in bytes a page.
+#: Below this another thread costs more than it hashes, in bytes a page.
 BESIDE_BYTES = 1 << 20
+#: Threads that hash, at most: what a call of many pages waits for before it, and after it.
+HASHERS = 4
 #: Ends after which a record is of no use to anybody and makes room for a good one.
 _WORTHLESS = frozenset({PageState.SHORT, PageState.DAMAGED, PageState.FOREIGN})
 
@@ -47,7 +51,7 @@ class StorageEngine:
     """Carries operations out on the calling thread, against one store.
 
     Every page has a digest in its header, taken of the host memory when it is stored and compared
-    when it is fetched; large pages are hashed beside the one that is moved, where there is a core for it.
+    when it is fetched; large pages are hashed beside what is moved, where there is a core for it.
 
     Args:
         group: the pools, whose host pages are stored as they lie.
@@ -69,7 +73,7 @@ class StorageEngine:
         self._digests = digests
         self._numbers = count(1)
         beside = digests and self.image.page_bytes >= BESIDE_BYTES
-        self._hasher = Digests(backend.ahead if beside else 0)
+        self._hasher = Digests(min(HASHERS, (os.cpu_count() or 1) - 1) if beside else 0)
         self.header(PageKey("0" * 32, 0), digest=2**64 - 1).encode()
         backend.register(self.image.regions())
 
@@ -100,16 +104,21 @@ class StorageEngine:
         """Put every page of ``op``; the host pages are read until this returns."""
         op.status = "failed"
         records = self._records(op)
-        digests: list[int] = []
+        jobs: list[Job] = []
 
-        def headed() -> Iterator[Record]:
-            for key, record, digest in zip(op.keys, records, self._hashed(records), strict=True):
-                digests.append(digest)
-                record.header[:] = self.header(key, digest).encode()
+        def begun() -> Iterator[Record]:
+            for key, record in zip(op.keys, records, strict=True):
+                jobs.append(self._hasher.begin(record.pieces))
+                record.seal = partial(self._seal, key, record, jobs[-1])
                 yield record
 
-        results = enumerate(self.backend.put(headed()))
-        op.results = [replace(result, digest=digests[at]) for at, result in results]
+        results = list(self.backend.put(begun()))
+        if self._digests:
+            results = [
+                replace(result, digest=job.result()) if result.good else result
+                for result, job in zip(results, jobs, strict=True)
+            ]
+        op.results = results
         op.status = "done"
 
     def fetch(self, op: StorageOp) -> None:
@@ -125,7 +134,7 @@ class StorageEngine:
         finally:  # an error keeps what it came through alive, and its thread may write to our pages
             if isinstance(arriving, Generator):
                 arriving.close()
-        # From the last one on: the second thread is at the first.
+        # From the last one on: the other threads are at the first.
         settled = [end.result() if isinstance(end, _Coming) else end for end in reversed(ends)]
         op.results = settled[::-1]
         for key, result in zip(op.keys, op.results, strict=True):
@@ -169,11 +178,8 @@ class StorageEngine:
             digest=f"{digest:016x}" if self._digests else "",
         )
 
-    def _hashed(self, records: Sequence[Record]) -> Iterator[int]:
-        """The payloads' digests in order, others begun ahead of their use."""
-        if not self._digests:
-            return iter([0] * len(records))
-        return self._hasher.in_order([record.pieces for record in records])
+    def _seal(self, key: PageKey, record: Record, digest: Job) -> None:
+        record.header[:] = self.header(key, digest.result() if self._digests else 0).encode()
 
     def arrived(self, key: PageKey, record: Record, got: PageResult) -> "PageResult | _Coming":
         """Judge one page that the store has delivered: header, length, and the payload's digest."""
@@ -182,9 +188,9 @@ class StorageEngine:
         result = check(record.header, self.header(key), got.nbytes)
         if not result.good or not result.digest or not self._digests:
             return result
-        digest = record.digest
-        taken = self._hasher.of_arrived(record.pieces) if digest is None else digest
-        return _Coming(result, taken) if isinstance(taken, Job) else _compared(result, taken)
+        if record.digest is not None:
+            return _compared(result, record.digest)
+        return _Coming(result, self._hasher.begin(record.pieces))
 
 
 @dataclass(frozen=True, slots=True)

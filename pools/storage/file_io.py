@@ -8,22 +8,22 @@ import xxhash
 
 from hicache_dbg.pools.storage.store import Record
 
-__all__ = ["read_at_once", "read_cached", "read_from_disk", "write_all"]
+__all__ = ["begins_in_memory", "read_at_once", "read_cached", "read_from_disk", "write_all"]
 
 #: Pieces that one system call takes.
 MOST_PIECES = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 1024
-#: A step of a read out of the page cache: little enough to be digested before it leaves the cache that
-#: cores share. Shorter ones cost readers side by side a tenth: at each they wait for the interpreter.
-CACHED_STEP_BYTES = 8 << 20
+#: A step of a read out of the page cache: little enough to be digested out of the core's own cache.
+CACHED_STEP_BYTES = 512 << 10
 #: A step of a read from the disk: more than the kernel has read ahead is waited for.
 DISK_STEP_BYTES = 256 << 10
 
 
-def write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
-    """Write every piece behind the other."""
+def write_all(descriptor: int, pieces: Sequence[memoryview], at: int) -> None:
+    """Write every piece behind the other, from ``at`` on."""
     left = list(pieces)
     while left:
-        left = _after(left, os.writev(descriptor, left[:MOST_PIECES]))
+        done = os.pwritev(descriptor, left[:MOST_PIECES], at)
+        at, left = at + done, _after(left, done)
 
 
 def read_at_once(descriptor: int, record: Record) -> int:
@@ -33,6 +33,17 @@ def read_at_once(descriptor: int, record: Record) -> int:
         total += got
         left = _after(left, got)
     return total
+
+
+def begins_in_memory(descriptor: int, record: Record) -> bool:
+    """Whether a file's header can be had without waiting; False where nobody can tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    try:
+        os.preadv(descriptor, [record.header], 0, os.RWF_NOWAIT)
+    except OSError:
+        return False
+    return True
 
 
 def read_cached(descriptor: int, record: Record) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from hicache_dbg.pools.storage.file_io import (
+    begins_in_memory,
     read_at_once,
     read_cached,
     read_from_disk,
@@ -33,11 +34,9 @@ SUFFIX = ".page"
 LARGE_BYTES = 1 << 20
 #: Large files that are open for reading at a time.
 OPEN_AT_ONCE = 16
-#: Threads that read large files at a time, at most.
+#: Threads that read large files at a time, at most; out of the page cache one more where they digest as
+#: well, which takes them a fifth longer.
 READERS = 4
-#: With fewer cores than this another one is seldom idle, and to wait for a thread on it takes longer
-#: than to digest a page that is to be written: it is in the cache then, and written from there.
-CORES_TO_SPARE = 4
 _FULL = frozenset({ENOSPC, EDQUOT})
 #: Nobody waits for what is no file, e.g. for the other end of a pipe.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -55,7 +54,6 @@ class FileStore:
 
     name = "file"
     fallback = ""
-    ahead = 2 if (os.cpu_count() or 1) >= CORES_TO_SPARE else 0
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int = 1 << 40) -> None:
         if max_bytes < 1:
@@ -94,19 +92,13 @@ class FileStore:
         if not records or records[0].nbytes < LARGE_BYTES:
             yield from (self._read(record, read_at_once) for record in records)
             return
-        readers = min(READERS, 1 + idle_cores())
-        left = records
-        while left:
-            group = left[: OPEN_AT_ONCE if readers == 1 else 1]
-            ends = self._read_cached(group)
-            yield from ends
-            left = left[len(ends) :]
-            if len(ends) < len(group):
-                yield from side_by_side(self._read_from_disk, left, READERS)
-                return
-            if readers > 1:
-                yield from side_by_side(self._read_large, left, readers)
-                return
+        readers = min(READERS + records[0].digests, 1 + idle_cores())
+        if not self._begins_in_memory(records[0]):
+            yield from side_by_side(self._read_from_disk, records, READERS)
+        elif readers > 1:
+            yield from side_by_side(self._read_large, records, readers)
+        else:
+            yield from self._read_alone(records)
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Which pages are there now, whoever put them there or removed them; counts as a use."""
@@ -152,7 +144,9 @@ class FileStore:
             with Partial(self._place(record.name)) as unfinished:
                 if size >= LARGE_BYTES:
                     reserve(unfinished.descriptor, size)
-                write_all(unfinished.descriptor, [memoryview(record.header), *record.pieces])
+                write_all(unfinished.descriptor, record.pieces, len(record.header))
+                record.seal()
+                write_all(unfinished.descriptor, [memoryview(record.header)], 0)
                 if size >= LARGE_BYTES:
                     self._write_back.begin(unfinished.descriptor)
                 with self._lock:
@@ -161,6 +155,27 @@ class FileStore:
         except OSError as error:
             return _failed("write", error)
         return PageResult(nbytes=size)
+
+    def _begins_in_memory(self, record: Record) -> bool:
+        """Whether a page's header is in the page cache; also where there is no file to ask."""
+        file = self._open(record)
+        if isinstance(file, PageResult):
+            return True
+        try:
+            return begins_in_memory(file, record)
+        finally:
+            os.close(file)
+
+    def _read_alone(self, records: Sequence[Record]) -> Iterator[PageResult]:
+        """By the caller, as far as they are in memory; what is behind the first that is not, by several."""
+        left = records
+        while left:
+            ends = self._read_cached(left[:OPEN_AT_ONCE])
+            yield from ends
+            if len(ends) < len(left[:OPEN_AT_ONCE]):
+                yield from side_by_side(self._read_from_disk, left[len(ends) :], READERS)
+                return
+            left = left[len(ends) :]
 
     def _read_cached(self, records: Sequence[Record]) -> list[PageResult]:
         """How the first of ``records`` ended, up to one that is not in memory.
@@ -172,7 +187,7 @@ class FileStore:
         ends = list[PageResult]()
         try:
             for record, file in zip(records, opened, strict=True):
-                end = file if isinstance(file, PageResult) else _end(file, record, read_cached)
+                end = file if isinstance(file, PageResult) else self._end(file, record, read_cached)
                 if end is None:
                     break
                 ends.append(end)
@@ -180,8 +195,6 @@ class FileStore:
             for file in opened:
                 if isinstance(file, int):
                     os.close(file)
-        for record in records[: len(ends)]:
-            self._is_there(record.name)  # it may have been evicted while it was read
         return ends
 
     def _read_large(self, record: Record) -> PageResult:
@@ -196,12 +209,29 @@ class FileStore:
         if isinstance(file, PageResult):
             return file
         try:
-            end = _end(file, record, read)
+            end = self._end(file, record, read)
         finally:
             os.close(file)
-        self._is_there(record.name)  # as above
         assert end is not None  # noqa: S101 - nothing but a read that may give up gives none
         return end
+
+    def _end(
+        self, descriptor: int, record: Record, read: Callable[[int, Record], int | None]
+    ) -> PageResult | None:
+        """How a page's read ended; None if ``read`` did not do it."""
+        try:
+            got = read(descriptor, record)
+            if got is None:
+                return None
+            with self._lock:
+                facts = os.fstat(descriptor)
+                if facts.st_nlink:
+                    self._note(record.name, facts.st_size)
+        except OSError as error:
+            return _failed("read", error)
+        if not facts.st_nlink:  # evicted, or put again, while it was read
+            self._is_there(record.name)
+        return PageResult(nbytes=facts.st_size if got == record.nbytes else got)
 
     def _open(self, record: Record) -> int | PageResult:
         """A descriptor of the page's file, or why there is none."""
@@ -269,20 +299,6 @@ class FileStore:
             self._remove(name)
             self.evicted += 1
             return size
-
-
-def _end(
-    descriptor: int, record: Record, read: Callable[[int, Record], int | None]
-) -> PageResult | None:
-    """How a page's read ended; None if ``read`` did not do it."""
-    try:
-        held = os.fstat(descriptor).st_size
-        got = read(descriptor, record)
-    except OSError as error:
-        return _failed("read", error)
-    if got is None:
-        return None
-    return PageResult(nbytes=held if got == record.nbytes else got)
 
 
 def _failed(verb: str, error: OSError) -> PageResult:

@@ -1,8 +1,6 @@
-"""Work on several things at once, by daemon threads that nobody outlives."""
+"""Work on several things at once, by the caller and daemon threads that nobody outlives."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from threading import Lock, Thread
 from typing import TypeVar
 
@@ -12,33 +10,32 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def side_by_side(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterator[R]:
-    """What ``work`` makes of each item, in their order; what it raises is raised in its turn.
+def side_by_side(work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
+    """What ``work`` makes of each item, in their order; the caller is one of the threads.
 
-    Whoever stops asking waits until what was begun has ended: then no thread is at work any more.
+    What it raises is raised once no thread is at work any more, and then nothing new is begun.
     """
-    ends: list[Future[R]] = [Future() for _ in items]
-    left, lock = iter(list(zip(items, ends, strict=True))), Lock()
-    stopped: list[bool] = []
+    ends: dict[int, R] = {}
+    errors: list[BaseException] = []
+    left, lock = iter(range(len(items))), Lock()
 
     def run() -> None:
-        while not stopped:
+        while not errors:
             with lock:
-                one = next(left, None)
-            if one is None:
+                at = next(left, None)
+            if at is None:
                 return
             try:
-                one[1].set_result(work(one[0]))
-            except BaseException as error:  # noqa: BLE001 (raised where the end is asked for)
-                one[1].set_exception(error)
+                ends[at] = work(items[at])
+            except BaseException as error:  # noqa: BLE001 (raised by the caller, below)
+                errors.append(error)
 
-    workers = [Thread(target=run, daemon=True) for _ in repeat(None, min(threads, len(items)))]
-    for worker in workers:
-        worker.start()
-    try:
-        for end in ends:
-            yield end.result()
-    finally:
-        stopped.append(True)
-        for worker in workers:
-            worker.join()
+    others = [Thread(target=run, daemon=True) for _ in range(min(threads, len(items)) - 1)]
+    for other in others:
+        other.start()
+    run()
+    for other in others:
+        other.join()
+    if errors:
+        raise errors[0]
+    return [ends[at] for at in range(len(items))]

@@ -1,6 +1,6 @@
 """What a store is: batches of pages put, got and asked for by name."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +13,10 @@ __all__ = ["PageStore", "Record"]
 class Record:
     """One page on its way: a header's room, and the pieces of host memory that hold the payload.
 
-    ``addresses`` and ``sizes`` name the same pieces, for transports that go by address. ``digest`` is
-    the payload's, where a store took it as the bytes came; ``digests`` says that one is wanted.
+    ``addresses`` and ``sizes`` name the same pieces, for transports that go by address. What is put
+    has no header before ``seal`` was called; the later, the more of its digest is taken beside. Of what
+    is got ``digest`` is the payload's, where a store took it as the bytes came; ``digests`` says that
+    one is wanted.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Record:
     sizes: list[int]
     digests: bool = False
     digest: int | None = None
+    seal: Callable[[], None] = lambda: None
 
     @property
     def nbytes(self) -> int:
@@ -34,16 +37,14 @@ class Record:
 class PageStore(Protocol):
     """Pages by name. Methods report a page's end in its result and raise nothing of their own.
 
-    Results come in the order of the records and as they are known, so that whoever digests can
-    work on one page while the next is moved.
+    Results come in the order of the records and as they are known, and records to be put are asked
+    for one by one, so that whoever digests can work on one page while another is moved.
     """
 
     #: ``file``, ``mooncake``: what the events call it.
     name: str
     #: Why bytes take a slower way than they could, e.g. through a copy; empty where they do not.
     fallback: str
-    #: How many large pages are worth digesting ahead of the one that is moved.
-    ahead: int
 
     @property
     def evicted(self) -> int | None:

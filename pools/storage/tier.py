@@ -68,6 +68,7 @@ class OpenTier:
         writer, reader = self._workers
         self.stores = Stores(state, self.engine, tier.breaker, self.stats, writer, most_pages=most)
         self.fetches = Fetches(state, self.engine, tier.breaker, self.stats, reader)
+        state.storing = lambda: self.timeout if self.stores.waiting and not writer.late else 0.0
 
     def offer(self, node: Node, pages: int) -> None:
         """The last ``pages`` pages of the path to ``node`` have a host copy now (lock held)."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.repro.config import ConfigError
+from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import EnginePlan
 from hicache_dbg.repro.faults.page_table import PageTable
 from hicache_dbg.tracer.events import FaultClass
@@ -78,6 +78,10 @@ def _nothing(_target: Target) -> None:
     """Leave the engine as it is."""
 
 
+def _never(_config: RunConfig) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An injectable fault; ``cls`` is the class that a detector should name.
@@ -85,7 +89,8 @@ class Fault:
     ``apply`` changes how the engine is built, ``install`` one that is built, before its first copy.
     ``pools`` are the names that a right finding may carry; empty: those that share the anchor's
     pages, together or alone. ``stage`` is where it is rehearsed: in one cache, which ``repro`` has
-    as well, or between several.
+    as well, or between several. ``needs`` says what a run must have for it to do anything, where that
+    is more than its stage says; ``right`` of which runs what it does is no fault.
     """
 
     name: str
@@ -95,6 +100,8 @@ class Fault:
     install: Callable[[Target], None] = _nothing
     pools: tuple[str, ...] = ()
     stage: Stage = "cache"
+    needs: str = ""
+    right: Callable[[RunConfig], bool] = _never
 
 
 def inside(controller: HiCacheController) -> CacheState:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hicache_dbg.pools.host import IndexKHostPool, PagedHostPool, host_geometry_like
 from hicache_dbg.repro.engine import EnginePlan
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.index_pools import index_pools, sized_as_fp8
+from hicache_dbg.repro.faults.index_pools import index_pools, sized_as_fp8, stores_fp8
 from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["FAULT"]
@@ -31,4 +31,5 @@ FAULT = Fault(
     cls=FaultClass.ROW_WIDTH,
     summary="the size formula is mended in IndexKHostPool, but PagedHostPool mirrors index-K",
     apply=_apply,
+    right=stores_fp8,
 )

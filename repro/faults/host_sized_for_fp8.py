@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hicache_dbg.repro.engine import EnginePlan
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.repro.faults.index_pools import index_pools, sized_as_fp8
+from hicache_dbg.repro.faults.index_pools import index_pools, sized_as_fp8, stores_fp8
 from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["FAULT"]
@@ -22,4 +22,5 @@ FAULT = Fault(
     cls=FaultClass.ROW_WIDTH,
     summary="the host mirror of index-K is sized by the fp8 formula whatever the device stores",
     apply=_apply,
+    right=stores_fp8,
 )

@@ -6,10 +6,10 @@ from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import PoolGeometry
 from hicache_dbg.pools.host import host_geometry_like
 from hicache_dbg.pools.kinds import index_k_component
-from hicache_dbg.repro.config import ConfigError
+from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import EnginePlan
 
-__all__ = ["index_pools", "sized_as_fp8"]
+__all__ = ["index_pools", "sized_as_fp8", "stores_fp8"]
 
 _INDEX_K = "index_k"
 _HEAD_DIM = 128
@@ -42,6 +42,11 @@ def sized_as_fp8(device: DevicePool) -> PoolGeometry:
         return host_geometry_like(device)
     component = index_k_component(_INDEX_K, "fp8", _HEAD_DIM)
     return replace(device.geometry, components=(component,))
+
+
+def stores_fp8(config: RunConfig) -> bool:
+    """Whether the fp8 formula is the right one."""
+    return config.index_dtype == "fp8"
 
 
 def _holds_index_k(pool: PoolGeometry) -> bool:

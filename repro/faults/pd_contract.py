@@ -28,31 +28,34 @@ def _last_page_not_taken(target: Target) -> None:
 def _layers_swapped(target: Target) -> None:
     """The wire's order of layers is taken for another one, in one pool."""
     kept: dict[tuple[str, int], bytes] = {}
+    last = target.controller.group.mirrors[-1].name
 
     def wire(parcel: Parcel) -> bytes | None:
-        if parcel.pool != "dsa_index_k":
+        if parcel.pool != last:
             return parcel.payload
-        key = parcel.request, parcel.page
-        before = kept.setdefault(key, parcel.payload)
-        return before if parcel.layer else parcel.payload
+        return kept.setdefault((parcel.request, parcel.page), parcel.payload)
 
     target.wire = wire
 
 
 def _lost_and_committed(target: Target) -> None:
     """A write of one tile fails on the way, and decode goes on with what its page held."""
+    anchor = target.controller.group.mirrors[0]
+    lost = anchor.name, anchor.device.geometry.layer_ids[1], 2
 
     def wire(parcel: Parcel) -> bytes | None:
-        return None if (parcel.pool, parcel.layer, parcel.page) == ("mla", 1, 2) else parcel.payload
+        return None if (parcel.pool, parcel.layer, parcel.page) == lost else parcel.payload
 
     target.wire = wire
 
 
 def _truncated(target: Target) -> None:
     """Only the first half of one tile arrives."""
+    last = target.controller.group.mirrors[-1]
+    cut = last.name, last.device.geometry.layer_ids[-1], 1
 
     def wire(parcel: Parcel) -> bytes | None:
-        one = (parcel.pool, parcel.layer, parcel.page) == ("dsa_index_k", 2, 1)
+        one = (parcel.pool, parcel.layer, parcel.page) == cut
         return parcel.payload[: len(parcel.payload) // 2] if one else parcel.payload
 
     target.wire = wire

@@ -14,13 +14,16 @@ from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["FAULTS"]
 
+#: In the last byte of a float: its exponent's first bit, so that the number is another by far.
+EXPONENT = 0x40
+
 
 def _flipped(target: Target) -> None:
     """The medium gives back one bit of each page otherwise."""
 
     def change(record: Record, result: PageResult) -> PageResult:
-        piece = record.pieces[0]
-        piece[len(piece) // 2] ^= 1
+        piece = record.pieces[-1]
+        piece[len(piece) // 2 - 1] ^= EXPONENT
         return result
 
     after_get(target, change)

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,46 @@ def test_a_prometheus_that_is_not_there(  # noqa: PLR0917
     assert address in line
     assert words in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "address", ["http://", "http://a b:9090", "http://127.0.0.1:nine", "http://[::1", "ftp://host"]
+)
+def test_an_address_that_is_none(capsys: Capture, address: str) -> None:
+    """Whatever cannot be asked is a wrong call, said in one line."""
+    assert main(["dashboards", "check", "--prometheus", address]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert repr(address) in line
+    assert "expected http://HOST:PORT" in line
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "does not answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "not as a Prometheus does"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"data":[]}', "not as a Prometheus does"),
+    ],
+)
+def test_a_server_that_is_no_prometheus(capsys: Capture, answer: bytes, words: str) -> None:
+    """Another service behind the address is told in one line, and is no fault of the command."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def once() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=once)
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert main(["dashboards", "check", "--prometheus", address]) == 3
+        thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert address in line
+    assert words in line
 
 
 def test_a_folder_without_dashboards(capsys: Capture, tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def test_json_has_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert finding["class"] == broken["what"] == "read_before_load"
 
 
+def test_a_fault_that_no_schedule_shows_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """Host memory that is not pinned harms nobody in this cache: exit code 2, and where it does."""
+    fault = "host_register_refused"
+    assert main(["repro", "--explore", "2", "--fault", fault]) == 2
+    assert f"hicache-dbg selftest --fault {fault} has one" in capsys.readouterr().out
+
+
 def test_clean_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing found is exit code 0."""
     assert main(["repro", "--explore", "20"]) == 0

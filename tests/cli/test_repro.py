@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
+from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.tracer.cli.levels import GateLevel
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.cli.repro_options import RunOptions
+from hicache_dbg.tracer.cli.repro_output import exit_code, show
+from hicache_dbg.tracer.cli.traced import traced_run
+from hicache_dbg.tracer.events import FaultClass
 
 #: Small enough to be quick, with pools too small for it, so that pages travel.
 SMALL = ["--sessions", "8", "--rounds", "2", "--max-tokens", "24", "--device-pages", "14"]
@@ -78,6 +84,26 @@ def test_a_run_without_a_host_hit_is_no_pass(capsys: pytest.CaptureFixture[str])
     """One session that fits proves nothing, and the exit code says so."""
     assert main(["repro", "--sessions", "1", "--rounds", "2", "--max-tokens", "8"]) == 2
     assert "proves nothing" in capsys.readouterr().out
+
+
+def test_a_fault_without_an_occasion_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pages came back and all were good: that says nothing of a fault which never did anything."""
+    config = RunOptions(sessions=8, rounds=2, max_tokens=24, device_pages=14).config()
+    idle = Fault("rests", FaultClass.BIT_FLIP, "does nothing", needs="a longer day")
+    outcome = traced_run(config, idle, GateLevel.LOADS, lambda *_: None)
+    assert outcome.result.tiers_used
+    assert exit_code(outcome) == 2
+    show(outcome)
+    assert capsys.readouterr().out.endswith(
+        "not a test, this run proves nothing: fault rests found no occasion. It needs a longer day.\n"
+    )
+
+
+def test_a_fault_that_nobody_could_see_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """No reply changed, and nothing was traced: it is not said that all is well."""
+    code, data = repro(capsys, "--fault", "evicted_pages_freed_twice", "--gate", "off")
+    assert (code, data["sessions"]["corrupted"]) == (2, 0)
+    assert "Use another --gate" in data["unproven"]
 
 
 def test_with_the_gate_off_nothing_is_traced(capsys: pytest.CaptureFixture[str]) -> None:

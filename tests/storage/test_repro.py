@@ -64,6 +64,15 @@ def test_a_writer_killed_while_it_stores_leaves_nothing_wrong(
     assert not list(tmp_path.glob("**/*.partial"))
 
 
+def test_a_writer_that_is_done_before_it_could_be_killed_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run too short for that is told so, and is no pass."""
+    short = ("--sessions", "2", "--rounds", "1", "--max-tokens", "4")
+    assert main(["repro", *SMALL, *short, "--storage", "file", "--kill"]) == 2
+    assert "use more --sessions or --rounds" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("storage", ["tape", "file.", "mooncake:here"])
 def test_a_storage_that_is_none_is_refused(
     capsys: pytest.CaptureFixture[str], storage: str

@@ -29,7 +29,7 @@ def command(
     """Repeat one seed under two or more settings, and say what the corruption moves with.
 
     With --vary gate=... this tells whether the instrument changes what it measures. Exits 1 if any of
-    the runs is corrupt, 2 if one of them brought nothing back from the host and so proves nothing.
+    the runs is corrupt, 2 if one of them proves nothing: no page came back, or its fault had no occasion.
 
     Examples:
       hicache-dbg ab --fault host_sized_for_fp8 --vary gate=off,events,loads,three

@@ -16,7 +16,7 @@ from hicache_dbg.repro.explore import Broken, exploring
 from hicache_dbg.repro.explore_listing import Step
 from hicache_dbg.repro.fault_place import misplaced
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.tracer.cli.exits import CORRUPT, OK
+from hicache_dbg.tracer.cli.exits import CORRUPT, OK, USAGE
 
 __all__ = ["Explored", "explore"]
 
@@ -41,8 +41,10 @@ class Explored:
 
     @property
     def exit_code(self) -> int:
-        """0 where every schedule was clean, 1 where one broke."""
-        return OK if self.first is None else CORRUPT
+        """0 where every schedule was clean, 1 where one broke, 2 where a fault broke none."""
+        if self.first is not None:
+            return CORRUPT
+        return USAGE if self.fault else OK
 
 
 def explore(
@@ -113,9 +115,7 @@ def show(explored: Explored) -> None:
     first, simplest = explored.first, explored.simplest
     ran = f"{explored.schedules} schedules in {explored.seconds:.1f} s"
     if first is None or simplest is None:
-        console.print(
-            f"{ran}, 0 findings: every byte read was the byte written", style="bold green"
-        )
+        _clean(console, ran, explored.fault)
         return
     for step in simplest.steps:
         if not step.quiet:
@@ -132,6 +132,17 @@ def show(explored: Explored) -> None:
         console.print(f"do: {simplest.finding.advice}", style="cyan")
     fault = f" --fault {shlex.quote(explored.fault)}" if explored.fault else ""
     console.print(f"again: hicache-dbg repro --explore 1 --seed {first.case.seed}{fault}")
+
+
+def _clean(console: Console, ran: str, fault: str) -> None:
+    said = f"{ran}, 0 findings: every byte read was the byte written"
+    console.print(said, style="" if fault else "bold green")
+    if fault:
+        console.print(
+            f"not a test, this proves nothing: fault {fault} found no occasion. It needs more schedules, or "
+            f"another --seed; hicache-dbg selftest --fault {fault} has one.",
+            style="bold yellow",
+        )
 
 
 def _line(step: Step) -> Text:

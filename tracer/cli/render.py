@@ -57,7 +57,9 @@ def table(*columns: str, title: str) -> Table:
 
 
 def _geometry(mirrors: list[MirrorInfo]) -> Table:
-    made = table("pool", "class and layout", "dtype", title="Geometry, read off the tensors")
+    made = table(
+        "pool", "class and layout", "dtype", title="Geometry, read off the tensors (pages x layers)"
+    )
     for heading in ("B/slot", "B/page", "pages"):
         made.add_column(heading, justify="right", overflow="fold")
     for mirror in mirrors:

@@ -36,7 +36,8 @@ def command(
     """Run multi-turn agent sessions through the tiered cache and say what was corrupted, and why.
 
     The model's tokens are compared with those of the same model with everything kept on the
-    device, and every copied page is digested. Exits 0 if all is clean, 1 if anything is corrupt.
+    device, and every copied page is digested. Exits 0 if all is clean, 1 if anything is corrupt, 2 if
+    the run proves nothing: no page came back, or the fault found no occasion.
 
     Examples:
       hicache-dbg repro
@@ -44,7 +45,7 @@ def command(
       hicache-dbg repro --pools deepseek_v4 --layout layer_first
       hicache-dbg repro --trace conversation_trace.jsonl --requests 300
       hicache-dbg repro --pd --kill
-      hicache-dbg repro --model smollm2 --fault contents_left_out_of_the_key
+      hicache-dbg repro --model smollm2 --storage file --fault fetch_reported_without_its_bytes
       hicache-dbg repro --explore 1000 --fault a_getter_without_a_wait
     """
     from hicache_dbg.tracer.cli import repro_output

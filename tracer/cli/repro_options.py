@@ -124,6 +124,10 @@ class RunOptions:
         """The run's own settings; raises ``ConfigError`` where one is not allowed."""
         if self.trace is None and (self.requests is not None or self.scale != DEFAULTS.scale):
             raise ConfigError("--requests and --scale are of a trace: add --trace FILE")
+        if self.trace is not None and self.model:
+            raise ConfigError(
+                "--trace replays requests and --model holds chats: leave one of them out"
+            )
         return RunConfig(
             sessions=self.sessions,
             rounds=self.rounds,

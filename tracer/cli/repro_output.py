@@ -13,7 +13,7 @@ from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
 from hicache_dbg.tracer.cli.render import render_report, table
 from hicache_dbg.tracer.diagnose.report import Report
 
-__all__ = ["Outcome", "as_json", "exit_code", "show"]
+__all__ = ["Outcome", "as_json", "exit_code", "show", "unproven"]
 
 
 @dataclass(slots=True)
@@ -32,7 +32,22 @@ def exit_code(outcome: Outcome) -> int:
     found = report is not None and report.corrupt
     if result.sessions.corrupted or found or result.engine_error:
         return CORRUPT
-    return OK if result.tiers_used else USAGE
+    return USAGE if unproven(outcome) else OK
+
+
+def unproven(outcome: Outcome) -> str:
+    """Why a run in which nothing was found proves nothing, and what would; empty where it does."""
+    result = outcome.result
+    if not result.tiers_used:
+        fewer = "--host-pages" if result.config.storage else "--device-pages"
+        return f"no page came back from {_last_tier(result)}. Use fewer {fewer} or more --sessions"
+    if result.config.pd and result.config.kill and not result.stats.prefills_lost:
+        return "prefill ended before the request at which it is killed. Use more --sessions or --rounds"
+    if not result.occasion:
+        return ""
+    if outcome.report is None:
+        return f"fault {result.fault} changed no reply, and nothing was traced. Use another --gate"
+    return f"fault {result.fault} found no occasion. It needs {result.occasion}"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -53,6 +68,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "engine_error": result.engine_error,
         "exchanges": [asdict(exchange) for exchange in result.exchanges],
         "tiers_used": result.tiers_used,
+        "unproven": unproven(outcome) if exit_code(outcome) == USAGE else "",
         "wall_seconds": round(result.wall_seconds, 3),
         "truth_seconds": round(result.truth_seconds, 3),
     }
@@ -83,9 +99,9 @@ def show(outcome: Outcome) -> None:
         console.print("interrupted: the sessions above had ended by then", style="yellow")
     elif exit_code(outcome) == USAGE:
         console.print(
-            f"not a test: no page came back from {_last_tier(result)}, so "
-            "this run proves nothing. Use fewer --device-pages or more --sessions.",
+            f"not a test, this run proves nothing: {unproven(outcome)}.",
             style="bold yellow",
+            soft_wrap=True,
         )
 
 
@@ -106,8 +122,8 @@ def _engine(console: Console, result: RunResult) -> None:
         )
     if result.config.pd:
         console.print(
-            f"prefill to decode: {stats.handed_pages} pages handed over, {stats.prefills_lost} prefill "
-            "processes lost",
+            f"prefill to decode: {stats.handed_pages} pages handed over, prefill processes lost: "
+            f"{stats.prefills_lost}",
             highlight=False,
         )
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hicache_dbg.repro.chats.smollm2 import INSTALL, ModelMissingError
+from hicache_dbg.repro.chats.smollm2 import ModelMissingError, load
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import DeviceMissing
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.repro.faults.page_table import HostAccess, untold
-from hicache_dbg.repro.result import RunResult
 from hicache_dbg.repro.run import OnProgress, run
 from hicache_dbg.repro.trace import Trace
 from hicache_dbg.repro.workload import Truth
@@ -55,37 +54,29 @@ def traced_run(
     truth: Truth | None = None,
 ) -> Outcome:
     """Run, and say what the tracer saw; see :func:`hicache_dbg.repro.run.run`."""
+    if config.model:  # before anything is timed, or begun
+        advance(0, 1, "loading the model")
+        load()
     if config.pd:
         from hicache_dbg.tracer.cli.traced_pd import traced_pd
 
         return traced_pd(config, fault, gate, advance, trace=trace, record=record, truth=truth)
     memory = MemorySink()
     with _tracing(gate, record, memory) as runtime:
-        if config.model:
-            result = _chats(config, fault, advance)
-        else:
-            result = run(
-                config,
-                fault,
-                trace,
-                on_progress=advance,
-                truth=truth,
-                host_access=_host_access(runtime),
-            )
+        result = run(
+            config,
+            fault,
+            trace,
+            on_progress=advance,
+            truth=truth,
+            host_access=_host_access(runtime),
+        )
         if runtime is not None:
             runtime.flush()
     if gate is GateLevel.OFF:
         return Outcome(result, None)
     corrupted = result.sessions.corrupted
     return Outcome(result, build_report(Evidence.of(memory.events, sessions_corrupted=corrupted)))
-
-
-def _chats(config: RunConfig, fault: Fault | None, advance: OnProgress) -> RunResult:
-    try:
-        from hicache_dbg.repro.chats.run import run_chats
-    except ImportError as error:
-        raise ModelMissingError(f"{error}: {INSTALL}") from error
-    return run_chats(config, fault, advance)
 
 
 def _host_access(runtime: Runtime | None) -> HostAccess:
