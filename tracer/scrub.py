@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hicache_dbg.tracer.checks.resting import Resting
-from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.ledger import Digests, Ledger, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -192,7 +192,7 @@ class Scrubber:
             expected=f"{int(piece.digests[first, column]):016x}",
             got=f"{int(got[first, column]):016x}",
             message=(
-                f"{mirror.pool}.{piece.component}: host page {page} (layers {ranges(layers.tolist())}) "
+                f"{mirror.pool}.{piece.component}: host page {page} ({named('layer', layers.tolist())}) "
                 "changed at rest, with nobody writing it"
                 + (f"; GPU counters: {beside}" if beside else "")
             ),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord, Tiles
+from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.checks.storage import (
     CHECK,
     Contents,
@@ -217,7 +218,7 @@ class StorageJudge:
             if bad and (at in record.tiles or record.still(at)):
                 layer = int(next(iter(bad.values()))[0])
                 where = " in " + ", ".join(
-                    f"{pool}.{component} (layers {', '.join(map(str, layers[:FEW].tolist()))})"
+                    f"{pool}.{component} ({named('layer', layers.tolist())})"
                     for (pool, component), layers in bad.items()
                 )
         return self._findings(record, fault, [at], where, layer)

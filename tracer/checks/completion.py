@@ -12,6 +12,7 @@ from typing import NewType
 import numpy as np
 
 from hicache_dbg.tracer.checks.ownership import Pages
+from hicache_dbg.tracer.checks.slots import counted, named
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
 
@@ -94,7 +95,7 @@ class Completion:
                 f"the gate of layer {layer} was opened before its bytes were there",
                 by,
                 expected=f"layer {layer} arrived",
-                got=f"layers {sorted(known.arrived)}" if known.arrived else "no layer",
+                got=named("layer", known.arrived) if known.arrived else "no layer",
                 advice="open a layer's gate from the event behind its own copy",
             )
         ]
@@ -108,7 +109,9 @@ class Completion:
             return [self._lie(known, by, "done", known.status or "no status")]
         late = known.layers - known.arrived
         if late:
-            return [self._lie(known, by, f"{len(known.layers)} layers", f"no layer {min(late)}")]
+            return [
+                self._lie(known, by, counted(len(known.layers), "layer"), f"no layer {min(late)}")
+            ]
         return self._short(known, by, "reported as done and not delivered")
 
     def _short(self, known: _Op, by: Access, words: str) -> list[Violation]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hicache_dbg.tracer.checks.one_item import is_displaced, moved_instead
 from hicache_dbg.tracer.checks.slot_digests import differing_slots, tile_digest
-from hicache_dbg.tracer.checks.slots import ranges, slots_beyond
+from hicache_dbg.tracer.checks.slots import named, ranges, slots_beyond
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.ledger import Digests, Flags
 from hicache_dbg.tracer.probe import CopyRecord, Digester
@@ -230,7 +230,7 @@ def explain(
         got=f"{got:016x}",
         message=(
             f"{copy.mirror.pool}.{component}: {int(bad.sum())} of {seen.compared} tiles of this {copy.op} differ "
-            f"(layers {ranges(layers)}; host pages {ranges(pages[:FEW].tolist())}"
+            f"({named('layer', layers)}; {named('host page', pages[:FEW].tolist())}"
             f"{f' and {len(pages) - FEW} more' if len(pages) > FEW else ''}; first: layer {case.layer}, "
             f"host page {case.host_page}, device page {case.device_page}): {cause}"
         ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hicache_dbg.tracer.checks.ownership import Pages
-from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
 
@@ -83,7 +83,7 @@ class Loading:
         wanted: str,
         waited: int,
     ) -> Violation:
-        there = f"layers {ranges(range(self.opened + 1))}" if self.opened >= 0 else "no layer"
+        there = named("layer", range(self.opened + 1)) if self.opened >= 0 else "no layer"
         return Violation(
             FaultClass.READ_BEFORE_LOAD,
             CHECK,

@@ -7,7 +7,7 @@ was given up is known, and so is what it sent for the one that has the page now.
 from collections.abc import Iterator
 
 from hicache_dbg.tracer.checks.processes import Process
-from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.checks.slots import counted, named
 from hicache_dbg.tracer.checks.tiles_joined import tiles_of
 from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
 
@@ -66,8 +66,9 @@ def _finding(tiles: list[tuple[Stated, _Content]], lost: dict[_Content, str]) ->
         expected=f"the bytes of request {first.request}",
         got=digest,
         message=(
-            f"{pool}.{component}: a write that was given up landed in pages that were reused: {len(tiles)} "
-            f"tiles; first: request {first.request}, logical pages {ranges(pages)}, layer {layer}, holds "
+            f"{pool}.{component}: a write that was given up landed in pages that were reused: "
+            f"{counted(len(tiles), 'tile')}; first: request {first.request}, "
+            f"{named('logical page', pages)}, layer {layer}, holds "
             f"what was sent for request {lost[content]}, which decode did not take over"
         ),
         advice=(

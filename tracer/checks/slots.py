@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from hicache_dbg.tracer.view import View
 
-__all__ = ["ranges", "slots_beyond"]
+__all__ = ["counted", "named", "ranges", "slots_beyond"]
 
 
 def ranges(numbers: Iterable[int], *, most: int = 6) -> str:
@@ -18,6 +18,17 @@ def ranges(numbers: Iterable[int], *, most: int = 6) -> str:
     words = [str(a) if a == b else f"{a}..{b}" for a, b in found[:most]]
     left = sum(b - a + 1 for a, b in found[most:])
     return ", ".join(words) + (f" and {left} more" if left else "")
+
+
+def named(what: str, numbers: Iterable[int]) -> str:
+    """``layer 4``, ``layers 0..3, 7``: what the numbers are numbers of, and the numbers as ranges."""
+    given = set(numbers)
+    return f"{what}{'s' * (len(given) != 1)} {ranges(given)}"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 tile``, ``9 tiles``: so many of something."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def slots_beyond(view: View, reach: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hicache_dbg.tracer.checks.processes import Process
-from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.checks.slots import counted, named
 from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
 
 __all__ = ["differing_tiles", "tiles_of"]
@@ -54,8 +54,8 @@ def differing_tiles(
             expected=said[0].digest,
             got=said[-1].digest,
             message=(
-                f"{pool}.{component}: {words}: {len(tiles)} tiles of {requests} requests; first: "
-                f"request {request}, logical pages {ranges(pages)}, page {number}, layer {layer} ({got})"
+                f"{pool}.{component}: {words}: {counted(len(tiles), 'tile')} of {counted(requests, 'request')}; first: "
+                f"request {request}, {named('logical page', pages)}, page {number}, layer {layer} ({got})"
             ),
             advice=advice,
             check=check,

@@ -4,12 +4,11 @@ An :class:`Access` is one thing that was done to pages. A :class:`Violation` hol
 do not go together, and where the pages came from.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
-from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.events import FaultClass, Finding
 
 __all__ = ["FEW", "Access", "Frame", "Violation"]
@@ -82,10 +81,8 @@ class Violation:
     pool: str = ""
 
     def __str__(self) -> str:
-        layers = f", layers {ranges(self.layers)}" if self.layers else ""
-        which = (
-            f" page{'s' if len(self.pages) > 1 else ''} {_some(self.pages)}" if self.pages else ""
-        )
+        layers = f", {named('layer', self.layers)}" if self.layers else ""
+        which = f" {named('page', self.pages)}" if self.pages else ""
         subject = f"{self.where}{which}{layers}"
         values = f" (expected {self.expected}, got {self.got})" if self.expected else ""
         return (
@@ -113,7 +110,3 @@ class Violation:
             check=self.check,
             op_id=self.op_id,
         )
-
-
-def _some(pages: Iterable[int]) -> str:
-    return ranges(set(pages))

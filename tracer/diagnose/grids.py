@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hicache_dbg.exporters.html.page import Cell, Grid
-from hicache_dbg.tracer.checks.slots import ranges
+from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.diagnose.database import Database
 
 __all__ = ["grids_of"]
@@ -109,11 +109,10 @@ def _where(bad: Sequence[_Bad], ranks: int) -> str:
     """Which tiles differ: pages by the layers that they differ in, and the rank where there are several."""
     told = []
     for one in bad[:MOST_PIECES]:
-        layers = ranges(one.layers)
-        name = f"{'Layer' if layers.isdecimal() else 'Layers'} {layers}"
-        pages = f"host page{'s' * (len(one.pages) > 1)} {ranges(one.pages)}"
         rank = f" on rank {one.rank}" if ranks > 1 else ""
-        told.append(f"{name} of {pages}{rank} came back different")
+        told.append(
+            f"{named('Layer', one.layers)} of {named('host page', one.pages)}{rank} came back different"
+        )
     if more := sum(len(one.pages) for one in bad[MOST_PIECES:]):
         told.append(f"so did tiles of {more:,} more pages")
     return "; ".join(told)

@@ -115,7 +115,7 @@ def test_one_getter_that_does_not_wait_is_found() -> None:
     assert (found.cls, found.expected, found.got) == (
         FaultClass.READ_BEFORE_LOAD,
         "layer 2 arrived",
-        "layers [0]",
+        "layer 0",
     )
 
 

@@ -90,7 +90,7 @@ def test_the_report_has_both_accesses_and_what_was_waited_for() -> None:
     one.wait(READER, 0)
     (violation,) = one.read(READER, 2, "kv", HERE)
     assert str(violation) == (
-        "device pages 7, 9, layers 2: read while a load writes it and nothing orders the two (layers 0..1 "
+        "device pages 7, 9, layer 2: read while a load writes it and nothing orders the two (layers 0..1 "
         "sent off, 6 to come in all) (expected a wait for layer 2, got a wait for layer 0); this access: "
         "reader on stream 7; previous access: load 1 on stream 3; allocated: unknown, tracing began later"
     )

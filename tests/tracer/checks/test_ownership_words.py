@@ -67,6 +67,35 @@ def test_the_counts_of_one_kind_never_touch_another(
         assert words.every(state).all()
 
 
+steps = st.tuples(
+    st.sampled_from(("open", "close", "alloc", "free", "forget")), named, st.booleans(), st.booleans()
+)
+
+
+@given(st.lists(steps, max_size=25))
+def test_pages_that_are_alike_are_opened_and_closed_as_one_by_one(
+    taken: list[tuple[str, list[int], bool, bool]],
+) -> None:
+    """What a book says and keeps is the same whether it sees that all pages are alike or looks at each."""
+    quick, slow = Ownership("host", PAGES), Ownership("host", PAGES)
+    slow._words.alike = lambda *_: None  # type: ignore[method-assign]
+    for number, (act, pages, writes, holds) in enumerate(taken):
+        said: list[list[Violation]] = []
+        for book in (quick, slow):
+            array, who = ids(*pages), by(f"{act} {number}")
+            match act:
+                case "open" | "close":
+                    said.append(getattr(book, act)(array, who, writes=writes, holds=holds))
+                case "alloc":
+                    said.append(book.alloc(array, np.full(len(array), number), 0, who))
+                case "free":
+                    said.append(book.free(array, who))
+                case _:
+                    book.forget(array)
+        assert said[1:] == said[:1] or not said
+        assert quick._words._words.tolist() == slow._words._words.tolist()
+
+
 @given(unit=st.sampled_from(UNITS), other=st.sampled_from(UNITS), pages=named)
 def test_only_one_user_is_told_from_any_other(unit: int, other: int, pages: list[int]) -> None:
     """A word is that of exactly the user that came first, and of nobody once another joins."""
