@@ -32,7 +32,11 @@ class _Unforked:
     """
 
     def __init__(self) -> None:
-        self._begin()
+        self._lock = threading.Lock()
+        self._owner = self._depth = 0
+        self._held = False  # by a fork
+        self._no_fork_waits = threading.Event()
+        self._no_fork_waits.set()
 
     def __enter__(self) -> None:
         _watch_forks()
@@ -59,19 +63,12 @@ class _Unforked:
             self._lock.release()
         self._no_fork_waits.set()
 
-    def in_child(self) -> None:
-        if not self._is_mine():  # whoever else has it is not here
-            self._begin()
-
     def _is_mine(self) -> bool:
         return self._depth > 0 and self._owner == threading.get_ident()
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._owner = self._depth = 0
-        self._held = False
-        self._no_fork_waits = threading.Event()
-        self._no_fork_waits.set()
+    def in_child(self) -> None:
+        if not self._is_mine():  # whoever else has it is not here
+            vars(self).update(vars(_Unforked()))
 
 
 #: Held while values move whose library has locks of its own: no child may inherit one that is taken.

@@ -35,7 +35,7 @@ from hicache_dbg.tracer.events import (
     SkipReason,
     Started,
 )
-from hicache_dbg.tracer.sink import PoolPages, PoolStateReader, SinkError
+from hicache_dbg.tracer.sink import Pace, PoolPages, PoolStateReader, SinkError
 
 __all__ = ["PrometheusSink"]
 
@@ -78,6 +78,9 @@ class PrometheusSink:
     """
 
     name = "prometheus"
+
+    #: Nobody scrapes as often, and each time this thread wakes the host's may wait for the interpreter.
+    pace = Pace(gather_s=0.2)
 
     def __init__(
         self,

@@ -244,6 +244,17 @@ def fp8_sized_beside_mla() -> Mirror:
     return mirror_of(index_k(2, 4, "bf16"), host=index_k(2, 4, "fp8"))
 
 
+def test_a_start_says_which_pools_are_one_cache(traced: Traced) -> None:
+    """Of two caches each is told with its own pools, and without those that are not traced."""
+    runtime, sink = traced(pools=("mla", "mha"))
+    with (
+        HiCacheController((mirror_of(mla(2, 64)), mirror_of(index_k(2, 64)))),
+        HiCacheController((mirror_of(KINDS["mha"]),)),
+    ):
+        assert runtime.flush()
+    assert sink.of(Started)[-1].caches == (("mla",), ("mha",))
+
+
 def test_a_pool_that_is_gone_leaves_no_memory_behind(traced: Traced) -> None:
     """Views keep tensors alive, so nobody may keep views of a pool that the host let go."""
     runtime, _ = traced(checksum=Checksum.THREE)

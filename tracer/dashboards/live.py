@@ -10,7 +10,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from http.client import HTTPException
+from typing import Any, TypeVar
 
 from hicache_dbg.tracer.dashboards.document import Dashboard, QueryVariable
 from hicache_dbg.tracer.dashboards.expressions import EVERYTHING, ExpressionError, interpolate
@@ -30,6 +31,8 @@ WAIT_S = 10.0
 DEFAULT_SCRAPE_S = 15.0
 #: Grafana's rule for $__rate_interval: four scrapes, so that one that fails leaves no gap.
 SCRAPES_A_WINDOW = 4
+
+T = TypeVar("T")
 
 _DURATION = re.compile(r"([0-9.]+)(ms|[smhd])")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -71,59 +74,85 @@ class Prometheus:
     """A Prometheus server by its URL, such as ``http://127.0.0.1:9090``.
 
     Raises:
-        AddressError: ``url`` is neither http nor https.
+        AddressError: ``url`` is no address of an HTTP server.
+        PrometheusError: by every method, where the server does not answer, refuses, or is none.
     """
 
     def __init__(self, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise AddressError(f"{url!r} is no address of a Prometheus: expected http://HOST:PORT")
         self._url = url.rstrip("/")
 
     def query(self, expression: str) -> list[Series]:
         """The value now of each series of an expression."""
-        found = self._get("query", query=expression)
-        if found["resultType"] == "scalar":
-            return [Series({}, [_point(found["result"])])]
-        return [Series(item["metric"], [_point(item["value"])]) for item in found["result"]]
+        return self._get("query", _now, query=expression)
 
     def query_range(self, expression: str, span_s: float, points: int = 240) -> list[Series]:
         """Each series of an expression over the last ``span_s`` seconds, at most ``points`` long."""
         now, step = time.time(), max(1.0, span_s / points)
-        found = self._get(
+        return self._get(
             "query_range",
+            _over_time,
             query=expression,
             start=f"{now - span_s:.3f}",
             end=f"{now:.3f}",
             step=f"{step:.3f}",
         )
-        return [
-            Series(item["metric"], [_point(pair) for pair in item["values"]])
-            for item in found["result"]
-        ]
 
     def label_values(self, selector: str, label: str) -> list[str]:
         """The values of ``label`` among the series of ``selector``."""
-        found = self._get(f"label/{label}/values", **{"match[]": selector})
-        return [str(value) for value in found]
+        return self._get(f"label/{label}/values", _texts, **{"match[]": selector})
 
     def rate_interval(self) -> str:
         """The window of a rate: four times the longest interval at which a target is scraped."""
-        targets = self._get("targets", state="active")["activeTargets"]
-        intervals = [_seconds(target.get("scrapeInterval", "")) for target in targets]
+        intervals = self._get("targets", _intervals, state="active")
         longest = max(intervals, default=DEFAULT_SCRAPE_S)
         return f"{math.ceil(SCRAPES_A_WINDOW * longest)}s"
 
-    def _get(self, path: str, **parameters: str) -> Any:
+    def _get(self, path: str, read: Callable[[Any], T], **parameters: str) -> T:
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=WAIT_S) as response:  # noqa: S310 - http, checked above
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self._url} refused: {_reason(error)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise PrometheusError(f"{self._url} does not answer: {reason}") from error
-        return answer["data"]
+        try:
+            return read(answer["data"])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PrometheusError(
+                f"{self._url} answers /api/v1/{path}, but not as a Prometheus does: is it another server's "
+                "address?"
+            ) from error
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False
+    return named and parts.scheme in {"http", "https"} and not re.search(r"\s", url)
+
+
+def _now(data: Any) -> list[Series]:
+    if data["resultType"] == "scalar":
+        return [Series({}, [_point(data["result"])])]
+    return [Series(item["metric"], [_point(item["value"])]) for item in data["result"]]
+
+
+def _over_time(data: Any) -> list[Series]:
+    return [Series(item["metric"], list(map(_point, item["values"]))) for item in data["result"]]
+
+
+def _texts(data: Any) -> list[str]:
+    return list(map(str, data))
+
+
+def _intervals(data: Any) -> list[float]:
+    return [_seconds(target.get("scrapeInterval", "")) for target in data["activeTargets"]]
 
 
 def choices(prometheus: Prometheus, span: str) -> dict[str, str]:
