@@ -1,5 +1,6 @@
 """What a folder keeps of several runs is told apart by when it was written."""
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.diagnose.test_compare import BROKEN, MENDED
 from hicache_dbg.exporters.recording_format import FORMAT, Header
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.diagnose.runs import runs_of
-from hicache_dbg.tracer.events import SCHEMA_VERSION, Event
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event
 
 
 def recording(
@@ -47,6 +48,18 @@ def test_parts_of_one_recording_are_one_run(tmp_path: Path) -> None:
     parts = [recording(tmp_path, f"r.{n:04}", 10 * n + 1, 10 * n + 3) for n in range(3)]
     (run,) = runs_of(parts)
     assert (set(run.files), run.began_ns, run.ended_ns) == (set(parts), 1, 23)
+
+
+def test_a_last_event_longer_than_the_end_that_is_looked_at(tmp_path: Path) -> None:
+    """A killed process may leave an operation on thousands of pages last: the file's own time stands in."""
+    large = msgspec.structs.replace(
+        next(event for event in MENDED if isinstance(event, Copied)),
+        host_pages=tuple(range(20_000)),
+    )
+    file = recording(tmp_path, "killed", 10, 20, [*MENDED, large])
+    os.utime(file, ns=(5000, 5000))
+    (run,) = runs_of([file])
+    assert (run.began_ns, run.ended_ns) == (10, 5000)
 
 
 @settings(max_examples=30, deadline=None)

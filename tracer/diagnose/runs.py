@@ -95,10 +95,14 @@ def _began_ns(file: Path) -> int:
 
 
 def _ended_ns(file: Path) -> int:
-    """When the last event was; of a compressed part, when it was written."""
+    """When the last event was; where that is not at hand, when the file was written.
+
+    It is not at hand in a compressed part, and behind an operation on thousands of pages.
+    """
     status = file.stat()
-    if file.suffix == PACKED:
-        return max(_began_ns(file), status.st_mtime_ns)
-    with file.open("rb") as end:
-        end.seek(max(0, status.st_size - TAIL_BYTES))
-        return max(_began_ns(file), *map(int, _TIME.findall(end.read())))
+    times: list[bytes] = []
+    if file.suffix != PACKED:
+        with file.open("rb") as end:
+            end.seek(max(0, status.st_size - TAIL_BYTES))
+            times = _TIME.findall(end.read())
+    return max([_began_ns(file), *(map(int, times) if times else [status.st_mtime_ns])])
