@@ -15,7 +15,7 @@ class Job:
     __slots__ = ("_over", "_work")
 
     def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
+        self._work: Callable[[], object] = work
         self._over = Lock()
         self._over.acquire()
 
@@ -34,10 +34,11 @@ class Job:
         try:
             self._work()
         finally:
-            self._over.release()
+            self.drop()
 
     def drop(self) -> None:
-        """It will not be done."""
+        """It will not be done, or not again: what it refers to is let go of."""
+        self._work = _nothing
         self._over.release()
 
 
