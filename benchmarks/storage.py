@@ -1,42 +1,52 @@
 """What a storage tier costs beside plain reads and writes of the same bytes, and what digests add.
 
-    python benchmarks/storage.py [--pairs 9] [--folder DIR] [--no-mooncake] [--beside] [--json]
+    python -m benchmarks.storage [--pairs 9] [--folder DIR] [--no-mooncake] [--beside] [--json]
 
 Pairs of passes over the same host pages, one after the other, in alternating order; the table has
 the median of the pairs' ratios. ``plain`` is one file written and read in sequence, a page a call,
 and for Mooncake its own client's batch calls on one registered buffer; pages go to the memory of
-another process. On disk means that a store ends when its bytes are on the disk, and that a fetch
-finds nothing of them in the page cache. In the page cache a fetch begins when the disk is done with
-the store, of which nothing is timed; ``--beside`` does not wait for it.
+another process. A bare loop is all that a tier cannot do without: a file a page, or the same
+client, and a digest of each page. On disk means that a store ends when its bytes are on the disk,
+and that a fetch finds nothing of them in the page cache. In the page cache a fetch begins when the
+disk is done with the store, of which nothing is timed; ``--beside`` does not wait for it.
 """
 
 import argparse
 import json
 import os
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from multiprocessing import get_context
-from multiprocessing.synchronize import Event
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from benchmarks.storage_bare import (
+    After,
+    Pages,
+    Pass,
+    bare_files,
+    lender,
+    own_client,
+    passes,
+    plain_files,
+    timed,
+    to_disk,
+    write_back,
+)
 
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.kinds import mla
 from hicache_dbg.pools.storage.engine import StorageEngine, StorageOp
 from hicache_dbg.pools.storage.files import FileStore
-from hicache_dbg.pools.storage.header import HEADER_BYTES
 from hicache_dbg.pools.storage.keys import Identity
-from hicache_dbg.pools.storage.mooncake import BATCH, MooncakeStore
+from hicache_dbg.pools.storage.mooncake import MooncakeStore
 from hicache_dbg.pools.storage.store import PageStore
-from hicache_dbg.repro.mooncake_master import Master, master
+from hicache_dbg.repro.mooncake_master import master
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
@@ -45,10 +55,8 @@ PAGES = 24
 PAGE_TOKENS = 64
 LAYERS = 61  # of 64 x 1,152 B: a page of DeepSeek-V3, 4,497,408 B
 MOST_COST = 1.05
-Pass = tuple[float, float]
-"""Seconds of a store and of a fetch of all pages."""
-
-_passes = count()
+Way = Callable[[], Pass]
+"""One pass over the pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,37 +68,6 @@ class Row:
     store: float
     fetch: float
     ours_gb_s: tuple[float, float]
-
-
-def _to_disk(places: Iterable[Path]) -> None:
-    """Wait until files are on the disk, and let the page cache forget them."""
-    descriptors = [os.open(place, os.O_RDONLY) for place in places]
-    for descriptor in descriptors:  # the disk begins with all of them
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    for descriptor in descriptors:
-        os.fdatasync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def _write_back(places: Iterable[Path]) -> None:
-    """Wait until files are on the disk too."""
-    for place in places:
-        descriptor = os.open(place, os.O_RDONLY)
-        os.fdatasync(descriptor)
-        os.close(descriptor)
-
-
-def _nothing(_places: Iterable[Path]) -> None:
-    """Files stay where they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class After:
-    """What is done with a pass's files once they are written: in the time of the store, and behind it."""
-
-    timed: Callable[[Iterable[Path]], None] = _nothing
-    untimed: Callable[[Iterable[Path]], None] = _nothing
 
 
 def group_of() -> PoolGroup:
@@ -113,7 +90,7 @@ def tier(
     digests: bool = True,
     places: Callable[[str], Path] | None = None,
     after: After | None = None,
-) -> Callable[[], Pass]:
+) -> Way:
     """One pass through the storage engine, under names never used before.
 
     ``places`` says where each page's file is, if they are files, and ``after`` what a store is
@@ -123,7 +100,7 @@ def tier(
     engine = StorageEngine(group, backend, Identity("benchmark"), digests=digests)
 
     def run() -> Pass:
-        tokens = np.full(PAGES * PAGE_TOKENS, next(_passes), "<i4").tobytes()
+        tokens = np.full(PAGES * PAGE_TOKENS, next(passes), "<i4").tobytes()
         keys, pages, lives = engine.keys(tokens), np.arange(PAGES), np.ones(PAGES, np.uint32)
         put, got = (engine.op(kind, keys, pages, lives) for kind in ("store", "fetch"))
         files = [places(key.name) for key in keys] if places is not None else []
@@ -132,9 +109,9 @@ def tier(
             engine.store(put)
             after.timed(files)
 
-        stored = _timed(store)
+        stored = timed(store)
         after.untimed(files)
-        seconds = stored, _timed(lambda: engine.fetch(got))
+        seconds = stored, timed(lambda: engine.fetch(got))
         for op in (put, got):
             _all_good(op)
         for key in keys:
@@ -142,91 +119,6 @@ def tier(
         return seconds
 
     return run
-
-
-def plain_files(group: PoolGroup, folder: Path, after: After) -> Callable[[], Pass]:
-    """One file, written and read in sequence, as many bytes as the tier's files have."""
-    header, pieces = bytes(HEADER_BYTES), _pages(group)
-
-    def run() -> Pass:
-        place = folder / f"plain-{next(_passes)}"
-
-        def write() -> None:
-            with place.open("wb", buffering=0) as file:
-                for piece in pieces:
-                    file.write(header)
-                    file.write(piece)
-            after.timed([place])
-
-        def read() -> None:
-            room = bytearray(HEADER_BYTES)
-            with place.open("rb", buffering=0) as file:
-                for piece in pieces:
-                    file.readinto(room)
-                    file.readinto(piece)
-
-        written = _timed(write)
-        after.untimed([place])
-        seconds = written, _timed(read)
-        place.unlink()
-        return seconds
-
-    return run
-
-
-def own_client(group: PoolGroup, store: MooncakeStore) -> Callable[[], Pass]:
-    """Mooncake's own batch calls, values of the same size, batches of the same length."""
-    client = store._client  # noqa: SLF001 - the very client that the tier uses
-    size = HEADER_BYTES + sum(map(len, _pages(group)[:1]))
-    values = np.zeros((PAGES, size), np.uint8)
-    values[:] = np.random.default_rng(1).integers(0, 256, size, np.uint8)
-    client.register_buffer(values.ctypes.data, values.nbytes)
-
-    def run() -> Pass:
-        addresses = [values.ctypes.data + size * at for at in range(PAGES)]
-        number = next(_passes)
-        names = [f"plain-{number}-{at}" for at in range(PAGES)]
-
-        def batched(call: Callable[[list[str], list[int], list[int]], list[int]]) -> None:
-            for start in range(0, PAGES, BATCH):
-                part = slice(start, start + BATCH)
-                codes = call(names[part], addresses[part], [size] * len(names[part]))
-                if min(codes) < 0:
-                    raise SystemExit(f"Mooncake's own client failed: {codes}")
-
-        seconds = (
-            _timed(lambda: batched(client.batch_put_from)),
-            _timed(lambda: batched(client.batch_get_into)),
-        )
-        for name in names:
-            store.discard(name)
-        return seconds
-
-    return run
-
-
-@contextmanager
-def lender(running: Master) -> Iterator[None]:
-    """Another process that lends the memory that pages go to, so that they do cross the transport."""
-    context = get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    process = context.Process(target=_lend, args=(running.address, running.metadata, ready, done))
-    process.start()
-    try:
-        if not ready.wait(30):
-            raise SystemExit("no process lends memory to Mooncake Store")
-        yield
-    finally:
-        done.set()
-        process.join(10)
-
-
-def _lend(address: str, metadata: str, ready: Event, done: Event) -> None:
-    segment = 6 * PAGES * LAYERS * PAGE_TOKENS * 1152
-    store = MooncakeStore(address, metadata, segment_bytes=segment)
-    ready.set()
-    done.wait()
-    store.close()
 
 
 @contextmanager
@@ -237,7 +129,7 @@ def traced() -> Iterator[None]:
         yield
 
 
-def under_tracer(run: Callable[[], Pass]) -> Callable[[], Pass]:
+def under_tracer(run: Way) -> Way:
     """The same pass with the tracer attached meanwhile; its start and end are not timed."""
 
     def pass_() -> Pass:
@@ -247,15 +139,7 @@ def under_tracer(run: Callable[[], Pass]) -> Callable[[], Pass]:
     return pass_
 
 
-def compare(
-    what: str,
-    goal: str,
-    ours: Callable[[], Pass],
-    base: Callable[[], Pass],
-    pairs: int,
-    *,
-    cost: bool,
-) -> Row:
+def compare(what: str, goal: str, ours: Way, base: Way, *, pairs: int, cost: bool) -> Row:
     """Median ratios of ``pairs`` pairs; as a cost, time over the base's, else speed over the base's."""
     for run in (ours, base):
         run()  # pages are mapped and files made once before it counts
@@ -280,41 +164,64 @@ def compare(
     return Row(what, goal, store, fetch, speeds)
 
 
-def rows_of(
-    name: str,
-    ours: Callable[[], Pass],
-    bare: Callable[[], Pass],
-    base: Callable[[], Pass],
-    *,
-    goal: float,
-    pairs: int,
-) -> list[Row]:
-    """The comparisons of one store: with digests, without, and the plain way."""
-    cost = f"<= {MOST_COST}"
-    traced_ours = under_tracer(ours)
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The ways to move the same pages, and the goal for the tier's speed over the plain one's."""
+
+    goal: float
+    ours: Way
+    without: Way
+    plain: Way
+    bare: Way
+    bare_without: Way
+
+
+def rows_of(name: str, ways: Ways, pairs: int) -> list[Row]:
+    """The comparisons of one store: with digests, without, and with what there is beside it."""
+    cost, ours = f"<= {MOST_COST}", ways.ours
+    speed, time_ = (
+        partial(compare, pairs=pairs, cost=False),
+        partial(compare, pairs=pairs, cost=True),
+    )
     return [
-        compare(f"{name}: tier / plain, speed", f">= {goal}", ours, base, pairs, cost=False),
-        compare(f"{name}: tier without digests / plain, speed", "", bare, base, pairs, cost=False),
-        compare(f"{name}: with / without digests, time", cost, ours, bare, pairs, cost=True),
-        compare(f"{name}: traced / not traced, time", cost, traced_ours, ours, pairs, cost=True),
+        speed(f"{name}: tier / plain, speed", f">= {ways.goal}", ours, ways.plain),
+        speed(f"{name}: tier without digests / plain, speed", "", ways.without, ways.plain),
+        time_(f"{name}: with / without digests, time", cost, ours, ways.without),
+        time_(f"{name}: bare loops with / without digests, time", "", ways.bare, ways.bare_without),
+        speed(f"{name}: tier / bare loops, both with digests, speed", "", ours, ways.bare),
+        time_(f"{name}: traced / not traced, time", cost, under_tracer(ours), ours),
     ]
 
 
 def files_rows(group: PoolGroup, folder: Path, name: str, after: After, pairs: int) -> list[Row]:
     """The file tier, in the page cache or on the disk."""
-    store = FileStore(folder / name)
-    ours = tier(group, store, places=store.path, after=after)
-    bare = tier(group, store, digests=False, places=store.path, after=after)
-    base = plain_files(group, folder, after)
-    return rows_of(name, ours, bare, base, goal=0.8, pairs=pairs)
+    store, pages = FileStore(folder / name), pages_of(group)
+    ways = Ways(
+        0.8,
+        ours=tier(group, store, places=store.path, after=after),
+        without=tier(group, store, digests=False, places=store.path, after=after),
+        plain=plain_files(pages, folder, after),
+        bare=bare_files(pages, folder, after, digests=True),
+        bare_without=bare_files(pages, folder, after, digests=False),
+    )
+    return rows_of(name, ways, pairs)
 
 
 def mooncake_rows(group: PoolGroup, pairs: int) -> list[Row]:
     """The Mooncake tier, pages in another process's memory."""
-    with master() as running, lender(running):
+    pages = pages_of(group)
+    with master() as running, lender(running, 6 * PAGES * len(pages[0])):
         store = MooncakeStore(running.address, running.metadata, segment_bytes=0)
-        ours, bare = tier(group, store), tier(group, store, digests=False)
-        rows = rows_of("mooncake", ours, bare, own_client(group, store), goal=0.9, pairs=pairs)
+        own = own_client(pages, store)
+        ways = Ways(
+            0.9,
+            ours=tier(group, store),
+            without=tier(group, store, digests=False),
+            plain=own,
+            bare=own_client(pages, store, digests=True),
+            bare_without=own,
+        )
+        rows = rows_of("mooncake", ways, pairs)
         store.close()
     return rows
 
@@ -333,10 +240,10 @@ def main() -> None:
     torch.set_num_threads(1)
     group, rows = group_of(), list[Row]()
     with TemporaryDirectory(dir=asked.folder) as folder:
-        cached = After() if asked.beside else After(untimed=_write_back)
+        cached = After() if asked.beside else After(untimed=write_back)
         for name, after in (
             ("files in page cache", cached),
-            ("files on disk", After(timed=_to_disk)),
+            ("files on disk", After(timed=to_disk)),
         ):
             rows += files_rows(group, Path(folder), name, after, asked.pairs)
     if not asked.no_mooncake:
@@ -351,22 +258,17 @@ def main() -> None:
     print(
         f"{PAGES} pages of {LAYERS * PAGE_TOKENS * 1152:,} B, {asked.pairs} pairs, {os.cpu_count()} CPUs"
     )
-    print(f"{'':52} {'goal':>8} {'store':>7} {'fetch':>7}   GB/s store, fetch")
+    print(f"{'':62} {'goal':>8} {'store':>7} {'fetch':>7}   GB/s store, fetch")
     for row in rows:
         speeds = ", ".join(f"{value:.2f}" for value in row.ours_gb_s)
-        print(f"{row.what:52} {row.goal:>8} {row.store:7.3f} {row.fetch:7.3f}   {speeds}")
+        print(f"{row.what:62} {row.goal:>8} {row.store:7.3f} {row.fetch:7.3f}   {speeds}")
 
 
-def _pages(group: PoolGroup) -> list[memoryview]:
+def pages_of(group: PoolGroup) -> Pages:
+    """The host pages' bytes where they lie."""
     memory = group.mirrors[0].host.buffers["latent"].flat(0).numpy()
     size = memory.size // PAGES
     return [memory[at * size : (at + 1) * size].data for at in range(PAGES)]
-
-
-def _timed(call: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def _all_good(op: StorageOp) -> None:

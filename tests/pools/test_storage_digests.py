@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_dbg.pools.storage import digests as module
-from hicache_dbg.pools.storage.digests import Digests, Job
+from hicache_dbg.pools.storage.digests import Digests
 from hicache_dbg.pools.storage.side_by_side import side_by_side
 
 Lengths = Sequence[Sequence[int]]
@@ -28,57 +28,74 @@ def _payloads(lengths: Lengths) -> list[list[memoryview]]:
 @settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=4), max_size=9),
-    ahead=st.integers(0, 4),
+    threads=st.integers(0, 3),
+    backwards=st.booleans(),
 )
-def test_each_payload_has_the_digest_of_its_bytes(lengths: Lengths, ahead: int) -> None:
-    """In their order and as they arrive, with a second thread and without."""
+def test_each_payload_has_the_digest_of_its_bytes(
+    lengths: Lengths, threads: int, backwards: bool
+) -> None:
+    """From whichever end they are asked for, and however often, with other threads and without."""
     payloads = _payloads(lengths)
     wanted = [xxhash.xxh3_64_intdigest(b"".join(payload)) for payload in payloads]
-    digests = Digests(ahead)
-    assert list(digests.in_order(payloads)) == wanted
-    taken = [digests.of_arrived(payload) for payload in payloads]
-    assert [one.result() if isinstance(one, Job) else one for one in taken] == wanted
+    digests = Digests(threads)
+    jobs = [digests.begin(payload) for payload in payloads]
+    for job in reversed(jobs) if backwards else jobs:
+        job.result()
+    assert [job.result() for job in jobs] == wanted
     digests.close()
 
 
 def test_a_second_thread_that_gets_nothing_done_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it has not begun its owner takes, and what it has no room for is taken at once."""
-    go_on, own = threading.Event(), module.digest_of
+    """What it has not begun its owner takes."""
+    begun, go_on, own = threading.Event(), threading.Event(), module.digest_of
 
     def slow(payload: module.Payload) -> int:
         if threading.current_thread() is not threading.main_thread():
+            begun.set()
             go_on.wait(10)
         return own(payload)
 
     monkeypatch.setattr(module, "digest_of", slow)
     payloads = _payloads([[8], [9], [10]])
-    digests = Digests(2)
-    first, second, third = map(digests.of_arrived, payloads)
-    assert isinstance(first, Job)
-    assert isinstance(second, Job)
-    assert third == own(payloads[2])
+    digests = Digests(1)
+    first, second, third = map(digests.begin, payloads)
+    assert begun.wait(10)
+    assert third.result() == own(payloads[2])
     assert second.result() == own(payloads[1])
-    assert isinstance(digests.of_arrived(payloads[1]), Job)  # its room is free again
     go_on.set()
     assert first.result() == own(payloads[0])
     digests.close()
 
 
-def test_work_side_by_side_ends_in_order_and_stops_when_nobody_asks() -> None:
-    """An error is raised in its turn, and afterwards no thread is at work."""
-    threads: set[threading.Thread] = set()
+@pytest.mark.parametrize("threads", [1, 2, 4, 200])
+def test_work_side_by_side_ends_in_order(threads: int) -> None:
+    """Also by one thread, and by more than there is work for; the caller is one of them."""
+    workers: set[threading.Thread] = set()
 
     def work(number: int) -> int:
-        threads.add(threading.current_thread())
-        if number == 3:
-            raise ValueError("planted")
+        workers.add(threading.current_thread())
         return number * number
 
-    ends = side_by_side(work, range(100), 4)
-    assert [next(ends) for _ in range(3)] == [0, 1, 4]
+    assert side_by_side(work, range(100), threads) == [number * number for number in range(100)]
+    assert side_by_side(work, [], threads) == []
+    assert len(workers) <= threads
+    assert not any(worker.is_alive() for worker in workers - {threading.current_thread()})
+
+
+def test_work_side_by_side_stops_at_an_error() -> None:
+    """It is raised when no thread is at work any more, and nothing was begun after it."""
+    workers: set[threading.Thread] = set()
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        workers.add(threading.current_thread())
+        begun.append(number)
+        if number == 3:
+            raise ValueError("planted")
+
     with pytest.raises(ValueError, match="planted"):
-        next(ends)
-    assert threads
-    assert not any(thread.is_alive() for thread in threads)
+        side_by_side(work, range(10_000), 4)
+    assert len(begun) < 10_000
+    assert not any(worker.is_alive() for worker in workers - {threading.current_thread()})

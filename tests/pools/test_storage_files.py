@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.pools.stored import OURS, Bench, files_of
 
 from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.storage import engine as engine_module
 from hicache_dbg.pools.storage import file_io, files
 from hicache_dbg.pools.storage import idle as idle_module
 from hicache_dbg.pools.storage import reserve as reserve_module
@@ -189,14 +190,14 @@ def test_a_full_disk_lets_the_oldest_pages_go(
     store = FileStore(tmp_path)
     bench = Bench(store)
     size = bench.engine.image.page_bytes + HEADER_BYTES
-    own = os.writev
+    own = os.pwritev
 
-    def write(descriptor: int, pieces: list[memoryview]) -> int:
+    def write(descriptor: int, pieces: list[memoryview], at: int) -> int:
         if sum(place.stat().st_size for place in files_of(tmp_path)) > 2 * size:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return own(descriptor, pieces)
+        return own(descriptor, pieces, at)
 
-    monkeypatch.setattr(os, "writev", write)
+    monkeypatch.setattr(os, "pwritev", write)
     assert {end.state for end in bench.store(6).results} == {PageState.OK}
     assert store.evicted == 3
     assert bench.fetch(6) == [PageState.MISSING] * 3 + [PageState.OK] * 3
@@ -211,10 +212,10 @@ def test_a_disk_that_stays_full_is_a_failure_with_its_errno(
     bench = Bench(store)
     bench.store(3)
 
-    def full(_descriptor: int, _pieces: list[memoryview]) -> int:
+    def full(_descriptor: int, _pieces: list[memoryview], _at: int) -> int:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(os, "writev", full)
+    monkeypatch.setattr(os, "pwritev", full)
     keys = bench.keys[3:5]
     ends = bench._done("store", keys, np.arange(2)).results
     assert [(end.state, end.errno) for end in ends] == [(PageState.FAILED, errno.EDQUOT)] * 2
@@ -249,12 +250,14 @@ def test_large_pages_end_in_their_order_from_memory_and_from_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, idle: int, layout: Layout
 ) -> None:
     """Bytes and ends are each page's own, also where one is missing, short or damaged."""
+    monkeypatch.setattr(engine_module, "BESIDE_BYTES", 0)
     monkeypatch.setattr(files, "LARGE_BYTES", 0)
     monkeypatch.setattr(files, "OPEN_AT_ONCE", 3)
     monkeypatch.setattr(files, "idle_cores", lambda: idle)
     monkeypatch.setattr(file_io, "CACHED_STEP_BYTES", 1000)
     monkeypatch.setattr(file_io, "DISK_STEP_BYTES", 1000)
     if not cached:
+        monkeypatch.setattr(files, "begins_in_memory", lambda _descriptor, _record: idle > 0)
         monkeypatch.setattr(files, "read_cached", lambda _descriptor, _record: None)
     store = FileStore(tmp_path)
     bench = Bench(store, layout=layout)
@@ -277,7 +280,7 @@ def test_idle_cores_are_those_that_no_thread_wants(
 ) -> None:
     """Of four cores, with one thread at work and with nine; none where the kernel says nothing."""
     place = tmp_path / "loadavg"
-    monkeypatch.setattr(idle_module, "_LOAD", place)
+    monkeypatch.setattr(idle_module, "_LOAD", str(place))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert idle_cores() == 0
     for text, cores in (("0.1 0.2 0.3 1/90 7\n", 3), ("8.1 7.2 7.3 9/90 7\n", 0), ("0.1\n", 0)):
@@ -419,8 +422,8 @@ def test_two_stores_of_one_process_may_write_one_page_at_once(
     ours, theirs = (Bench(FileStore(tmp_path)) for _ in range(2))
     own, ends = file_io.write_all, list[PageState]()
 
-    def write(descriptor: int, pieces: list[memoryview]) -> None:
-        own(descriptor, pieces)
+    def write(descriptor: int, pieces: list[memoryview], at: int) -> None:
+        own(descriptor, pieces, at)
         if not ends:
             ends.append(PageState.FAILED)
             ends[:] = [end.state for end in theirs.store(1).results]
