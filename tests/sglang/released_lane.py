@@ -15,6 +15,9 @@ from hicache_dbg.tracer.attach.sglang.gpu import Lane, Slot
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.digest.torch_digester import TorchDigester
 
+#: CUDA_ERROR_NOT_READY.
+NOT_YET = 600
+
 __all__ = ["HostLane", "HostMark", "HostSlot", "beside"]
 
 
@@ -25,7 +28,7 @@ class HostSlot(Slot):
         self.room = torch.empty(words, dtype=torch.int64)
         self.over = True
         self.event = cast("torch.cuda.Event", SimpleNamespace(query=lambda: self.over))
-        self.handle, self.size = 2, words
+        self.handle, self.size, self.address = id(self), words, self.room.data_ptr()
         self.parts, self.words, self.refused = [], 0, ""
         self.streams = set()
         self._views = {}
@@ -55,29 +58,28 @@ class HostLane(Lane):
     def __init__(self) -> None:
         self.digester = TorchDigester("cpu")
         self.device = self.digester.device
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._none = torch.empty(0, dtype=torch.int64)
-        self._slots, self._marks = deque(), deque()
-        self._side, self._order = 0, cast("Any", Order())
+        self.slots, self._marks = deque(), deque()
+        self.order = Order()
+        self.sides, self._order = cast("Any", HostSides({0: 1})), cast("Any", self.order)
         self.over = True
         self.graph = False
+        self.captures = lambda: self.graph
+        self.stream = cast("Any", int)  # there is one, whose handle is 0
         self.begun: list[HostSlot] = []
         self.recorded: list[tuple[int, int]] = []
         self.waited: list[int] = []
-        self._wait = self._waited
+        self.wait, self.query, self.raw_record = self._waited, self._asked, self._noted
 
     def _waited(self, _: int, event: int, __: int) -> int:
         """As the driver's call: 0, for it succeeds."""
         self.waited.append(event)
         return 0
 
-    def captures(self) -> bool:
-        """As the test says."""
-        return self.graph
-
-    def stream(self) -> int:
-        """There is one, whose handle is 0."""
-        return 0
+    def _asked(self, event: int) -> int:
+        """As the driver's call: 0 where it has come."""
+        return 0 if all(slot.over for slot in self.begun if slot.handle == event) else NOT_YET
 
     def mark(self, stream: int) -> Any:
         """Of a begin."""
@@ -91,23 +93,37 @@ class HostLane(Lane):
         self.begun.append(slot)
         return slot
 
-    def record(self, event: int, stream: int) -> None:
+    def _noted(self, event: int, stream: int) -> int:
         """Nothing to record: events have come when the test says so."""
         self.recorded.append((event, stream))
+        return 0
 
     def read(self, slot: Slot | None, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """They are here."""
         return self._none if slot is None else slot.room[: slot.words], *given
 
 
+class HostSides(dict[int, int]):
+    """The streams beside, none of which is better than another one."""
+
+    def settle(self, stream: int) -> None:
+        """There is nothing to measure."""
+
+
 class Order:
-    """The one stream is in order already."""
+    """Which streams were held up until another one had come so far: all are in order already."""
 
-    def record(self, _: int) -> None:
-        """Nothing to record."""
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int]] = []
+        self._recorded = 0
 
-    def hold(self, _: int) -> None:
-        """Nothing to wait for."""
+    def record(self, stream: int) -> None:
+        """Of this one."""
+        self._recorded = stream
+
+    def hold(self, stream: int) -> None:
+        """This one waits."""
+        self.held.append((stream, self._recorded))
 
 
 def beside(run: Traced, setup: Setup) -> HostLane:

@@ -5,8 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hicache_dbg.tracer.checks.index_space import IndexUse, TokenKernel, are_pages, check_indices
+from hicache_dbg.tracer.checks.index_space import (
+    IndexUse,
+    TokenKernel,
+    are_pages,
+    check_indices,
+    pages_named,
+)
 from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.inside import inside
 
 #: The kernel of DeepSeek-V4's C4 pages, in bytes.
 C4 = TokenKernel(slots=64, value_bytes=576, scale_bytes=8, page_bytes=37440)
@@ -50,6 +57,34 @@ def test_whole_pages_are_never_found(host: list[int], device: list[int], page_pa
     count = min(len(host), len(device))
     given_slots = use(slots(host[:count]), slots(device[:count]), page_path=page_path)
     assert check(given_slots) == []
+
+
+@given(
+    pages,
+    st.integers(1, 8),
+    st.lists(st.tuples(st.integers(0, 47), st.integers(-9, 9)), max_size=2),
+)
+def test_pages_are_named_by_whole_runs_alone(
+    named: list[int], page: int, changes: list[tuple[int, int]]
+) -> None:
+    """Runs that begin at a page and go on by one name their pages; one index changed, none does."""
+    indices = np.array(slots(named, page))
+    for at, change in changes:
+        indices[at % len(indices)] += change
+    whole = all(
+        run[0] % page == 0 and run == list(range(run[0], run[0] + page))
+        for run in indices.reshape(-1, page).tolist()
+    )
+    found = pages_named(indices, page)
+    assert (found is not None) == whole == are_pages(indices, page)
+    if found is not None:
+        assert found.tolist() == (indices[::page] // page).tolist()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), st.integers(0, 2**40))
+def test_ids_are_inside_if_each_of_them_is(ids: list[int], limit: int) -> None:
+    """From 0 up to the limit, which is not one of them; of no ids each is."""
+    assert inside(np.array(ids, np.int64), limit) == all(0 <= one < limit for one in ids)
 
 
 @given(st.integers(1, 4), st.integers(0, 2**32))

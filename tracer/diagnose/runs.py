@@ -100,9 +100,9 @@ def _ended_ns(file: Path) -> int:
     It is not at hand in a compressed part, and behind an operation on thousands of pages.
     """
     status = file.stat()
-    times: list[bytes] = []
+    times: list[int] = []
     if file.suffix != PACKED:
         with file.open("rb") as end:
             end.seek(max(0, status.st_size - TAIL_BYTES))
-            times = _TIME.findall(end.read())
-    return max([_began_ns(file), *(map(int, times) if times else [status.st_mtime_ns])])
+            times = [int(time) for time in _TIME.findall(end.read())]
+    return max([_began_ns(file), *(times or [status.st_mtime_ns])])

@@ -31,6 +31,8 @@ _CALLS: dict[str, list[Any]] = {
     "cuGetErrorString": [ctypes.c_int, _POINTER],
     "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],
     "cuMemcpyAsync": [_POINTER, _POINTER, ctypes.c_size_t, _POINTER],
+    "cuStreamCreate": [_POINTER, ctypes.c_uint],
+    "cuStreamQuery": [_POINTER],
     "cuStreamSynchronize": [_POINTER],
     "cuStreamWaitEvent": [_POINTER, _POINTER, ctypes.c_uint],
 }

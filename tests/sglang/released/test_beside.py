@@ -91,10 +91,11 @@ def test_the_event_of_an_operations_end_comes_after_its_digests(
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
 
 
+@pytest.mark.parametrize("there", [True, False])
 def test_large_digests_run_beside_the_copies_in_order_with_sglangs_events(
-    traced: Start, monkeypatch: pytest.MonkeyPatch
+    traced: Start, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
-    """A backup's source is digested from the event of its begin on, a load from its end on; both end as one."""
+    """A backup's behind the event of its begin, unless that has come; a load's behind its end. Both end as one."""
     device_events(monkeypatch)
     monkeypatch.setattr(Event, "cuda_event", property(id), raising=False)
     for limit in ("IN_LINE_BYTES", "A_LAUNCH_BYTES"):
@@ -103,13 +104,19 @@ def test_large_digests_run_beside_the_copies_in_order_with_sglangs_events(
     setup = mha_of_sglang("layer_first")
     lane = beside(run, setup)
     host = indices(HOST, setup.page)
-    for move, pages, waits in ((backup, FROM, 2), (load, TO, 1)):
-        lane.recorded.clear()
-        lane.waited.clear()
-        move(setup, host, indices(pages, setup.page), "kernel")
+    for move, pages, waits in ((backup, FROM, 0 if there else 2), (load, TO, 1)):
+        for noted in (lane.recorded, lane.waited, lane.order.held):
+            noted.clear()
+        with monkeypatch.context() as on_the_way:
+            if move is backup:
+                on_the_way.setattr(Event, "query", lambda _: there)
+            move(setup, host, indices(pages, setup.page), "kernel")
         assert run.sink.of(Copied)
         assert len(set(lane.waited)) == waits
-        assert lane.recorded[-1][0] == lane.waited[-1]  # the end, behind it and the digests
+        end, stream = lane.recorded[-1]
+        assert stream == (waits > 0)  # the one beside, or the copies', which digests held up
+        assert lane.order.held == ([] if waits else [(0, 1)])
+        assert lane.waited[-1:] == [end] * (waits > 0)  # behind the copies as well
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
 
 

@@ -68,7 +68,10 @@ def test_the_counts_of_one_kind_never_touch_another(
 
 
 steps = st.tuples(
-    st.sampled_from(("open", "close", "alloc", "free", "forget")), named, st.booleans(), st.booleans()
+    st.sampled_from(("open", "close", "alloc", "free", "forget")),
+    named,
+    st.booleans(),
+    st.booleans(),
 )
 
 

@@ -54,7 +54,7 @@ class Frame:
         "timed",
     )
 
-    def __init__(self, probe: LayerProbe, call: Call | None, *, alone: bool) -> None:
+    def __init__(self, probe: LayerProbe, call: Call | None = None, *, alone: bool = False) -> None:
         self.probe, self.call, self.alone = probe, call, alone
         self.op_id = next(_ids)
         self.loads: dict[LoadKey, Begun] = {}
@@ -79,7 +79,7 @@ class Frames(threading.local):
 
     Args:
         submitted: told which copies an operation has open, and of the event that ends it.
-        concluded: told of an operation as it ends, before.
+        concluded: told of an operation that has copies on a GPU as it ends, before.
         running: the numbers of those that are under way, of all threads.
     """
 
@@ -108,7 +108,8 @@ class Frames(threading.local):
         """The operation has been submitted, or has failed."""
         self.current = None
         try:
-            self._concluded(frame)
+            if frame.on_device:
+                self._concluded(frame)
             if frame.loads:
                 for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
                     frame.probe.close(load)

@@ -27,7 +27,7 @@ from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.checks.gates import Loading
 from hicache_dbg.tracer.ledger import Pages
 
-__all__ = ["READERS", "Gates"]
+__all__ = ["NO_PAGES", "READERS", "Gates"]
 
 Function = Callable[..., Any]
 
@@ -47,10 +47,17 @@ READERS: frozenset[str] = frozenset(
 )
 
 
-_NO_PAGES: Pages = np.zeros(0, np.int64)
+#: Those that a load writes, as long as they are not known.
+NO_PAGES: Pages = np.zeros(0, np.int64)
 
 #: SGLang's functions that send off a load layer by layer, and what they call the layer.
 LOOPS = {"start_loading": "i", "submit_host_to_device": "layer_id"}
+
+
+class _Here(threading.local):
+    """``loading``: the load whose layers this thread is sending off."""
+
+    loading: Loading | None = None
 
 
 class Gates:
@@ -65,7 +72,8 @@ class Gates:
         self._current: dict[int, Loading] = {}  # by the identity of a set of events
         self._on_way: dict[Any, Loading] = {}  # the same, by set, as long as layers are to come
         self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
-        self._thread = threading.local()
+        #: Of this thread.
+        self.here = _Here()
         self._complete: Function | None = None  # SGLang's own
         #: Loads whose layers are being sent off: by which thread, and the set.
         self._sending: dict[Loading, tuple[int, Any]] = {}
@@ -78,23 +86,27 @@ class Gates:
         @wraps(original)
         def update_producer(counter: Any, *args: Any, **kwargs: Any) -> Any:
             index = original(counter, *args, **kwargs)
-            with self._say.errors("attach/load begins"):
-                if self._say.on():
-                    events = counter.events[index]
-                    loading = Loading(counter.num_layers, access(f"load in set {index}"))
-                    if id(events) not in self._current:
-                        finalize(events, self._current.pop, id(events), None)
-                    self._current[id(events)] = self._on_way[events] = loading
-                    self._thread.loading = loading
-                    if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
-                        self._let_pass(loading, events)
+            session = self._say.session()
+            if session is None:
+                return index
+            try:
+                events = counter.events[index]
+                loading = Loading(counter.num_layers, access(f"load in set {index}"))
+                if id(events) not in self._current:
+                    finalize(events, self._current.pop, id(events), None)
+                self._current[id(events)] = self._on_way[events] = loading
+                self.here.loading = loading
+                if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
+                    self._let_pass(loading, events)
+            except Exception as error:  # noqa: BLE001 - SGLang goes on without us
+                session.errors.record("attach/load begins", error)
             return index
 
         return ours(update_producer)
 
     def completion(self, original: Function) -> Function:
         """Around ``LayerLoadingEvent.complete``: a layer's gate is behind its copies."""
-        known, thread, self._complete = self._current, self._thread, original
+        known, thread, self._complete = self._current, self.here, original
 
         @wraps(original)
         def complete(events: Any, layer_index: int, *args: Any, **kwargs: Any) -> Any:
@@ -156,10 +168,10 @@ class Gates:
 
     def sent(self, layers: int) -> None:
         """The operation that this thread was in has sent off its load's first ``layers`` layers."""
-        loading = getattr(self._thread, "loading", None)
+        loading = self.here.loading
         if loading is None:
             return
-        self._thread.loading = None
+        self.here.loading = None
         _, events = self._sending.pop(loading, (0, None))
         if events is not None:
             vars(events).pop("complete", None)
@@ -167,15 +179,9 @@ class Gates:
 
     def moved(self, pool: str, pages: Pages) -> None:
         """The load that this thread is in the middle of writes these device pages."""
-        loading = getattr(self._thread, "loading", None)
+        loading = self.here.loading
         if loading is not None:
             loading.moves(pool, pages)
-
-    def moving(self, pool: str) -> None:
-        """The load that this thread is in the middle of writes pages of ``pool``; which is not known yet."""
-        loading = getattr(self._thread, "loading", None)
-        if loading is not None:
-            loading.pages.setdefault(pool, _NO_PAGES)
 
     def read_pages(self, pool: str, pages: Pages, what: str) -> None:
         """These device pages are read, in all layers, by a copy."""

@@ -8,14 +8,17 @@ for nothing. Where there is none, the copy's stream waits.
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from hicache_dbg.tracer.digest.driver import check, driver
+from hicache_dbg.tracer.attach.sglang.gpu_reader import Reader
+from hicache_dbg.tracer.attach.sglang.gpu_sides import Sides
+from hicache_dbg.tracer.digest.driver import check, driven, driver
 from hicache_dbg.tracer.digest.mark import Mark
-from hicache_dbg.tracer.digest.select import digester_for
+from hicache_dbg.tracer.digest.select import DeviceDigester, digester_for
 
 __all__ = ["A_LAUNCH_BYTES", "IN_LINE_BYTES", "Job", "Lane", "Part", "Slot"]
 
@@ -26,6 +29,8 @@ IN_LINE_BYTES = 8 << 20
 A_LAUNCH_BYTES = 32 << 20
 
 _SMALLEST = 4096
+#: Slots that are kept for later, 32 KB of the device each at least.
+_MOST_SLOTS = 256
 
 
 class Part(NamedTuple):
@@ -94,51 +99,51 @@ class Job(Protocol):
 
 
 class Lane:
-    """The digests of one device: its digester, slots that are used again, and a stream beside SGLang's.
+    """The digests of one device: its digester, slots that are used again, and the streams beside SGLang's.
 
     An operation takes three calls of the driver: a wait, a launch a component, a record. A small one
-    takes two, a large backup one for each 32 MB and another wait.
+    takes two, a large backup a launch for each 32 MB, and a wait or a record more.
     """
 
     def __init__(self, device: str) -> None:
-        self._record = driver().cuEventRecord  # there is none on ROCm: said when the pool is built
-        self._wait = driver().cuStreamWaitEvent
+        # There is no such driver on ROCm: said when the pool is built.
+        self.raw_record = driver().cuEventRecord
+        self.wait = driver().cuStreamWaitEvent
+        #: Asks whether an event has come, by its handle: 0 if it has.
+        self.query = driver().cuEventQuery
         self.digester = digester_for(device)
         self.device = self.digester.device
-        self._index = self.device.index or 0
-        self._slots: deque[Slot] = deque()
+        index = self.device.index or 0
+        #: Whether this thread's stream takes what is enqueued into a graph; without a look at the build.
+        self.captures = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001
+        #: This thread's stream, as a raw handle: 0.2 us, not 8.
+        self.stream = partial(torch._C._cuda_getCurrentRawStream, index)  # noqa: SLF001
+        self.slots: deque[Slot] = deque()
         self._marks: deque[torch.cuda.Event] = deque()
-        self._reader = torch.cuda.Stream(self.device)
-        self._side = torch.cuda.Stream(self.device).cuda_stream
+        self._reader = Reader(self.device, sender(self.digester))
+        self.sides = Sides(self.device, getattr(self.digester, "send", None))
         self._order = Mark()
         self._none = torch.empty(0, dtype=torch.int64)
-        self._lock = threading.Lock()
-
-    def captures(self) -> bool:
-        """Whether this thread's stream takes what is enqueued into a graph."""
-        return torch._C._cuda_isCurrentStreamCapturing()  # noqa: SLF001 - without a look at the build
-
-    def stream(self) -> int:
-        """This thread's stream, as a raw handle."""
-        return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001 - 0.2 us, not 8
+        #: For who enqueues: what one operation takes follows on each other.
+        self.lock = threading.Lock()
 
     def mark(self, stream: int) -> torch.cuda.Event:
         """An event that tells when ``stream`` came here; whose it is gives it back."""
         try:
             event = self._marks.popleft()
         except IndexError:
-            event = timed_event(self._reader)
+            event = timed_event(self._reader.stream)
         self.record(event.cuda_event, stream)
         return event
 
     def slot(self, words: int) -> Slot:
         """Room for ``words`` digests."""
         try:
-            slot = self._slots.popleft()
+            slot = self.slots.popleft()
         except IndexError:
             slot = None
         if slot is None or slot.size < words:
-            slot = Slot(max(_SMALLEST, 1 << (words - 1).bit_length()), self._reader)
+            slot = Slot(max(_SMALLEST, 1 << (words - 1).bit_length()), self._reader.stream)
         slot.parts, slot.words, slot.refused = [], 0, ""
         return slot
 
@@ -150,71 +155,75 @@ class Lane:
         streams are held up until the digests are done.
         """
         handle: int = getattr(over, "cuda_event", 0)
-        first, *others = jobs
-        with self._lock:
-            size, on, loads = first.prepare(), first.stream, first.loads
-            streams = [on]
-            for job in others:
-                size += job.prepare()
-                loads = loads or job.loads
-                if job.stream not in streams:
-                    streams.append(job.stream)
-            beside = size > IN_LINE_BYTES or len(streams) > 1
-            early = 0
-            if beside:
-                on = self._side
-                if size > A_LAUNCH_BYTES and handle and not loads:  # whose source is there early
-                    early = getattr(start, "cuda_event", 0)
-                self._follow(streams, early or handle)
+        with self.lock:
+            size = sum([job.prepare() for job in jobs])
+            streams = list(dict.fromkeys(job.stream for job in jobs))
+            on = last = streams[0]
+            side = self.sides[on]
+            early = (
+                size > A_LAUNCH_BYTES and handle and start and _backs_up(jobs) and not streams[1:]
+            )
+            if early and start.query():  # what is read is there already: nothing waits for it
+                on = side
+            elif size > IN_LINE_BYTES or streams[1:]:
+                on = last = side
+                self._follow(streams, start.cuda_event if early else handle, side)
             for job in jobs:
                 job.digest(on)
-            if early:
-                self._follow(streams, handle)
+            if on != last:
+                self._hold(on, streams)
+            elif early:
+                self._wait_for(handle, side)
             for job in jobs:
                 if handle and timed:
                     job.clock = start, over
                 elif job.slot is not None:
-                    self.record(job.slot.handle, on)
+                    self.record(job.slot.handle, last)
             if handle:
-                self.record(handle, on)
-            elif beside:
-                self._hold(streams)
+                self.record(handle, last)
+            elif on == side:
+                self._hold(on, streams)
 
     def record(self, event: int, stream: int) -> None:
         """Record an event on a stream, by their handles."""
-        code = self._record(event, stream)
+        code = self.raw_record(event, stream)
         if code:
             check("cuEventRecord", code)
 
-    def _follow(self, streams: list[int], event: int) -> None:
-        """What is enqueued beside comes behind ``event``, or else behind all that is in ``streams``."""
+    def _follow(self, streams: list[int], event: int, on: int) -> None:
+        """What is enqueued in ``on`` comes behind ``event``, or else behind all that is in ``streams``."""
         if event and len(streams) == 1:
-            code = self._wait(self._side, event, 0)
-            if code:
-                check("cuStreamWaitEvent", code)
+            self._wait_for(event, on)
             return
         for stream in streams:
             self._order.record(stream)
-            self._order.hold(self._side)
+            self._order.hold(on)
 
-    def _hold(self, streams: list[int]) -> None:
-        """What is enqueued in ``streams`` comes behind all that is beside."""
-        self._order.record(self._side)
+    def _wait_for(self, event: int, stream: int) -> None:
+        code = self.wait(stream, event, 0)
+        if code:
+            check("cuStreamWaitEvent", code)
+
+    def _hold(self, on: int, streams: list[int]) -> None:
+        """What is enqueued in ``streams`` comes behind all that is in ``on``."""
+        self._order.record(on)
         for stream in streams:
             self._order.hold(stream)
 
-    def read(self, slot: Slot | None, *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def read(self, slot: Slot | None, *indices: torch.Tensor) -> Sequence[torch.Tensor]:
         """An operation's digests, if it has any, and ``indices``, on the CPU; blocks the calling thread alone."""
-        with torch.cuda.stream(self._reader):
-            words = self._none if slot is None else slot.room[: slot.words].cpu()
-            return words, *(index.cpu() for index in indices)
+        return self._reader.read(self._none if slot is None else slot.room[: slot.words], *indices)
 
     def give_back(self, slot: Slot | None, mark: torch.cuda.Event | None) -> None:
         """What an operation had may be used again: its work is over."""
-        if slot is not None:
-            self._slots.append(slot)
+        if slot is not None and len(self.slots) < _MOST_SLOTS:
+            self.slots.append(slot)
         if mark is not None:
             self._marks.append(mark)
+
+
+def _backs_up(jobs: Sequence[Job]) -> bool:
+    return not any(job.loads for job in jobs)
 
 
 def timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -222,3 +231,13 @@ def timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event
+
+
+def sender(digester: DeviceDigester) -> Callable[[int, int, int, int], None]:
+    """How words get from a digester's device into pinned memory."""
+    send: Callable[[int, int, int, int], None] | None = getattr(digester, "send", None)
+    return send or _copied
+
+
+def _copied(target: int, source: int, words: int, stream: int) -> None:
+    driven(driver().cuMemcpyAsync, target, source, 8 * words, stream)

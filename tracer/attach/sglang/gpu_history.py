@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ __all__ = ["History"]
 
 #: Allocations that are kept at most while operations are under way.
 MOST = 1 << 14
+#: Moments are noted without a lock: the oldest is one of the first so many, as many as threads may race.
+_ABOUT_FIRST = 16
 
 
 class History:
@@ -25,9 +28,13 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._now = 0
-        self._log: deque[tuple[int, Allocations, Any]] = deque()
-        self._open: deque[int] = deque()  # ascending
+        #: The moment of now.
+        self.now = 0
+        self._log: deque[_Given] = deque()
+        self._open: deque[int] = deque()
+        #: Given the moment of its begin, keeps what is asked of it until :meth:`end`. No lock: nobody
+        #: gives pages away that are being copied.
+        self.begun = self._open.append
         self._known_since = 0
 
     def note(self, source: Allocations, indices: Any) -> None:
@@ -36,23 +43,23 @@ class History:
             source.count(indices)
             if not self._open:
                 return
-            self._now += 1
-            self._log.append((self._now, source, indices))
+            self.now += 1
+            self._log.append(_Given(self.now, source, indices))
             if len(self._log) > MOST:
-                self._known_since = self._log.popleft()[0]
+                self._known_since = self._log.popleft().when
 
     def begin(self) -> int:
         """The moment of now, to be closed with :meth:`end`."""
-        with self._lock:
-            self._open.append(self._now)
-            return self._now
+        moment = self.now
+        self.begun(moment)
+        return moment
 
     def end(self, moment: int) -> None:
         """Nobody asks for ``moment`` any more."""
         with self._lock:
             self._open.remove(moment)
-            oldest = self._open[0] if self._open else self._now
-            while self._log and self._log[0][0] <= oldest:
+            oldest = min(islice(self._open, _ABOUT_FIRST), default=self.now)
+            while self._log and self._log[0].when <= oldest:
                 self._log.popleft()
 
     def at(self, record: PoolRecord, pages: Pages, moment: int) -> Pages:
@@ -64,15 +71,32 @@ class History:
             if moment < self._known_since:
                 return np.full(len(pages), -2 - moment, np.int64)
             counts = record.generation(pages)
-            for when, source, indices in self._log:
-                if when > moment and any(source is mine for mine in record.sources):
-                    counts = counts - np.isin(pages, _pages(source, indices))
-            return counts
+            since = takewhile(lambda given: given.when > moment, reversed(self._log))
+            named = [given.pages() for given in since if given.source in record.sources]
+        if named:
+            ordered = np.sort(np.concatenate(named))
+            first, last = (np.searchsorted(ordered, pages, side) for side in ("left", "right"))
+            counts = counts - (last - first)
+        return counts
+
+
+class _Given:
+    """Indices that were given away at a moment, and their pages once somebody asked for them."""
+
+    __slots__ = ("_indices", "_pages", "source", "when")
+
+    def __init__(self, when: int, source: Allocations, indices: Any) -> None:
+        self.when, self.source, self._indices = when, source, indices
+        self._pages: Pages | None = None
+
+    def pages(self) -> Pages:
+        """Each page once, as the counts take them."""
+        if self._pages is None:
+            self._pages = _pages(self.source, self._indices)
+        return self._pages
 
 
 def _pages(source: Allocations, indices: Any) -> Pages:
-    """The pages of indices that were given away, as the counts take them."""
     if not isinstance(indices, torch.Tensor) or indices.device.type != "cpu":
         return np.zeros(0, np.int64)
-    pages: Pages = indices.numpy() // source.page
-    return pages
+    return np.unique(indices.numpy() // source.page)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +11,10 @@ import torch
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, read_call
 from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES, Part, Slot
 from hicache_dbg.tracer.attach.sglang.gpu_history import History
-from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool, Plan
+from hicache_dbg.tracer.attach.sglang.gpu_plans import Plan
+from hicache_dbg.tracer.digest.driver import check
 from hicache_dbg.tracer.events import Event, Op, SkipReason
-from hicache_dbg.tracer.ledger import Digests
+from hicache_dbg.tracer.ledger import Digests, Pages
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.probe import CopyRecord, Point
 
@@ -25,7 +26,12 @@ __all__ = ["PATIENCE_S", "Booked", "DeviceOp"]
 
 #: How long at most an operation waits to be judged while the host is in the middle of another: each
 #: step of the bus's thread is one that the host's waits for the interpreter.
-PATIENCE_S = 0.1
+PATIENCE_S = 0.25
+#: What the driver says of an event: CUDA_SUCCESS, CUDA_ERROR_NOT_READY.
+_COME, _NOT_YET = 0, 600
+#: So long the bus's thread keeps the interpreter for itself at most, give or take an operation. Who waits
+#: for it would otherwise wait for 5 ms; to sleep after each operation takes as long as to judge one.
+HOLD_S = 0.0003
 
 
 @dataclass(slots=True)
@@ -45,8 +51,15 @@ class Booked:
     busy: set[int]
     open: Callable[[Copy], CopyRecord]
     judge: Callable[[CopyRecord], Sequence[Event]]
-    read: Callable[["DeviceOp", Reading, Given], None]
-    lost: Callable[["DeviceOp"], None]
+    read: Callable[[Any, Reading, Given], None]
+    lost: Callable[[Any], None]
+    _gave_way: float = field(default=0.0, init=False)
+
+    def give_way(self) -> None:
+        """Now and then, let a thread of the host's go on that waits for the interpreter."""
+        if time.thread_time() - self._gave_way > HOLD_S:  # what the bus's thread waited, nobody did
+            time.sleep(0)
+            self._gave_way = time.thread_time()
 
 
 class DeviceOp:
@@ -59,50 +72,97 @@ class DeviceOp:
 
     # What is as here of most operations is set for the others alone.
     status, thread = "ok", ""
-    duration_us, time_ns = 0.0, 0
+    time_ns = 0
     whom: "tuple[Request, ...]" = ()
     leave: tuple[Callable[[str, None], object], str] | None = None
     opened: "OpenCopy | None" = None
     before: "Sequence[Followed | OpenCopy]" = ()
     slot: Slot | None = None
+    #: Of the event behind copies and digests, where it is known.
+    handle = 0
     _pages: torch.Tensor | None = None
     _many, _start, _unit, _taken, _size = 0, 0, 1, 0, 0
     _finished = _read = False
 
     def __init__(  # noqa: PLR0917
         self,
-        pool: DevicePool,
         plan: Plan,
         owner: Any,
-        ends: tuple[torch.Tensor, torch.Tensor],
+        host: torch.Tensor,
+        device: torch.Tensor,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         op_id: int,
-        booked: Booked,
     ) -> None:
         """To be made on the copy's stream, before anything moves.
 
         Args:
-            pool: what is known of the pool.
             plan: of the method that is called.
             owner: SGLang's pool.
-            ends: the indices of the host and of the device.
+            host: the indices of the host.
+            device: those of the device.
             args: what the method is given.
             kwargs: the same.
             op_id: the operation's number.
-            booked: what it needs once it is over.
         """
-        self.pool, self.plan, self.owner, self.op_id, self.booked = pool, plan, owner, op_id, booked
-        self.host, self.device = ends
+        self.plan, self.owner, self.op_id, self.host, self.device = plan, owner, op_id, host, device
         self.args, self.kwargs = args, kwargs
-        self.loads = plan.loads
-        self.layers: Sequence[int] = () if self.loads else plan.all
-        lane = pool.lane
-        self.stream = lane.stream()
-        self._mark = None if plan.timed else lane.mark(self.stream)
+        self.pool, self.booked, self.loads = plan.device_pool, plan.booked, plan.loads
+        self.layers: Sequence[int] = () if plan.loads else plan.all
+        self.stream = plan.stream()
+        self._mark = None if plan.timed else self.pool.lane.mark(self.stream)
         self.clock: tuple[Any, Any] = (self._mark, None)
-        self._moment = booked.history.begin()
+        history = plan.booked.history
+        self._moment = moment = history.now
+        history.begun(moment)
         self._began_ns = time.time_ns()
+
+    def at_once(self, start: Any, over: Any, *, timed: bool) -> bool:
+        """Everything that enqueues the usual operation, in one go; False where it is another.
+
+        The usual one has SGLang's event of its end, ``over``, and takes one launch a component behind
+        its copies. It does then what :meth:`Lane.conclude` does, in a third of its time: that is twelve
+        functions, none of which is in a cache between two of SGLang's operations.
+        """
+        plan, ids, lane = self.plan, self.device, self.pool.lane
+        count, handle = ids.numel(), getattr(over, "cuda_event", 0)
+        way = plan.ways.get(count) or plan.way(self.owner, count)
+        if (
+            way is None
+            or not handle
+            or self.layers is not plan.all
+            or self.host.numel() != count
+            or ids.dim() != 1
+            or ids.dtype is not torch.int64
+            or ids.get_device() != plan.ordinal
+        ):
+            return False
+        first, unit, many, beside, words, parts, launches = way
+        on, step = lane.sides[self.stream] if beside else self.stream, ids.stride(0)
+        with lane.lock:
+            slot = lane.slots.popleft() if lane.slots else lane.slot(words)
+            if slot.size < words:
+                slot = lane.slot(words)
+            self.slot, slot.parts, slot.words, slot.refused = slot, parts, words, ""
+            if on not in slot.streams:
+                slot.used_on(on, lane.device)
+            code = lane.wait(on, handle, 0) if beside else 0
+            if code:
+                check("cuStreamWaitEvent", code)
+            address, at = slot.address, ids.data_ptr() + 8 * step * first
+            for every, bases, offset in launches:
+                every(on, many, bases, at, step * unit, unit, many, address + offset, many)
+            if timed:
+                self.clock, self.handle = (start, over), handle
+            else:
+                self.clock, self.handle = (self._mark, slot.event), slot.handle
+                lane.record(slot.handle, on)
+            code = lane.raw_record(handle, on)
+            if code:
+                check("cuEventRecord", code)
+        self._many, self._start, self._unit, self._taken = many, first, unit, len(self.layers)
+        self._finished = True
+        return True
 
     def prepare(self) -> int:
         """Take a slot; how many bytes are to be digested."""
@@ -143,7 +203,10 @@ class DeviceOp:
         """Whether a launch of whole pages can read the indices where they are."""
         ids = self.device
         return (
-            bool(self.pool.whole) and len(strides) == 1 and ids.is_cuda and ids.dtype is torch.int64
+            bool(self.pool.whole)
+            and len(strides) == 1
+            and ids.get_device() == self.plan.ordinal
+            and ids.dtype is torch.int64
         )
 
     def _in_parts(self, slot: Slot, on: int) -> None:
@@ -181,7 +244,11 @@ class DeviceOp:
         """Whether copies and digests are over; named as a device's event has it."""
         if self._read:
             return True
-        end = self.clock[1]
+        if self.handle:
+            code = self.pool.lane.query(self.handle)
+            if code in {_COME, _NOT_YET}:
+                return bool(code == _COME)
+        end = self.clock[1]  # torch's own way, for a thread that has not used the device yet
         return end is None or bool(end.query())
 
     def drop(self) -> None:
@@ -210,18 +277,22 @@ class DeviceOp:
         parts, refused = (slot.parts, slot.refused) if slot is not None else ([], "")
         try:
             given = self.plan.given(self.owner, host, device, self.args, self.kwargs, self.whom)
-            _give_way()
-            reading = read_call(self.pool.record, given, self.op_id)
-            _give_way()
+            layers = tuple(self.layers)
+            reading = read_call(
+                self.pool.record, given, self.op_id, layers=layers, generations=self._generations
+            )
             booked.read(self, reading, given)
-            record = booked.open(self._copy(reading.copy))
+            record = booked.open(reading.copy)
         finally:
             booked.history.end(self._moment)
-        _give_way()
         self._fill(record, words.numpy().view(np.uint64), parts, refused)
         record.time_ns, record.duration_us = ended_ns, took_us
         record.status = self.status
-        return booked.judge(record)
+        events = booked.judge(record)
+        booked.give_way()
+        if not booked.busy:
+            lane.sides.settle(self.stream)
+        return events
 
     def _times(self) -> tuple[int, float]:
         """When the operation was over, and how long the device took.
@@ -232,14 +303,13 @@ class DeviceOp:
         """
         began, ended = self.clock
         if began is None or not self._finished:
-            return self.time_ns, self.duration_us
+            return self.time_ns, (self.time_ns - self._began_ns) * 1e-3
         took_us = float(began.elapsed_time(ended)) * 1e3
         return max(self.time_ns, self._began_ns + round(took_us * 1e3)), took_us
 
-    def _copy(self, copy: Copy) -> Copy:
-        pages, layers = copy.host_pages, tuple(self.layers)
-        generations = self.booked.history.at(self.pool.record, pages, self._moment)
-        return replace(copy, layers=layers, model_layers=layers, generations=generations)
+    def _generations(self, pages: Pages) -> Pages:
+        """Those of host pages as the operation began."""
+        return self.booked.history.at(self.pool.record, pages, self._moment)
 
     def _fill(
         self, record: CopyRecord, words: Digests, parts: Sequence[Part], refused: str
@@ -261,7 +331,8 @@ class DeviceOp:
                 mine = [part for part in parts if part.component == component]
                 rows = [_rows(words, part, len(copy.host_pages)) for part in mine]
                 whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
-                record.digests[point, component] = whole[:, record.digested]
+                every = b"\0" not in record.digested.tobytes()
+                record.digests[point, component] = whole if every else whole[:, record.digested]
 
 
 def _runs(layers: Sequence[int]) -> Iterator[range]:
@@ -271,11 +342,6 @@ def _runs(layers: Sequence[int]) -> Iterator[range]:
         if at == len(layers) or layers[at] != layers[at - 1] + 1:
             yield range(layers[first], layers[at - 1] + 1)
             first = at
-
-
-def _give_way() -> None:
-    """Let a thread of the host's go on that waits for the interpreter: it would wait for 5 ms."""
-    time.sleep(0)
 
 
 def _rows(words: Digests, part: Part, pages: int) -> Digests:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hicache_dbg.tracer.attach.sglang.copies import Given
-from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES, Lane, Part
+from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES, IN_LINE_BYTES, Lane, Part
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, LOAD
 from hicache_dbg.tracer.attach.sglang.paths import page_starts
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
@@ -18,9 +18,10 @@ from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.view import View
 
 if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked
     from hicache_dbg.tracer.digest.gpu import WholePages
 
-__all__ = ["DevicePool", "Plan"]
+__all__ = ["AtOnce", "DevicePool", "Plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,23 @@ class DevicePool:
         return plan
 
 
+class AtOnce(NamedTuple):
+    """Digests of all of a call's layers in one launch a component, behind its copies.
+
+    ``start``, ``unit`` and ``many`` say which of the indices name pages, and how many pages that are;
+    ``beside`` whether the launches have a stream of their own. Each of ``launches`` is the call, its
+    table of layers and where in the slot its digests begin, in bytes.
+    """
+
+    start: int
+    unit: int
+    many: int
+    beside: bool
+    words: int
+    parts: list[Part]
+    launches: tuple[tuple[Any, int, int], ...]
+
+
 class Plan:
     """One copy method of one pool: where its arguments are, and what is to be done about a call.
 
@@ -57,7 +75,8 @@ class Plan:
 
     def __init__(self, pool: DevicePool, method: str, probe: LayerProbe) -> None:
         record, names = pool.record, ARGUMENTS[method]
-        self.probe, self.method = probe, method
+        self.device_pool, self.probe, self.method = pool, probe, method
+        self.push, self.stream = probe.bus.push, pool.lane.stream
         self.op = Op.LOAD if method.startswith(LOAD) else Op.BACKUP
         self.loads = self.op is Op.LOAD
         self.wanted = probe.wants(record.mirror.pool, self.op)
@@ -70,27 +89,31 @@ class Plan:
         self.highest = max(record.geometry.positions, default=0) if record.geometry else 0
         #: Whether SGLang's own events tell how long the device took.
         self.timed = False
+        #: Whether our wrapper may step aside for a load's calls; None as long as nobody asked.
+        self.passes: bool | None = None
         #: The device pool that the last call named, by its identity.
         self.over = 0
         self._record, self._device = record, pool.lane.device
         self._ranges: dict[int, tuple[range, ...]] = {}
         self._parts: dict[int, tuple[list[Part], list[int], int]] = {}
+        self._whole, self._page_bytes = pool.whole, pool.page_bytes
         self._names = tuple(name for name, _ in pool.whole)
+        #: Where the launch of whole pages reads indices: a device's number, -1 for the CPU.
+        self.ordinal = -1 if self._device.index is None else self._device.index
+        #: What operations need once they are over; given before the first one comes.
+        self.booked: Booked
+        #: How so many indices are digested in one launch a component, where they are.
+        self.ways: dict[int, AtOnce] = {}
         self._starts: dict[int, tuple[int, int] | None] = {}
         self._at = {name: at for at, name in enumerate(names)}
         self.usual = names[:3] == ("device_pool", "host_indices", "device_indices")
 
     def ends(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The indices of the host and of the device; None where the call moves nothing."""
-        if self.usual and len(args) >= 3:
-            host, device = args[1], args[2]
-        else:
-            host = self.argument("host_indices", args, kwargs)
-            device = self.argument("device_indices", args, kwargs)
-        if host is None or device is None or not (host.numel() or device.numel()):
-            return None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The indices of the host and of the device, as far as the call is given some."""
+        names = ("host_indices", "device_indices")
+        host, device = (self.argument(name, args, kwargs) for name in names)
         return host, device
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,6 +153,27 @@ class Plan:
             offsets = [8 * part.at for part in parts]
             known = self._parts[pages] = parts, offsets, size * len(parts)
         return known
+
+    def way(self, owner: Any, count: int) -> AtOnce | None:
+        """How ``count`` indices are digested in one launch a component; None where it takes more, or none."""
+        starts = self.starts(owner, count) if self.digests and self._whole else None
+        if starts is None:
+            return None
+        start, unit = starts
+        many = -(-(count - start) // unit)
+        size = self.layers * many * self._page_bytes
+        if not many or (size > A_LAUNCH_BYTES and not self.loads):
+            return None
+        parts, offsets, words = self.parts(many)
+        launches = tuple(
+            (launch.every, launch.bases, offset)
+            for (_, launch), offset in zip(self._whole, offsets, strict=True)
+        )
+        way = AtOnce(start, unit, many, size > IN_LINE_BYTES, words, parts, launches)
+        if len(self.ways) > 4096:
+            self.ways.clear()
+        self.ways[count] = way
+        return way
 
     def ranges(self, size: int) -> tuple[range, ...]:
         """In how many launches ``size`` bytes of a backup's layers are digested.

@@ -12,7 +12,6 @@ from hicache_dbg.tracer.attach.sglang import versions
 from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ours
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, layer_of, read_call
 from hicache_dbg.tracer.attach.sglang.counters import ByteCounters
-from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames
 from hicache_dbg.tracer.attach.sglang.gates import Gates
 from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
 from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp
@@ -26,7 +25,7 @@ from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.storage import Storage
 from hicache_dbg.tracer.attach.sglang.transfers import Transfers
-from hicache_dbg.tracer.attach.sglang.versions import LOADS, layers_sent
+from hicache_dbg.tracer.attach.sglang.versions import layers_sent
 from hicache_dbg.tracer.checks.index_space import check_indices
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.mirror import Copy
@@ -69,9 +68,8 @@ class Observer:
         self.say = Say(self.session, self.over)
         self.gates = Gates(self.say)
         self.owners = Owners(self.say, self.registry, self.given_away)
-        self._running: set[int] = set()
-        self.frames = Frames(self.owners.copies.submitted, self._concluded, self._running)
-        self.calls = DeviceCalls(self.frames, self._booked, self._submitted)
+        self.calls = DeviceCalls(self._booked, self.owners.copies, self.gates, self.over)
+        self.frames = self.calls.frames
         self.storage = Storage(self.say, self.registry)
         self.transfers = Transfers(self.say, self.started)
         self.on = False
@@ -106,7 +104,7 @@ class Observer:
     def settle(self, within_s: float) -> None:
         """Wait until no operation is under way, but no longer than so many seconds."""
         until, pause = time.monotonic() + within_s, threading.Event()
-        while self._running and time.monotonic() < until:
+        while self.calls.running and time.monotonic() < until:
             pause.wait(0.001)
 
     def announce(self) -> None:
@@ -208,7 +206,8 @@ class Observer:
         session = self._session if self.on else None
         if session is None or not session.probe.enabled:
             return None
-        session.enforce()
+        if session.stops:
+            session.enforce()
         if not self._announced:
             self.announce()
         return session
@@ -244,28 +243,16 @@ class Observer:
             self._tell(session, reading, given, op.op_id)
             self.owners.copies.known(op, reading.copy, given.device_pool, op.thread)
 
-        history, running, lost = self.devices.history, self._running, self.owners.copies.lost
+        history, running, lost = self.devices.history, self.calls.running, self.owners.copies.lost
         return Booked(history, running, probe.booked, probe.judged, read, lost)
 
-    def _submitted(self, op: DeviceOp) -> None:
-        plan, args = op.plan, op.args
-        over = args[0] if args and plan.usual else plan.argument("device_pool", args, op.kwargs)
-        if id(over) != plan.over and over is not None:
-            plan.over = id(over)
-            self.over.setdefault(id(over), set()).add(plan.pool)
-        self.owners.copies.opening(op)
-        if plan.loads:
-            self.gates.moving(plan.pool)
-
-    def _concluded(self, frame: Frame) -> None:
-        call = frame.call
+    def sent(self, *call: Any) -> None:
+        """A load's operation, a :data:`~hicache_dbg.tracer.attach.sglang.frames.Call`, has sent off its layers."""
         try:
-            if frame.on_device:
-                self.calls.conclude(frame)
-            if call is not None and call[1] in LOADS:
-                self.gates.sent(layers_sent(*call))
+            self.gates.sent(layers_sent(*call))
         except Exception as error:  # noqa: BLE001 - SGLang goes on without us
-            frame.probe.errors.record("digest/device", error)
+            if self._session is not None:
+                self._session.errors.record("attach/load ends", error)
 
     def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
         """What a call's indices say, and how many bytes it moved."""

@@ -128,8 +128,10 @@ class OpenCopies:
     def opening(self, copy: Followed) -> None:
         """A copy was submitted whose pages are on a GPU: :meth:`known` tells them, in its turn."""
         with self._lock:
-            if self._open:
-                copy.before = self._that_are_over()
+            for copies in self._open.values():
+                if copies[0].query():
+                    copy.before = self._that_are_over()
+                    break
             others = self._open.get(copy.stream)
             if others is None:
                 self._open[copy.stream] = deque((copy,))
@@ -138,7 +140,11 @@ class OpenCopies:
 
     def lost(self, copy: Followed) -> None:
         """Nobody will ask for :meth:`known`."""
-        for earlier in copy.before:
+        before, copy.before = (
+            copy.before,
+            (),
+        )  # one that is lost keeps no other, nor its device memory
+        for earlier in before:
             self._close(earlier)
 
     def known(self, one: Followed, copy: Copy, device_pool: Any, thread: str) -> None:
@@ -225,10 +231,10 @@ class OpenCopies:
             ends.append(_End(source, _DEVICE, pages, source.pages))
         if counts_alike:
             pages = _at_host(copy, own.pages)
-            ends.append(_End(own, _HOST, pages, own.pages, writes, True))
+            ends.append(_End(own, _HOST, pages, own.pages, writes, moves=True))
         limit = _pages_of(mirror.device)
         pages = _at_device(copy, limit)
-        ends.append(_End(own, _DEVICE, pages, limit, not writes, True))
+        ends.append(_End(own, _DEVICE, pages, limit, not writes, moves=True))
         return ends
 
     def _book_of(self, end: _End) -> Ownership:

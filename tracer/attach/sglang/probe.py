@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from hicache_dbg.tracer.bus import Record
+from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.events import Event, Op
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.probe import CopyRecord, Point, Probe
@@ -51,9 +51,10 @@ class LayerProbe(Probe):
         settings = self._settings
         return settings.traces(pool) and any(fnmatchcase(op, glob) for glob in settings.ops)
 
-    def push(self, record: Record) -> bool:
-        """Hand a record to the bus; False if it had no room."""
-        return self._bus.push(record)
+    @property
+    def bus(self) -> Bus:
+        """Takes records of copies that are followed elsewhere."""
+        return self._bus
 
     def booked(self, copy: Copy) -> CopyRecord:
         """A copy's record as it begins; asked for on the bus's thread once its pages are known."""

@@ -9,7 +9,7 @@ from hicache_dbg.tracer.events import Event
 from hicache_dbg.tracer.probe import CopyRecord, Digester
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
-from hicache_dbg.tracer.settings import Settings
+from hicache_dbg.tracer.settings import Action, Settings
 from hicache_dbg.tracer.sink import Sink
 
 __all__ = ["SglangSession"]
@@ -39,6 +39,8 @@ class SglangSession(Session):
             place=place,
             errors=errors,
         )
+        #: Whether the host may have to be stopped at a finding.
+        self.stops = settings.action is Action.RAISE
         self.probe = LayerProbe(
             bus=self.bus,
             digester=digester,

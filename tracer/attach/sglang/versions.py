@@ -205,7 +205,7 @@ def layers_brought(owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[
         return layers_sent(owner, method, args, kwargs) if alone else 0
     transfers = args[0] if args else kwargs.get("transfers", ())
     if len(transfers) == 1 and getattr(transfers[0], "layer_mapper", None) is None:
-        return layers_sent(owner, method, args, kwargs)
+        return int(kwargs.get("transfer_layer_id_max") or kwargs.get("layer_num") or 0)
     mapped = any(getattr(each, "layer_mapper", None) is not None for each in transfers)
     once = len({id(each.host_pool) for each in transfers}) == len(transfers)
     return layers_sent(owner, method, args, kwargs) if once and not mapped else 0

@@ -6,8 +6,9 @@ from functools import wraps
 from typing import Any
 
 from hicache_dbg.tracer.attach.sglang.classes import is_ours, ours
+from hicache_dbg.tracer.attach.sglang.frames import Frame
 from hicache_dbg.tracer.attach.sglang.observer import Observer
-from hicache_dbg.tracer.attach.sglang.versions import events_of
+from hicache_dbg.tracer.attach.sglang.versions import LOADS, events_of
 
 __all__ = ["Wrappers"]
 
@@ -79,13 +80,16 @@ class Wrappers:
     def operation(self, original: Function) -> Function:
         """Around a method that is one operation."""
         observer, frames, name = self._observer, self._observer.frames, original.__name__
+        running, conclude = observer.calls.running, observer.calls.conclude
+        loading = observer.gates.here if name in LOADS else None
 
         @wraps(original)
         def operation(owner: Any, *args: Any, **kwargs: Any) -> Any:
             session = observer.entered() if frames.current is None else None
             if session is None:
                 return original(owner, *args, **kwargs)
-            frame = frames.begin(session.probe, (owner, name, args, kwargs))
+            frames.current = frame = Frame(session.probe, (owner, name, args, kwargs))
+            running.add(frame.op_id)
             try:
                 result = original(owner, *args, **kwargs)
                 try:
@@ -96,7 +100,14 @@ class Wrappers:
                 frame.status = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                frames.end(frame)
+                if frame.loads or frame.opened or not frame.on_device:
+                    frames.end(frame)
+                else:  # the same, of copies on a GPU alone
+                    frames.current = None
+                    conclude(frame)
+                    running.discard(frame.op_id)
+                if loading is not None and loading.loading is not None:
+                    observer.sent(owner, name, args, kwargs)
             return result
 
         return ours(operation)
@@ -104,13 +115,13 @@ class Wrappers:
     def backup(self, original: Function, method: str, cls: type) -> Function:
         """Around a method of ``cls`` that copies all layers of some indices to the host."""
         observer, outermost = self._observer, Outermost(cls, method)
-        beside, device_of = observer.beside, observer.devices.of
+        beside, device_of, known = observer.beside, observer.devices.of, observer.devices.by_pool
         frames, around = observer.frames, observer.calls.around
 
         @wraps(original)
         def backup(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            device = device_of(pool)
-            if device is not None:
+            device = known.get(id(pool))
+            if device is not None and not device.lane.captures():
                 frame = frames.current
                 if frame is None:
                     return beside(device, original, method, pool, args, kwargs)
@@ -135,13 +146,13 @@ class Wrappers:
     def load(self, original: Function, method: str, cls: type) -> Function:
         """Around a method of ``cls`` that copies one layer of some indices to the device."""
         observer, outermost = self._observer, Outermost(cls, method)
-        beside, device_of = observer.beside, observer.devices.of
+        beside, device_of, known = observer.beside, observer.devices.of, observer.devices.by_pool
         frames, around = observer.frames, observer.calls.around
 
         @wraps(original)
         def load(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            device = device_of(pool)
-            if device is not None:
+            device = known.get(id(pool))
+            if device is not None and not device.lane.captures():
                 frame = frames.current
                 if frame is None:
                     return beside(device, original, method, pool, args, kwargs)

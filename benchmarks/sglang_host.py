@@ -1,0 +1,260 @@
+# mypy: disable-error-code="import-not-found"
+# pyright: reportMissingImports=false
+# ruff: noqa: E402 - how large pools are is said before what builds them is imported
+"""What we add to the thread that submits SGLang's operations, without a GPU.
+
+    cd tests/sglang
+    PYTHONPATH=../../.venvs/sglang-stubs:../../.venvs/sglang-0.5.23 ../../.venvs/sglang/bin/python \
+        ../../benchmarks/sglang_host.py [--calls]
+
+The controller or the engine is the release's own, over its own pool of 61 layers; its copies do nothing, and
+the driver takes our calls and does nothing. Each operation comes cold: before it, 8 MB are written and other
+Python runs, as a scheduler's loop does between two of them. Times are attached less detached, in turn;
+``--calls`` lists every Python function of ours that one operation runs.
+"""
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sglang"))
+
+import released_base
+
+LAYERS, SETS, FEW = 61, 32, 4
+released_base.LAYERS = LAYERS
+released_base.DEVICE_PAGES = released_base.HOST_PAGES = SETS * FEW
+
+import pytest
+import torch
+from copy_stand_ins import STAND_INS
+from released_base import ENGINE
+from released_driving import LAYER_COUNT, controller, indices, operation
+from released_lane import HostLane, HostMark, HostSlot
+from released_rows import mla
+from released_streams import Event, device_events
+
+from hicache_dbg.tracer.attach.sglang.gpu import Slot
+from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
+from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
+from hicache_dbg.tracer.attach.sglang.start import trace
+from hicache_dbg.tracer.digest import launch
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+
+_OURS = str(Path(trace.__code__.co_filename).parents[2])
+
+
+def _no_driver(arguments: int) -> Callable[..., int]:
+    """A function of C that is called as the driver's are, and returns 0."""
+    call = ctypes.PyDLL(None).PyErr_CheckSignals
+    call.argtypes = [ctypes.c_void_p] * arguments
+    return cast("Callable[..., int]", call)
+
+
+class Launches:
+    """Launches of all layers of one component, whose arguments are packed as they are on a GPU."""
+
+    rows, bases = LAYERS, 0
+
+    def __init__(self) -> None:
+        launch.driver = lambda: SimpleNamespace(cuLaunchKernelEx=_no_driver(4))  # type: ignore[assignment]
+        self.every = launch.PreparedLaunch(cast("Any", None), None, bytes(512), 20, 1, 128)
+
+
+class NoDevice(HostLane):
+    """Takes every call at once; digests are all 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw_record, self.wait, self.query = map(_no_driver, (2, 3, 1))
+
+    def mark(self, stream: int) -> Any:
+        """As on a GPU, of an event that is used again."""
+        self.record(HostMark.cuda_event, stream)
+        return _MARK
+
+    def slot(self, words: int) -> Slot:
+        """As on a GPU: one that was used before."""
+        slot = self.slots.popleft() if self.slots else HostSlot(max(words, 4096))
+        slot.parts, slot.words, slot.refused = [], 0, ""
+        return slot
+
+
+_MARK = HostMark()
+
+
+class Rig:
+    """One pool whose device end is taken for one on a GPU, and what moves it."""
+
+    def __init__(self) -> None:
+        self.sink = MemorySink()
+        settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, queue=1 << 16)
+        self.attachment = trace(settings, sinks=[self.sink])
+        self.setup = setup = mla("layer_first")
+        _copy_nothing()
+        observer = self.attachment.observer
+        record = observer.registry.of(setup.pool)
+        assert record is not None
+        lane = NoDevice()
+        whole: Any = tuple((name, Launches()) for name in record.mirror.device)
+        known = DevicePool(record, lane, record.mirror.device, 73_728, whole)
+        observer.devices.by_pool[id(setup.pool)] = known
+        pages = torch.arange(SETS * FEW).split(FEW)
+        self.ids = [indices(part.tolist(), setup.page) for part in pages]
+        self._move = _engine(setup) if ENGINE else _controller(setup)
+
+    def run(self, kind: str, number: int) -> None:
+        """Operation ``number`` of its kind."""
+        self._move[kind](self.ids[number % SETS])
+
+    def settle(self) -> None:
+        """All is judged."""
+        session = self.attachment.observer.session()
+        assert session is None or session.bus.flush(30)
+        self.sink.events.clear()
+
+
+def _copy_nothing() -> None:
+    """From now on SGLang's CUDA functions return at once."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sglang.srt.mem_cache"):
+            for function in STAND_INS:
+                setattr(module, function, lambda **_: None)
+
+
+def _engine(setup: Any) -> dict[str, Callable[[torch.Tensor], None]]:
+    from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
+
+    engine, pools = L2TransferEngine("kernel"), (setup.pool, setup.pool_device)
+
+    def load(ids: torch.Tensor) -> None:
+        engine.submit_host_to_device([L2Transfer(*pools, ids, ids)], **{LAYER_COUNT: LAYERS})
+
+    return {
+        "backup": lambda ids: engine.submit_device_to_host([L2Transfer(*pools, ids, ids)]),
+        "load": load,
+    }
+
+
+def _controller(setup: Any) -> dict[str, Callable[[torch.Tensor], None]]:
+    owner = controller(setup, "kernel")
+
+    def backup(ids: torch.Tensor) -> None:
+        owner.write_queue.append(operation(ids, ids))
+        owner.start_writing()
+        owner.ack_write_queue.pop()
+
+    def load(ids: torch.Tensor) -> None:
+        owner.load_queue.append(operation(ids, ids))
+        owner.start_loading()
+        owner.ack_load_queue.pop()
+
+    return {"backup": backup, "load": load}
+
+
+def calls(rig: Rig, kind: str) -> Counter[str]:
+    """Python functions of ours that one operation runs on its thread, and how often."""
+    seen: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(_OURS):
+            seen[f"{Path(code.co_filename).name}:{code.co_qualname}"] += 1
+
+    for number in range(3):
+        rig.run(kind, number)
+    rig.settle()
+    sys.setprofile(note)
+    try:
+        rig.run(kind, 3)
+    finally:
+        sys.setprofile(None)
+    rig.settle()
+    return seen
+
+
+class Chill:
+    """What a scheduler does between two operations, for all the caches know."""
+
+    def __init__(self) -> None:
+        self._wide = torch.zeros(1 << 20, dtype=torch.int64)
+        self._told = [{"name": f"page {n}", "ids": [n, n + 1]} for n in range(200)]
+
+    def __call__(self) -> None:
+        """Write 8 MB, and run Python and C that is nobody's of those measured."""
+        self._wide.add_(1)
+        json.loads(json.dumps(self._told))
+        sorted(str(one) for one in self._told)
+
+
+def once(rig: Rig, kind: str, count: int, chill: Callable[[], None]) -> float:
+    """Microseconds of one cold operation, the median of ``count``."""
+    spent: list[float] = []
+    for number in range(count):
+        chill()
+        began = time.perf_counter()
+        rig.run(kind, number)
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent) * 1e6
+
+
+@contextmanager
+def parked(on: bool) -> Iterator[None]:
+    """While operations wait to be judged, if ``on``."""
+    ready = DeviceOp.ready
+    if on:
+        DeviceOp.ready = lambda _: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DeviceOp.ready = ready  # type: ignore[method-assign]
+
+
+def added(rig: Rig, kind: str, pairs: int, chill: Callable[[], None]) -> tuple[float, float]:
+    """Microseconds that we add to an operation, and those it takes without us; nothing is judged meanwhile."""
+    more: list[float] = []
+    bare: list[float] = []
+    for _ in range(pairs):
+        rig.attachment.detach()
+        bare.append(once(rig, kind, SETS, chill))
+        rig.attachment.attach()
+        with parked(on=True):
+            more.append(once(rig, kind, SETS, chill) - bare[-1])
+        rig.settle()
+    return statistics.median(more), statistics.median(bare)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure what we add to a submitting thread.")
+    parser.add_argument("--calls", action="store_true")
+    parser.add_argument("--pairs", type=int, default=9)
+    options = parser.parse_args()
+    with pytest.MonkeyPatch.context() as patch:
+        device_events(patch)
+        patch.setattr(Event, "cuda_event", 77, raising=False)
+        rig = Rig()
+        for kind in ("backup", "load"):
+            seen = calls(rig, kind)
+            print(f"{kind}: {seen.total()} calls of {len(seen)} functions of ours")
+            for name, count in seen.items() if options.calls else ():
+                print(f"    {count:3} {name}")
+        for name, chill in (("cold", Chill()), ("warm", lambda: None)):
+            for kind in ("backup", "load"):
+                more, bare = added(rig, kind, options.pairs, chill)
+                print(f"{name} {kind}: +{more:.1f} us on {bare:.1f} us", flush=True)
+        rig.attachment.detach()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What the tracer keeps does not grow with what it has seen; benchmarks/memory.py does a million records."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hicache_dbg.tracer.bench.reach import Reach, reach
+from hicache_dbg.tracer.bench.sglang_ops import SglangOps
+from hicache_dbg.tracer.checks.kept import Kept
+from hicache_dbg.tracer.events import Copied, Event
+from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.sink import SinkError
+
+
+class Counting:
+    """A sink that keeps nothing."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Count the copies."""
+        self.copies += sum(isinstance(event, Copied) for event in events)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Dead(Counting):
+    """A sink that takes nothing."""
+
+    name = "dead"
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Refuse."""
+        raise SinkError("dead", reason="dead", lost=len(events))
+
+
+class Held:
+    """A record behind which the ring fills."""
+
+    def __init__(self) -> None:
+        self.going = False
+
+    def ready(self) -> bool:
+        """Whether it was let go."""
+        return self.going
+
+    def events(self) -> Sequence[Event]:
+        """None."""
+        return ()
+
+
+def kept(ops: SglangOps) -> Reach:
+    """All that session and attachment keep, but for what comes and goes.
+
+    That are the accesses that books share, by the thousand, and the device's slots: as many as operations
+    were under way at once.
+    """
+    gc.collect()
+    shared = [one for one in gc.get_objects() if type(one) is Kept]
+    return reach(ops.session, ops.observer, beyond=[*shared, ops.device.lane.slots])
+
+
+def judged(ops: SglangOps, cycles: int) -> None:
+    """So many lives of pages, of four records each, no more of them in the ring than it has room for."""
+    for number in range(cycles):
+        ops.live(number)
+        if number % 1000 == 999:
+            assert ops.session.bus.settle(30)
+    assert ops.session.bus.settle(30)
+
+
+def test_twenty_thousand_records_leave_nothing_behind() -> None:
+    """Half of them take as much memory as all: ledger, books, history, ring and outboxes are bounded."""
+    sink = Counting()
+    ops = SglangOps([sink], layers=2, pages=2)
+    judged(ops, 2500)
+    assert ops.session.bus.flush()
+    half = kept(ops)
+    judged(ops, 2500)
+    assert ops.session.bus.flush()
+    whole = kept(ops)
+    ops.session.close()
+    assert sink.copies == 2 * 5000
+    assert whole.objects - half.objects < 50, whole.kinds - half.kinds
+
+
+@pytest.mark.parametrize("act", [SglangOps.live, SglangOps.submit])
+def test_a_full_ring_keeps_no_more_than_it_holds(act: Callable[[SglangOps, int], None]) -> None:
+    """Operations that find no room are let go of, with their slots and indices, however many they are."""
+    ops, held = SglangOps([Counting()], layers=2, pages=2, queue=64), Held()
+    ops.session.push(held)
+    seen: list[int] = []
+    for number in range(1500):
+        act(ops, number)
+        if number % 500 == 499:
+            seen.append(kept(ops).objects)
+    held.going = True
+    assert ops.session.bus.flush()
+    dropped = ops.session.bus.health().dropped
+    ops.session.close()
+    assert dropped["bus/queue_full"] > 1000
+    assert max(seen) - min(seen) < 50
+
+
+def test_a_dead_sink_holds_as_much_as_its_outbox() -> None:
+    """What waits for a sink that takes nothing is bounded, and what finds no room is counted."""
+    ops = SglangOps([Dead()], layers=2, pages=2, queue=256)
+    (outbox,) = ops.session.bus._outboxes
+    for number in range(2000):
+        ops.submit(number)
+        if number % 50 == 49:
+            assert ops.session.bus.settle(30)
+            assert outbox.depth <= 256
+    lost = outbox.losses()
+    ops.session.close(0)
+    assert lost["queue_full"] > 500
+
+
+def test_the_host_is_let_in_between_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus's thread sleeps for a moment once it has kept the interpreter long enough, not at each operation."""
+    slept: list[float] = []
+    whole = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda s: (slept.append(s), whole(s))[1])
+    sink = MemorySink()
+    ops, held = SglangOps([sink], layers=61, pages=4), Held()
+    ops.session.push(held)
+    for number in range(256):
+        ops.submit(number)
+    held.going = True
+    assert ops.session.bus.flush()
+    ops.session.close()
+    assert len(sink.of(Copied)) == 256
+    assert 4 < slept.count(0) < 256

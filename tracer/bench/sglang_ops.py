@@ -1,0 +1,203 @@
+"""Operations as SGLang submits them, judged by a session, without SGLang and without a GPU.
+
+The pool is one that the attachment reads as SGLang's own, and everything behind the driver's calls is the
+real one: a call is noted, its operation submitted, and its record judged by the session's bus. In the place of
+a device stands one whose work is over as it is enqueued: digests are numbers made of page and layer.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from hicache_dbg.tracer.attach.sglang.gpu import Lane, Slot
+from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
+from hicache_dbg.tracer.attach.sglang.kinds import BACKUP, LOAD
+from hicache_dbg.tracer.attach.sglang.observer import Observer
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.digest.tiles import TileDigester
+from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+from hicache_dbg.tracer.sink import Sink
+
+__all__ = ["PAGE", "SglangOps"]
+
+PAGE, ROW = 64, 8
+VERSION = "0.5.23"
+
+
+class MLATokenToKVPoolHost:
+    """What the attachment reads of SGLang's class of this name, with rows of 8 B; it moves nothing."""
+
+    layout = "layer_first"
+
+    def __init__(self, layers: int, pages: int) -> None:
+        self.page_size, self.size, self.layer_num = PAGE, pages * PAGE, layers
+        self.size_per_token = ROW * layers
+        self.kv_buffer = torch.zeros(layers, pages * PAGE, 1, ROW, dtype=torch.uint8)
+        self.device_kv_buffers = list(self.kv_buffer.clone())
+
+    def backup_from_device_all_layer(self, *_: Any) -> None:
+        """All layers to the host."""
+
+    def load_to_device_per_layer(self, *_: Any) -> None:
+        """A layer to the device."""
+
+    def alloc(self, indices: torch.Tensor) -> torch.Tensor:
+        """Give these away."""
+        return indices
+
+    def free(self, indices: torch.Tensor) -> None:
+        """Take them back."""
+
+
+class SglangOps:
+    """Backups and loads of one pool under the tracer, each of one of ``sets`` sets of ``pages`` pages.
+
+    ``submit`` runs on the calling thread what SGLang's engine would have there. ``device`` is the pool as it
+    is known there.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        layers: int,
+        pages: int,
+        sets: int = 32,
+        queue: int = 1 << 16,
+    ) -> None:
+        settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, queue=queue)
+        self.layers, self.sets = layers, sets
+        self.session = SglangSession(settings, sinks, TileDigester(), version=VERSION)
+        self.observer = Observer(VERSION, lambda: self.session, lambda _: None)
+        self.observer.on = True
+        self.pool = MLATokenToKVPoolHost(layers, sets * pages)
+        self.observer.built(self.pool, ())
+        record = self.observer.registry.of(self.pool)
+        assert record is not None
+        size = sum(view.tile_bytes() for view in record.mirror.device.values())
+        self.device = DevicePool(record, _HostLane(), record.mirror.device, size)
+        self._ids = torch.arange(sets * pages * PAGE).split(pages * PAGE)
+        self._over = _Over()
+        owners, host = self.observer.owners, MLATokenToKVPoolHost
+        self._alloc, self._free = owners.giving(host.alloc), owners.taking(host.free)
+
+    def submit(self, number: int) -> None:
+        """A backup of each set, then a load of each, and so on."""
+        ids = self._ids[number % self.sets]
+        (self.load if number // self.sets % 2 else self.backup)(ids)
+
+    def live(self, number: int) -> None:
+        """The whole life of a set: given away, backed up, loaded, taken back; four records."""
+        ids = self._ids[number % self.sets]
+        self._alloc(self.pool, ids)
+        self.backup(ids)
+        self.load(ids)
+        self._free(self.pool, ids)
+
+    def backup(self, ids: torch.Tensor) -> None:
+        """One backup of all layers."""
+        call = MLATokenToKVPoolHost.backup_from_device_all_layer
+        self._operation([(call, BACKUP, (None, ids, ids, "kernel"))])
+
+    def load(self, ids: torch.Tensor) -> None:
+        """One load, a call a layer."""
+        call = MLATokenToKVPoolHost.load_to_device_per_layer
+        calls = [(call, LOAD, (None, ids, ids, layer, "kernel")) for layer in range(self.layers)]
+        self._operation(calls)
+
+    def _operation(self, calls: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> None:
+        observer = self.observer
+        frame = observer.frames.begin(self.session.probe)
+        frame.start = frame.over = self._over
+        frame.timed = True
+        for original, method, given in calls:
+            observer.beside(self.device, original, method, self.pool, given, {})
+        observer.frames.end(frame)
+
+
+class _Numbers:
+    """Digests that say which tile they are of."""
+
+    def digest(
+        self, _: Any, layers: range, pages: torch.Tensor, *, out: torch.Tensor, **__: Any
+    ) -> None:
+        """Number each tile of ``pages``, given by the first token of each, from 1 on."""
+        first = torch.arange(layers.start, layers.stop).view(-1, 1) + 1
+        out.copy_(first + 1000 * (pages // PAGE))
+
+
+class _Over:
+    """An event that has come."""
+
+    cuda_event = 1
+
+    def query(self) -> bool:
+        """It has."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """A millisecond lies between two."""
+        return 1.0
+
+
+class _HostSlot(Slot):
+    """Room on the CPU."""
+
+    def __init__(self, words: int) -> None:
+        self.room = torch.empty(words, dtype=torch.int64)
+        self.event = cast("Any", _Over())
+        self.handle, self.size, self.address = 2, words, self.room.data_ptr()
+        self.parts, self.words, self.refused = [], 0, ""
+        self.streams = set()
+        self._views = {}
+
+    def used_on(self, stream: int, device: torch.device) -> None:
+        """Nobody else's memory."""
+
+
+class _Sides(dict[int, int]):
+    """The stream beside each stream, none of which is better than another one."""
+
+    def settle(self, stream: int) -> None:
+        """There is nothing to measure."""
+
+
+class _HostLane(Lane):
+    """A device whose work is over as it is enqueued."""
+
+    def __init__(self) -> None:
+        self.digester = cast("Any", _Numbers())
+        self.device = torch.device("cpu")
+        self.lock = threading.Lock()
+        self._none = torch.empty(0, dtype=torch.int64)
+        self.slots, self._marks = deque(), deque()
+        self.sides = cast("Any", _Sides({0: 1}))
+        self._order = cast("Any", SimpleNamespace(record=id, hold=id))
+        self.captures, self.stream = bool, cast("Any", int)  # there are no graphs, and one stream
+        self.wait = self.raw_record = self.query = cast("Any", lambda *_: 0)
+
+    def mark(self, stream: int) -> Any:  # noqa: ARG002 - as the lane's own
+        """It has come."""
+        return _Over()
+
+    def slot(self, words: int) -> Slot:
+        """One that was used before, if it is large enough."""
+        try:
+            slot = self.slots.popleft()
+        except IndexError:
+            slot = _HostSlot(words)
+        if slot.size < words:
+            slot = _HostSlot(words)
+        slot.parts, slot.words, slot.refused = [], 0, ""
+        return slot
+
+    def record(self, event: int, stream: int) -> None:
+        """Nothing to record."""
+
+    def read(self, slot: Slot | None, *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """They are here; the slot is used again."""
+        return self._none if slot is None else slot.room[: slot.words].clone(), *indices
