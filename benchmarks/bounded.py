@@ -1,6 +1,6 @@
 """Whether what the tracer keeps grows with what it has seen: a million records through one session.
 
-    python benchmarks/bounded.py [--records 1000000] [--of sglang|engine]
+    python -m benchmarks.bounded [--records 1000000] [--of sglang|engine]
 
 Pages are given away, backed up, loaded and taken back, over and over, on a few sets of them. Every eighth of the
 way all is judged, and what session and attachment keep is counted: objects, their bytes, and the most memory that
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-import bus
+from benchmarks import bus
 
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.group import PoolGroup
@@ -59,7 +59,7 @@ def sglang(records: int) -> Iterator[tuple[int, Session, Reach]]:
 
 def engine(records: int) -> Iterator[tuple[int, Session, Reach]]:
     """Copies of our own engine, with the order of accesses looked at; its records are counted as they come."""
-    bus.MemorySink = Nowhere  # type: ignore[misc,assignment]
+    bus.__dict__["MemorySink"] = Nowhere
     group = PoolGroup.build(
         [index_k(bus.LAYERS, 4, "bf16")],
         device_pages=PAGES * 4,

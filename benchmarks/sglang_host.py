@@ -67,11 +67,11 @@ class Launches:
     rows, bases = LAYERS, 0
 
     def __init__(self) -> None:
-        launch.driver = lambda: SimpleNamespace(cuLaunchKernelEx=_no_driver(4))  # type: ignore[assignment]
+        launch.__dict__["driver"] = lambda: SimpleNamespace(cuLaunchKernelEx=_no_driver(4))
         self.every = launch.PreparedLaunch(cast("Any", None), None, bytes(512), 20, 1, 128)
 
 
-class NoDevice(HostLane):
+class NoDevice(HostLane):  # type: ignore[misc]
     """Takes every call at once; digests are all 0."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class NoDevice(HostLane):
         """As on a GPU: one that was used before."""
         slot = self.slots.popleft() if self.slots else HostSlot(max(words, 4096))
         slot.parts, slot.words, slot.refused = [], 0, ""
-        return slot
+        return cast("Slot", slot)
 
 
 _MARK = HostMark()
@@ -213,7 +213,7 @@ def parked(on: bool) -> Iterator[None]:
     """While operations wait to be judged, if ``on``."""
     ready = DeviceOp.ready
     if on:
-        DeviceOp.ready = lambda _: False  # type: ignore[method-assign]
+        DeviceOp.ready = lambda _: False  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

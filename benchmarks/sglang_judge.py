@@ -1,6 +1,6 @@
 """What judging one of SGLang's operations takes, over one copy of our own engine; no SGLang needed, nor a GPU.
 
-    python benchmarks/sglang_judge.py [--ops 512] [--profile PAGES]
+    python -m benchmarks.sglang_judge [--ops 512] [--profile PAGES]
 
 Operations wait in the ring; then the bus's thread takes them, and its own clock (processor time) is read before
 and after. The second part is what a thread of the host's that makes small calls of torch gets done meanwhile:
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from bus import Clock, a_second
+from benchmarks.bus import Clock, a_second
 
 from hicache_dbg.tracer.bench.sglang_ops import SglangOps
 from hicache_dbg.tracer.bench.table import Row, markdown, median

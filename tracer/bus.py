@@ -78,6 +78,7 @@ class Bus:
         overhead: seconds the instrument has cost the host's threads so far.
         on_finding: called on the bus's thread with each finding that is delivered.
         heartbeat_s: seconds between two health events; the last one comes at close.
+        prepare: makes the bus's thread ready for records of devices; asked each turn until it says yes.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Bus:
         overhead: Callable[[], float] = lambda: 0.0,
         on_finding: Callable[[Finding], None] = lambda _: None,
         heartbeat_s: float = HEARTBEAT_S,
+        prepare: Callable[[], bool] = lambda: True,
     ) -> None:
         self._sinks = tuple(sinks)
         self._capacity = capacity
@@ -98,6 +100,7 @@ class Bus:
         self._overhead = overhead
         self._on_finding = on_finding
         self._heartbeat_s = heartbeat_s
+        self._prepare = prepare
         self.closed = False
         self._begin()
         # A forked child has neither the threads nor a claim on the parent's queue.
@@ -114,6 +117,7 @@ class Bus:
         self._wake = threading.Event()
         self._idle = threading.Condition()
         self._stop = False
+        self._prepared = False
         self._outboxes = tuple(Outbox(sink, self._capacity) for sink in self._sinks)
         for sink in self._sinks:
             if watch := getattr(
@@ -228,6 +232,9 @@ class Bus:
     def _guarded_turn(self) -> bool:
         """A turn, after which there is another one whatever became of it."""
         with self._errors.at("bus/turn"):
+            if not self._prepared:
+                self._prepared = True  # told once, should it fail
+                self._prepared = self._prepare()
             return self._turn()
         return False
 

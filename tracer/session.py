@@ -11,6 +11,7 @@ from hicache_dbg.tracer.checks.layout import check_layout
 from hicache_dbg.tracer.checks.pinning import check_pinning
 from hicache_dbg.tracer.checks.registration import check_mirror
 from hicache_dbg.tracer.checks.shared_space import check_shared_space
+from hicache_dbg.tracer.digest.driver import beside_captures
 from hicache_dbg.tracer.events import Event, Finding, MirrorInfo, Started, Stated, Topic
 from hicache_dbg.tracer.host_budget import HostBudget
 from hicache_dbg.tracer.judge import Judge
@@ -70,6 +71,7 @@ class Session:
             rank=settings.rank,
             overhead=lambda: self.probe.overhead_s,
             on_finding=self._found,
+            prepare=beside_captures,
         )
         self.probe = Probe(
             bus=self.bus,

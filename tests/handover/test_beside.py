@@ -1,6 +1,7 @@
 """Work beside the engine: in order, waited for, and never waited for in vain."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ def test_what_was_given_before_the_stop_is_done_in_order_and_the_rest_is_dropped
     beside, done = Beside(InternalErrors()), list[int]()
     beside.start()
     beside.start()
-    jobs = [Job(lambda at=at: done.append(at)) for at in range(9)]
+    jobs = [Job(partial(done.append, at)) for at in range(9)]
     for job in jobs[:8]:
         beside.give(job)
     beside.stop()

@@ -126,7 +126,12 @@ def test_the_host_is_let_in_between_operations(monkeypatch: pytest.MonkeyPatch) 
     """The bus's thread sleeps for a moment once it has kept the interpreter long enough, not at each operation."""
     slept: list[float] = []
     whole = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda s: (slept.append(s), whole(s))[1])
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        whole(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
     sink = MemorySink()
     ops, held = SglangOps([sink], layers=61, pages=4), Held()
     ops.session.push(held)

@@ -102,6 +102,24 @@ def make_bus() -> Iterator[MakeBus]:
         bus.close(1.0)
 
 
+def test_the_thread_is_made_ready_for_devices_once_there_are_some() -> None:
+    """It asks until the answer is yes, on its own thread, and then no more."""
+    asked: list[str] = []
+
+    def prepare() -> bool:
+        asked.append(threading.current_thread().name)
+        return len(asked) == 3
+
+    sink = MemorySink()
+    bus = Bus([sink], capacity=8, errors=InternalErrors(), prepare=prepare)
+    for number in range(6):
+        bus.publish(copied(number))
+        assert bus.flush(10)
+    bus.close(10)
+    assert asked == ["hicache-dbg-bus"] * 3
+    assert len(sink.of(Copied)) == 6
+
+
 def test_events_arrive_at_every_sink_in_order(make_bus: MakeBus) -> None:
     """What is pushed comes out at each sink, whole and in order."""
     sinks = MemorySink(), MemorySink()

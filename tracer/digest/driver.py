@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["DriverError", "check", "driven", "driver"]
+__all__ = ["DriverError", "beside_captures", "check", "driven", "driver"]
 
 _POINTER = ctypes.c_void_p
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has not used the device yet
 
 
@@ -35,6 +36,7 @@ _CALLS: dict[str, list[Any]] = {
     "cuStreamQuery": [_POINTER],
     "cuStreamSynchronize": [_POINTER],
     "cuStreamWaitEvent": [_POINTER, _POINTER, ctypes.c_uint],
+    "cuThreadExchangeStreamCaptureMode": [_POINTER],
 }
 #: Those that may take long: other threads go on meanwhile.
 _WAIT = {"cuEventSynchronize", "cuStreamSynchronize"}
@@ -54,6 +56,21 @@ def driver() -> Any:
         call.argtypes = types
         setattr(calls, name, call)
     return calls
+
+
+def beside_captures() -> bool:
+    """Let this thread ask for events while another one captures a CUDA graph.
+
+    False if no device is in use yet: to be asked again.
+
+    In the mode that threads begin with, a query from any of them invalidates a capture of the whole
+    process, and the host's capture fails (CUDA Driver API, cuThreadExchangeStreamCaptureMode).
+    """
+    if not torch.cuda.is_initialized():
+        return False
+    if torch.version.cuda is not None:
+        driven(driver().cuThreadExchangeStreamCaptureMode, ctypes.byref(ctypes.c_int(_RELAXED)))
+    return True
 
 
 def check(call: str, code: int) -> None:
