@@ -129,6 +129,7 @@ def test_another_plugin_on_the_same_methods_is_called_once_a_call(
     owners = {
         name: next(cls for cls in type(setup.pool).__mro__ if name in vars(cls)) for name in METHODS
     }
+    released = {name: vars(owner)[name] for name, owner in owners.items()}
 
     def hook() -> None:
         for name, owner in owners.items():
@@ -152,3 +153,6 @@ def test_another_plugin_on_the_same_methods_is_called_once_a_call(
     assert len(run.sink.of(Copied)) == len(copies)
     if first == "ours":  # what they wrapped is theirs to put back
         assert {name: vars(owner)[name] for name, owner in owners.items()} == with_theirs
+    monkeypatch.undo()  # puts a wrapper of ours back, which would stay for the tests that follow
+    for name, owner in owners.items():
+        setattr(owner, name, released[name])
