@@ -19,6 +19,7 @@ from released_streams import Delayed, device_events
 from released_traced import Start
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 
+from hicache_dbg.tracer.attach.sglang.owners import Owners
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding
 from hicache_dbg.tracer.settings import Checksum
 
@@ -68,6 +69,31 @@ def test_pages_that_come_and_go_are_clean(traced: Start, name: str) -> None:
     allocator.clear()
     allocator.free(allocator.alloc(allocator.available_size()))
     assert run.sink.of(Finding) == []
+
+
+def test_a_call_that_we_failed_to_note_accuses_nobody(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """Pages are freed, given away without our knowledge, and freed again: that is no double free."""
+    run = traced()
+    allocator = paged()
+    taken = allocator.alloc(allocator.available_size())
+    allocator.free(taken)
+    with monkeypatch.context() as patch:
+        patch.setattr(Owners, "_given", refuses)
+        taken = allocator.alloc(allocator.available_size())
+    allocator.free(taken)
+    assert run.sink.of(Finding) == []
+    assert internal_errors == ["attach/alloc: RuntimeError: out of its own depth"]
+    internal_errors.clear()
+    with contextlib.suppress(AssertionError):
+        allocator.free(taken)
+    assert {finding.cls for finding in run.sink.of(Finding)} == {FaultClass.DOUBLE_FREE}
+
+
+def refuses(*_: Any) -> None:
+    """A failure of ours."""
+    raise RuntimeError("out of its own depth")
 
 
 def test_a_segment_of_a_row_frees_every_page_it_touches(traced: Start) -> None:

@@ -77,7 +77,7 @@ class Owners:
             with self._alone(owner) as alone:
                 indices = original(*args, **kwargs)
                 if alone and indices is not None:
-                    with self.say.errors("attach/alloc"):
+                    with self.say.errors("attach/alloc", self._lose):
                         if is_host_pool(owner):
                             self.given(owner, indices)
                         self._given(owner, indices)
@@ -113,7 +113,7 @@ class Owners:
                     result = original(*args, **kwargs)
                     refused = False
                 finally:
-                    with self.say.errors("attach/free"):
+                    with self.say.errors("attach/free", self._lose):
                         indices = indices_of(args, kwargs)
                         self._taken(owner, indices, pages=pages, refused=refused)
             return result
@@ -140,7 +140,7 @@ class Owners:
                 result = original(*args, **kwargs)
                 source = self.registry.known_allocations(owner)
                 if source is not None:
-                    with self.say.errors("attach/clear"):
+                    with self.say.errors("attach/clear", self._lose):
                         self._note(lambda: self._forget(source), "")
             return result
 
@@ -240,6 +240,11 @@ class Owners:
         if self._notes is None:
             self._notes = Notes(LateDesk(session, self.indices, self.say), self._start_over)
         self._notes.take(turn, pool, op, about=kept)
+
+    def _lose(self) -> None:
+        """A call went by that will not be noted: what is known of pages before it may be wrong."""
+        if self._notes is not None:
+            self._notes.lose()
 
     # -- books, on the bus's thread -------------------------------------------------------------
 

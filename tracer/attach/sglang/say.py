@@ -35,10 +35,12 @@ class Say:
         """Whether anything is traced now."""
         return self.session() is not None
 
-    def errors(self, place: str) -> AbstractContextManager[object]:
-        """Counts failures of ours at ``place``; none reaches SGLang."""
+    def errors(
+        self, place: str, lost: Callable[[], None] | None = None
+    ) -> AbstractContextManager[object]:
+        """Counts failures of ours at ``place``, and calls ``lost`` after one; none reaches SGLang."""
         session = self._session()
-        return contextlib.suppress(Exception) if session is None else session.errors.at(place)
+        return contextlib.suppress(Exception) if session is None else session.errors.at(place, lost)
 
     def pools_over(self, device_pool: object) -> set[str]:
         """Names of the host pools that copy ``device_pool``, as far as they did."""
