@@ -29,6 +29,7 @@ class Watched(CpuDigester):
     """A CPU that digests by call, and follows what is said to lie on a device."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rollups: dict[str, np.ndarray] = {}
         self.under_way = 0
         self.refuses: Exception | None = None

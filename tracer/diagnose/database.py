@@ -244,18 +244,19 @@ class RecordingSource:
         """Lines that do not begin as a copy does, decoded; those that are not whole are told."""
         decoder = msgspec.json.Decoder(Event)
         damaged = Counter[str]()
-        query = (
-            "SELECT json::VARCHAR, file FROM read_ndjson_objects("  # noqa: S608 - quoted
-            f"{listed(self._files)}, ignore_errors=true, filename='file') "
-            """WHERE json IS NULL OR NOT starts_with(json::VARCHAR, '{"event":"copied"')"""
-        )
-        for rows in database.batches(query):
-            for text, file in rows:
-                event = self._event(decoder, text)
-                if event is None:
-                    damaged[file] += 1
-                elif not isinstance(event, Copied):
-                    yield event
+        for file in self._files:  # one by one: of several at once DuckDB may mix the lines
+            query = (
+                "SELECT json::VARCHAR FROM read_ndjson_objects("  # noqa: S608 - quoted
+                f"{listed([file])}, ignore_errors=true) "
+                """WHERE json IS NULL OR NOT starts_with(json::VARCHAR, '{"event":"copied"')"""
+            )
+            for rows in database.batches(query):
+                for (text,) in rows:
+                    event = self._event(decoder, text)
+                    if event is None:
+                        damaged[file] += 1
+                    elif not isinstance(event, Copied):
+                        yield event
         for file, count in damaged.items():
             self._say(
                 f"{file}: {count} {'line' if count == 1 else 'lines'} skipped, no whole events: "
