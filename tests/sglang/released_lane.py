@@ -2,17 +2,15 @@
 # pyright: reportMissingImports=false
 """A device that is a CPU: work is enqueued there as on a GPU, and is over when the test says so."""
 
-import threading
-from collections import deque
 from types import SimpleNamespace
 from typing import Any, cast
 
-import torch
 from released_base import Setup
 from released_traced import Traced
 
-from hicache_dbg.tracer.attach.sglang.gpu import Lane, Slot
+from hicache_dbg.tracer.attach.sglang.gpu import Slot
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
+from hicache_dbg.tracer.bench import host_lane
 from hicache_dbg.tracer.digest.torch_digester import TorchDigester
 
 #: CUDA_ERROR_NOT_READY.
@@ -21,20 +19,15 @@ NOT_YET = 600
 __all__ = ["HostLane", "HostMark", "HostSlot", "beside"]
 
 
-class HostSlot(Slot):
+class HostSlot(host_lane.HostSlot):
     """Room on the CPU, whose event comes when the test says so."""
 
-    def __init__(self, words: int) -> None:
-        self.room = torch.empty(words, dtype=torch.int64)
-        self.over = True
-        self.event = cast("torch.cuda.Event", SimpleNamespace(query=lambda: self.over))
-        self.handle, self.size, self.address = id(self), words, self.room.data_ptr()
-        self.parts, self.words, self.refused = [], 0, ""
-        self.streams = set()
-        self._views = {}
+    over: bool
 
-    def used_on(self, stream: int, device: torch.device) -> None:
-        """Nobody else's memory."""
+    def __init__(self, words: int) -> None:
+        super().__init__(words, SimpleNamespace(query=lambda: self.over))
+        self.handle = id(self)
+        self.over = True
 
     def come(self) -> None:
         """The device is done."""
@@ -52,21 +45,16 @@ class HostMark:
         return self.ms
 
 
-class HostLane(Lane):
-    """The same bookkeeping over the digester for any device of torch; everything runs in line."""
+class HostLane(host_lane.HostLane):
+    """Over the digester for any device of torch; notes what is enqueued and in which order."""
 
     def __init__(self) -> None:
-        self.digester = TorchDigester("cpu")
-        self.device = self.digester.device
-        self.lock = threading.Lock()
-        self._none = torch.empty(0, dtype=torch.int64)
-        self.slots, self._marks = deque(), deque()
+        super().__init__(TorchDigester("cpu"))
         self.order = Order()
-        self.sides, self._order = cast("Any", HostSides({0: 1})), cast("Any", self.order)
+        self._order = cast("Any", self.order)
         self.over = True
         self.graph = False
         self.captures = lambda: self.graph
-        self.stream = cast("Any", int)  # there is one, whose handle is 0
         self.begun: list[HostSlot] = []
         self.recorded: list[tuple[int, int]] = []
         self.waited: list[int] = []
@@ -97,17 +85,6 @@ class HostLane(Lane):
         """Nothing to record: events have come when the test says so."""
         self.recorded.append((event, stream))
         return 0
-
-    def read(self, slot: Slot | None, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """They are here."""
-        return self._none if slot is None else slot.room[: slot.words], *given
-
-
-class HostSides(dict[int, int]):
-    """The streams beside, none of which is better than another one."""
-
-    def settle(self, stream: int) -> None:
-        """There is nothing to measure."""
 
 
 class Order:

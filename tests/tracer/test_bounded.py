@@ -1,4 +1,4 @@
-"""What the tracer keeps does not grow with what it has seen; benchmarks/memory.py does a million records."""
+"""What the tracer keeps does not grow with what it has seen; benchmarks/bounded.py takes a million records."""
 
 import gc
 import time

@@ -5,19 +5,16 @@ real one: a call is noted, its operation submitted, and its record judged by the
 a device stands one whose work is over as it is enqueued: digests are numbers made of page and layer.
 """
 
-import threading
-from collections import deque
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from hicache_dbg.tracer.attach.sglang.gpu import Lane, Slot
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.attach.sglang.kinds import BACKUP, LOAD
 from hicache_dbg.tracer.attach.sglang.observer import Observer
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.bench.host_lane import HostLane, Over
 from hicache_dbg.tracer.digest.tiles import TileDigester
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 from hicache_dbg.tracer.sink import Sink
@@ -79,9 +76,9 @@ class SglangOps:
         record = self.observer.registry.of(self.pool)
         assert record is not None
         size = sum(view.tile_bytes() for view in record.mirror.device.values())
-        self.device = DevicePool(record, _HostLane(), record.mirror.device, size)
+        self.device = DevicePool(record, HostLane(_Numbers()), record.mirror.device, size)
         self._ids = torch.arange(sets * pages * PAGE).split(pages * PAGE)
-        self._over = _Over()
+        self._over = Over()
         owners, host = self.observer.owners, MLATokenToKVPoolHost
         self._alloc, self._free = owners.giving(host.alloc), owners.taking(host.free)
 
@@ -128,76 +125,3 @@ class _Numbers:
         """Number each tile of ``pages``, given by the first token of each, from 1 on."""
         first = torch.arange(layers.start, layers.stop).view(-1, 1) + 1
         out.copy_(first + 1000 * (pages // PAGE))
-
-
-class _Over:
-    """An event that has come."""
-
-    cuda_event = 1
-
-    def query(self) -> bool:
-        """It has."""
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        """A millisecond lies between two."""
-        return 1.0
-
-
-class _HostSlot(Slot):
-    """Room on the CPU."""
-
-    def __init__(self, words: int) -> None:
-        self.room = torch.empty(words, dtype=torch.int64)
-        self.event = cast("Any", _Over())
-        self.handle, self.size, self.address = 2, words, self.room.data_ptr()
-        self.parts, self.words, self.refused = [], 0, ""
-        self.streams = set()
-        self._views = {}
-
-    def used_on(self, stream: int, device: torch.device) -> None:
-        """Nobody else's memory."""
-
-
-class _Sides(dict[int, int]):
-    """The stream beside each stream, none of which is better than another one."""
-
-    def settle(self, stream: int) -> None:
-        """There is nothing to measure."""
-
-
-class _HostLane(Lane):
-    """A device whose work is over as it is enqueued."""
-
-    def __init__(self) -> None:
-        self.digester = cast("Any", _Numbers())
-        self.device = torch.device("cpu")
-        self.lock = threading.Lock()
-        self._none = torch.empty(0, dtype=torch.int64)
-        self.slots, self._marks = deque(), deque()
-        self.sides = cast("Any", _Sides({0: 1}))
-        self._order = cast("Any", SimpleNamespace(record=id, hold=id))
-        self.captures, self.stream = bool, cast("Any", int)  # there are no graphs, and one stream
-        self.wait = self.raw_record = self.query = cast("Any", lambda *_: 0)
-
-    def mark(self, stream: int) -> Any:  # noqa: ARG002 - as the lane's own
-        """It has come."""
-        return _Over()
-
-    def slot(self, words: int) -> Slot:
-        """One that was used before, if it is large enough."""
-        try:
-            slot = self.slots.popleft()
-        except IndexError:
-            slot = _HostSlot(words)
-        if slot.size < words:
-            slot = _HostSlot(words)
-        slot.parts, slot.words, slot.refused = [], 0, ""
-        return slot
-
-    def record(self, event: int, stream: int) -> None:
-        """Nothing to record."""
-
-    def read(self, slot: Slot | None, *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """They are here; the slot is used again."""
-        return self._none if slot is None else slot.room[: slot.words].clone(), *indices

@@ -140,10 +140,8 @@ class OpenCopies:
 
     def lost(self, copy: Followed) -> None:
         """Nobody will ask for :meth:`known`."""
-        before, copy.before = (
-            copy.before,
-            (),
-        )  # one that is lost keeps no other, nor its device memory
+        # One that is lost keeps no other, nor that one's memory on the device.
+        before, copy.before = copy.before, ()
         for earlier in before:
             self._close(earlier)
 
