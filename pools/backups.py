@@ -1,4 +1,4 @@
-"""Device to host: what is backed up when, and what becomes of it."""
+"""Backups, device to host: which pages are copied, when, and what happens to the result."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,15 +16,15 @@ __all__ = ["Backups", "WritePolicy"]
 
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
-#: From how many uses on the selective policy backs a page up.
+#: Hits from which ``write_through_selective`` backs a page up.
 SELECTIVE_HITS = 2
 
 
 class Backups:
-    """Carries backups out on a worker, and enters a host copy once every pool's bytes are there.
+    """Runs backups on a worker thread; registers a host copy once all pools' bytes have arrived.
 
-    Write-through backs up what is inserted, selective what is used again, and write-back what
-    the device is about to let go of.
+    Write-through backs up everything inserted, selective write-through what is used repeatedly, and
+    write-back what the device is about to evict.
     """
 
     def __init__(self, state: CacheState, failures: Failures, policy: WritePolicy) -> None:
@@ -37,12 +37,12 @@ class Backups:
             state.before_eviction = self._write_back
 
     def consider(self, node: Node) -> None:
-        """Queue what the policy wants backed up on the path to ``node`` (lock held)."""
+        """Queue the backups that the policy asks for on the path to ``node`` (lock held)."""
         if self._policy != "write_back":
             self.queue(node, SELECTIVE_HITS if self._policy == "write_through_selective" else 0)
 
     def queue(self, node: Node, hits: int = 0) -> None:
-        """Queue what has no host copy and ``hits`` uses on the path to ``node`` (lock held)."""
+        """Queue nodes on the path to ``node`` with ``hits`` uses and no host copy (lock held)."""
         nodes = [
             item
             for item in self._state.tree.unbacked(node)
@@ -52,19 +52,19 @@ class Backups:
             self._start(nodes)
 
     def close(self) -> None:
-        """Finish what is queued."""
+        """Finish the queued backups and stop the worker."""
         self._worker.close()
 
     def _start(self, nodes: Sequence[Node]) -> None:
-        """Queue one operation for all ``nodes``, or for as many as the host has room for."""
+        """Queue one operation for ``nodes``, or for the leading ones that the host has room for."""
         state = self._state
         for node in nodes:
-            state.tree.lock(node)  # before room is made: what is to be kept must not make it
+            state.tree.lock(node)  # before making room, or these nodes could be evicted for it
         parts: list[tuple[Node, Ids]] = []
         for node in nodes:
             host = state.try_host(node.pages)
             if host is None:
-                break  # a host copy is of no use without the pages before it
+                break  # a host copy is useless without the pages before it
             parts.append((node, host))
         for node in nodes[len(parts) :]:
             state.stats.unbacked_pages += node.pages
@@ -92,7 +92,7 @@ class Backups:
                 state.tree.unlock(node)
 
     def _write_back(self, node: Node) -> Ids | None:
-        """Back ``node`` up while its eviction waits (lock held); its host pages, or None."""
+        """Back ``node`` up before its eviction (lock held); return its host pages or None."""
         state = self._state
         host = state.try_host(node.pages)
         if host is None:
@@ -107,10 +107,11 @@ class Backups:
         return None
 
     def _copy(self, op: CopyOp) -> bool:
-        """Carry ``op`` out; a failure goes on record and the host copy does not count."""
+        """Execute ``op`` and return whether it succeeded; record the failure otherwise."""
         state = self._state
         try:
-            state.engine.backup(op)
+            with state.beside_captures():
+                state.engine.backup(op)
         except Exception as error:  # noqa: BLE001 (whatever it is, flush() must report it)
             self._failures.add(op, error)
         with state.changed:

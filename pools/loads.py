@@ -1,4 +1,4 @@
-"""Host to device: pages that a reader matched are brought back, layer by layer behind gates."""
+"""Loads, host to device: matched pages are brought back layer by layer, behind gates."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ __all__ = ["Loads"]
 
 
 class Loads:
-    """Carries loads out on a worker, and enters a device copy once every pool's bytes are there.
+    """Runs loads on a worker thread; registers a device copy once all pools' bytes have arrived.
 
-    A page that is being loaded already is waited for, not loaded again. Loaded pages that the
-    tree does not take (it has others by then, or the load failed) are freed once the last reader
-    has gone.
+    A page that is already being loaded is waited for, not loaded again. Loaded pages that the tree
+    does not accept (it has other copies by then, or the load failed) are *leftover*: they are freed
+    when the last reader has gone.
     """
 
     def __init__(self, state: CacheState, failures: Failures) -> None:
@@ -32,7 +32,11 @@ class Loads:
         self._leftover = np.zeros(state.device.pages, dtype=np.bool_)  # by device page
 
     def ticket(self, node: Node, owner: int) -> LoadTicket:
-        """Bring what is on the host only on the path to ``node`` back (lock held)."""
+        """Start loading the host-only part of the path to ``node`` (lock held); return the ticket.
+
+        Raises:
+            OutOfPages: the device has no room and waiting will not make any.
+        """
         state = self._state
         while True:
             resident, tail = _places(node)
@@ -41,7 +45,7 @@ class Loads:
             device = state.try_device(own.size, owner)
             if device is not None:
                 break
-            state.wait_for_room(own.size)  # others may load or insert these pages meanwhile
+            state.wait_for_room(own.size)  # another request may load or insert them meanwhile
         loads = list(dict.fromkeys(load for load, _ in shared))
         if own.size:
             loads.append(self._start(node, own, device, tuple(loads)))
@@ -51,25 +55,25 @@ class Loads:
         return LoadTicket(np.concatenate([resident, borrowed, device]), tuple(loads))
 
     def release(self, ticket: LoadTicket) -> None:
-        """A reader has gone (lock held)."""
+        """Drop one reader of the ticket's loads (lock held)."""
         for load in ticket.loads:
             load.users -= 1
             self._free_leftover(load)
 
     def loading(self, pages: Ids) -> Ids:
-        """Those of ``pages`` whose bytes are not all there yet."""
+        """Return those of ``pages`` whose bytes have not all arrived yet."""
         return pages[self._loading[pages]]
 
     def not_leftover(self, pages: Ids) -> Ids:
-        """Those of ``pages`` that no load is about to free."""
+        """Return those of ``pages`` that no load is about to free."""
         return pages[~self._leftover[pages]]
 
     def close(self) -> None:
-        """Finish what is queued."""
+        """Finish the queued loads and stop the worker."""
         self._worker.close()
 
     def _shared(self, tail: Ids) -> list[tuple[Load, int]]:
-        """The loads under way that cover the first pages of ``tail``, page by page."""
+        """Return the loads in flight that cover the leading pages of ``tail``, page by page."""
         found = []
         for page in tail.tolist():
             if page not in self._under_way:
@@ -92,7 +96,8 @@ class Loads:
         error: Exception | None = None
         try:
             _require(before)
-            self._state.engine.load(op, load.open)
+            with self._state.beside_captures():
+                self._state.engine.load(op, load.open)
         except Exception as caught:  # noqa: BLE001 (whatever it is, readers must get it)
             error = caught
             self._failures.add(op, caught)
@@ -125,14 +130,17 @@ class Loads:
 
 
 def _require(before: Sequence[Load]) -> None:
-    """Loads go in order, so what this one builds on has ended: well, or it must fail too."""
+    """Raise if an earlier load that this one builds on has failed.
+
+    Loads run in order, so every load in ``before`` has finished by now.
+    """
     for load in before:
         if load.error is not None:
             raise TransferError(f"the pages before it failed with load {load.op_id}: {load.error}")
 
 
 def _places(node: Node) -> tuple[Ids, Ids]:
-    """Device pages of the path to ``node``, and host pages of its rest."""
+    """Return the device pages of the path to ``node``, and the host pages of its host-only rest."""
     path = list(node.path())[::-1]
     empty = np.empty(0, dtype=np.int64)
     resident = np.concatenate([empty, *(item.device for item in path)])

@@ -1,6 +1,6 @@
-"""The book of a cache: the tree, both allocators and one lock over them, and how to make room.
+"""Shared state of a cache: the tree, both allocators and one lock over them, and making room.
 
-Unless said otherwise a method expects its caller to hold ``changed``.
+Unless stated otherwise, a method expects its caller to hold ``changed``.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from hicache_dbg.pools.allocator import OutOfPages, PageAllocator
+from hicache_dbg.pools.captures import guard_for
 from hicache_dbg.pools.geometry import IoBackend
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.indices import Ids
@@ -24,12 +25,15 @@ __all__ = ["CacheState"]
 
 OnHostCopy = Callable[[Node, int], None]
 
-#: How long an allocation waits for copies under way to end, in seconds.
+#: How long an allocation waits for copies in flight to finish, in seconds.
 ROOM_TIMEOUT_S = 120.0
 
 
 class CacheState:
-    """Which pages are cached where. ``changed`` is the lock, notified when an operation ends."""
+    """Which pages are cached where.
+
+    ``changed`` is the lock, notified whenever an operation ends.
+    """
 
     def __init__(
         self, group: PoolGroup, engine: TransferEngine, backend: IoBackend, eviction: Policy
@@ -42,21 +46,24 @@ class CacheState:
         self.changed = Condition(RLock())
         self.stats = ControllerStats()
         self.in_flight = 0
-        #: Backs a page up before the device lets go of it (write-back only).
+        #: Backs a node up before the device evicts it (write-back only).
         self.before_eviction: Backup | None = None
-        #: Told of the last so many pages of a path when they got their host copy (with storage only).
+        #: Called with a node and the number of last pages of its path that got a host copy
+        #: (storage tier only).
         self.on_host_copy: OnHostCopy | None = None
-        #: Seconds worth waiting for pages that are being stored; 0 where none are, or none will be soon.
+        #: Return how many seconds it is worth waiting for pages that are being stored; 0 if none are.
         self.storing: Callable[[], float] = lambda: 0.0
-        #: Marks the work queued so far on the caller's stream: a copy must come after it.
+        #: Mark the work queued so far on the caller's stream: a copy must wait for it.
         self.mark = marker(group.mirrors[0].device.device)
+        #: What every copy runs under: another thread may capture a CUDA graph meanwhile.
+        self.beside_captures = guard_for(group.mirrors[0].device.device)
         self._backend = backend
         self._op_ids = count(1)
 
     # -- operations ---------------------------------------------------------------------------
 
     def begin(self, kind: Literal["backup", "load"], host: Ids, device: Ids) -> CopyOp:
-        """An operation over all pools; its pages cannot be freed until :meth:`end`."""
+        """Start an operation over all pools; its pages cannot be freed until :meth:`end`."""
         self.host.acquire(host)
         self.device.acquire(device)
         self.in_flight += 1
@@ -69,7 +76,7 @@ class CacheState:
         )
 
     def end(self, host: Ids, device: Ids) -> None:
-        """The operation on these pages is over, one way or the other."""
+        """Finish the operation on these pages, whether it succeeded or not."""
         self.host.release(host)
         self.device.release(device)
         self.in_flight -= 1
@@ -78,26 +85,34 @@ class CacheState:
     # -- room ---------------------------------------------------------------------------------
 
     def alloc_device(self, pages: int, owner: int) -> Ids:
-        """Device pages, others evicted for them; waits for copies under way where that helps."""
+        """Allocate device pages, evicting others; wait for copies in flight where that helps.
+
+        Raises:
+            OutOfPages: no room can be made.
+        """
         while (found := self.try_device(pages, owner)) is None:
             self.wait_for_room(pages)
         return found
 
     def try_device(self, pages: int, owner: int) -> Ids | None:
-        """Device pages, others evicted for them; None where held pages stand in the way."""
+        """Allocate device pages, evicting others; return None if held pages prevent it."""
         short = pages - self.device.available
         if short > 0:
             self._let_go(self.tree.evict_device(short, self.before_eviction))
         return self.device.alloc(pages, owner) if pages <= self.device.available else None
 
     def wait_for_room(self, pages: int) -> None:
-        """Wait until a copy or a store under way ends, for its pages may then go; else there is no hope."""
+        """Wait until a copy or store in flight ends, because its pages may then be evicted.
+
+        Raises:
+            OutOfPages: nothing is in flight, or nothing ended in time.
+        """
         patience = ROOM_TIMEOUT_S if self.in_flight else self.storing()
         if not patience or not self.changed.wait(patience):
             raise OutOfPages(self.device.name, pages, self.device.available)
 
     def try_host(self, pages: int) -> Ids | None:
-        """Host pages, others evicted for them; None where held pages stand in the way."""
+        """Allocate host pages, evicting others; return None if held pages prevent it."""
         short = pages - self.host.available
         if short > 0:
             evictions = self.tree.evict_host(short)
@@ -113,12 +128,15 @@ class CacheState:
                 self.stats.dropped_pages += item.device_pages.size
             else:
                 self.stats.demoted_pages += item.device_pages.size
-                # Under write-back this is when a page has got its host copy.
+                # Under write-back, eviction is the moment at which a page gets its host copy.
                 if self.on_host_copy and self.before_eviction and item.device_pages.size:
                     self.on_host_copy(item.node, item.node.pages)
 
     def check(self) -> None:
-        """Verify that tree and allocators agree on what is cached (takes the lock itself)."""
+        """Verify that the tree and the allocators agree on what is cached.
+
+        Takes the lock itself.
+        """
         with self.changed:
             self.tree.check()
             self.device.check()
