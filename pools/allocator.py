@@ -1,7 +1,7 @@
-"""Page allocation with generations, owners and open readers, in a few bytes a page.
+"""Page allocation with generations, owners and open readers, at a few bytes a page.
 
-A *generation* counts how often a page was handed out: whoever remembers it can tell a page from
-its next life. A page with open readers cannot be freed.
+The *generation* of a page counts how often it was handed out. Whoever remembers it can tell whether
+the page was freed and reused since. A page with open readers cannot be freed.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,19 @@ class OutOfPages(Exception):  # noqa: N818 (a situation that callers handle by e
 
 
 class AllocatorError(ValueError):
-    """A page was freed twice, freed while read, or never handed out; nothing was changed."""
+    """A page was freed twice, freed while being read, or was never handed out; no state changed."""
 
 
 class PageAllocator:
-    """Hands out page ids ``0 .. pages - 1``, the latest freed first; safe from any thread.
+    """Allocate page ids ``0 .. pages - 1``, most recently freed first; safe from any thread.
 
-    O(1) a page, 25 B a page of bookkeeping. Every method takes all pages or none. Page ids are
-    integers of any shape, taken flat; what comes back is 1-D, one entry a page in their order.
+    O(1) per page, with 25 B of bookkeeping per page. Every method is all or nothing: it handles all
+    pages of the call or raises and changes none. Page ids are integers of any shape and are
+    flattened; results are 1-D, one entry per page in the same order.
 
     Raises:
-        AllocatorError: by every method that is given page ids, where one is out of range or in
-            another state than the method expects; the message names the first one.
+        AllocatorError: a method was given a page id that is out of range or in another state than
+            the method expects; the message names the first such page.
     """
 
     def __init__(self, pages: int, name: str) -> None:
@@ -55,17 +56,24 @@ class PageAllocator:
 
     @property
     def available(self) -> int:
-        """How many pages are free."""
+        """Number of free pages."""
         return self._available
 
     @property
     def nbytes(self) -> int:
-        """Bytes of bookkeeping."""
+        """Bytes of bookkeeping, over all pages."""
         arrays = (self._free, self._taken, self._generation, self._readers, self._owner, self._mark)
         return sum(array.nbytes for array in arrays)
 
     def alloc(self, count: int, owner: int = 0) -> Ids:
-        """Hand out ``count`` pages to ``owner``; :class:`OutOfPages` holds both numbers."""
+        """Hand out ``count`` pages to ``owner``.
+
+        Returns:
+            Page ids, int64 of shape ``[count]``.
+
+        Raises:
+            OutOfPages: fewer than ``count`` pages are free; the error holds both numbers.
+        """
         if count < 0:
             raise AllocatorError(f"{self.name}: {count} pages wanted, expected 0 or more")
         with self._lock:
@@ -80,7 +88,10 @@ class PageAllocator:
             return pages
 
     def free(self, page_ids: npt.ArrayLike) -> None:
-        """Take pages back; refuses one that is free already, named twice, or still read."""
+        """Take pages back.
+
+        Refuse pages that are free already, repeated in the call, or still read.
+        """
         with self._lock:
             pages = self._valid(page_ids, "free")
             self._refuse(pages, self._repeated(pages), "free", "is named twice in one call")
@@ -97,14 +108,14 @@ class PageAllocator:
             self._available += pages.size
 
     def acquire(self, page_ids: npt.ArrayLike) -> None:
-        """Open one reader on each page; a page that is free cannot be read."""
+        """Open one reader on each page; refuse free pages."""
         with self._lock:
             pages = self._valid(page_ids, "acquire")
             self._refuse(pages, ~self._taken[pages], "acquire", "is free")
             np.add.at(self._readers, pages, 1)
 
     def release(self, page_ids: npt.ArrayLike) -> None:
-        """Close one reader on each page; refuses more releases than there were readers."""
+        """Close one reader on each page; refuse pages without an open reader."""
         with self._lock:
             pages = self._valid(page_ids, "release")
             np.subtract.at(self._readers, pages, 1)
@@ -114,23 +125,23 @@ class PageAllocator:
                 self._refuse(pages, below, "release", "has no reader left to release")
 
     def generation(self, page_ids: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-        """How often each page was handed out so far."""
+        """Return how often each page has been handed out so far."""
         return self._generation[self._valid(page_ids, "generation")]
 
     def owner(self, page_ids: npt.ArrayLike) -> Ids:
-        """To whom each page was handed out last."""
+        """Return the owner to whom each page was last handed out."""
         return self._owner[self._valid(page_ids, "owner")]
 
     def readers(self, page_ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """How many readers each page has open."""
+        """Return how many readers each page has open."""
         return self._readers[self._valid(page_ids, "readers")]
 
     def taken(self, page_ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which pages are handed out now."""
+        """Return which pages are handed out at present."""
         return self._taken[self._valid(page_ids, "taken")]
 
     def check(self) -> None:
-        """Verify that the states add up: every page is either free, once, or taken."""
+        """Verify the bookkeeping: every page is either taken or on the free stack exactly once."""
         with self._lock:
             free = self._free[: self._available]
             taken = int(np.count_nonzero(self._taken))

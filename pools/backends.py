@@ -1,4 +1,4 @@
-"""Which copier serves which device and io backend. CUDA's is imported when first asked for."""
+"""Select the copier for a device type and io backend; CUDA's is imported on first use."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,31 +12,31 @@ __all__ = ["BoundMove", "Copier", "copier_for"]
 
 
 class Copier(Protocol):
-    """Moves the bytes of whole moves, one or many layers at a time."""
+    """Moves the bytes of whole moves, one or several layers at a time."""
 
-    #: How many layers a load keeps under way before it waits for the first: 0 where a copy
-    #: returns with the bytes in place.
+    #: How many layers a load keeps in flight before it waits for the oldest one; 0 if ``copy``
+    #: is synchronous.
     in_flight: int
 
     def bind(self, move: Move, *, to_host: bool) -> "BoundMove":
-        """Get ready to move: nothing is moved yet."""
+        """Prepare ``move`` for execution; no byte moves yet."""
         ...
 
 
 class BoundMove(Protocol):
-    """A move that can be carried out layer by layer."""
+    """A prepared move that can be executed layer by layer."""
 
     @property
     def stream(self) -> int | None:
-        """The raw handle of the stream it is queued on; None where ``copy`` returns when done."""
+        """Raw handle of the stream the copies are queued on; None if ``copy`` is synchronous."""
         ...
 
     def copy(self, layers: Sequence[int]) -> None:
-        """Move, or begin to move, all ids of some of the pool's layers."""
+        """Copy all ids of ``layers`` (the pool's own layer numbers), or queue those copies."""
         ...
 
     def mark(self) -> Callable[[], None]:
-        """A function that blocks until everything begun so far has arrived."""
+        """Return a function that blocks until everything queued so far has arrived."""
         ...
 
 
@@ -50,10 +50,10 @@ _COPIERS: dict[tuple[str, IoBackend], tuple[str, str]] = {
 
 @cache
 def copier_for(device_type: str, backend: IoBackend) -> Copier:
-    """The copier for device pools on ``device_type`` (``cpu``, ``cuda``).
+    """Return the copier for device pools on ``device_type`` (``cpu`` or ``cuda``).
 
     Raises:
-        ValueError: there is none for that device type.
+        ValueError: the device type has no copier.
     """
     try:
         module, name = _COPIERS[device_type, backend]

@@ -1,7 +1,8 @@
-"""Tensors whose axes have names, so that everybody reads strides off them and nobody declares any.
+"""Tensors with named axes: strides are read off the tensor, never declared separately.
 
-``dims`` names the axes out of ``layer``, ``page``, ``slot``, ``head`` and ``byte``; the last is
-always ``byte``, in elements of the tensor's dtype. Several tensors are one a layer each.
+``dims`` names the axes, out of ``layer``, ``page``, ``slot``, ``head`` and ``byte``. The last axis
+is always ``byte``, counted in elements of the tensor's dtype. Where there are several tensors, each
+holds one layer.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from hicache_dbg.pools.host_memory import host_zeros
 
 __all__ = ["Buffer", "device_buffer", "host_buffer"]
 
-#: Order of the axes in host memory, by layout; ``slot`` and ``head`` are left out where the
-#: component has none.
+#: Order of the axes in host memory by layout; ``slot`` and ``head`` are omitted for components
+#: that lack them.
 HOST_AXES: dict[Layout, tuple[str, ...]] = {
     Layout.LAYER_FIRST: ("layer", "page", "slot", "head", "byte"),
     Layout.PAGE_FIRST: ("page", "slot", "layer", "head", "byte"),
@@ -26,10 +27,10 @@ DEVICE_AXES = ("page", "slot", "head", "byte")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """The memory of one component at one end.
+    """The memory of one component at one end of a mirror.
 
-    ``tensors`` are of the component's dtype and of one shape: one a layer, or a single one that has
-    ``layer`` among its ``dims``.
+    ``tensors`` share the component's dtype and one shape: either one tensor per layer, or a single
+    tensor that has ``layer`` among its ``dims``.
     """
 
     component: Component
@@ -38,12 +39,12 @@ class Buffer:
 
     @property
     def pages(self) -> int:
-        """How many pages the tensors hold."""
+        """Number of pages the tensors hold."""
         return self.tensors[0].shape[self.dims.index("page")]
 
     @property
     def layers(self) -> int:
-        """How many layers the tensors hold."""
+        """Number of layers the tensors hold."""
         if "layer" in self.dims:
             return self.tensors[0].shape[self.dims.index("layer")]
         return len(self.tensors)
@@ -54,13 +55,13 @@ class Buffer:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def stride_bytes(self, dim: str) -> int:
-        """Bytes from one ``dim`` to the next; 0 where the tensors have no such axis."""
+        """Return the stride of ``dim`` in bytes; 0 if the tensors have no such axis."""
         if dim not in self.dims:
             return 0
         return self.tensors[0].stride(self.dims.index(dim)) * self.tensors[0].element_size()
 
     def layer_place(self, layer: int) -> tuple[int, int]:
-        """``(tensor, offset)``: which tensor holds ``layer`` and at which byte it begins there.
+        """Return ``(tensor, offset)``: which tensor holds ``layer``, and where in bytes.
 
         Raises:
             IndexError: there is no such layer.
@@ -72,7 +73,7 @@ class Buffer:
         return (0, layer * self.stride_bytes("layer")) if "layer" in self.dims else (layer, 0)
 
     def flat(self, tensor: int) -> torch.Tensor:
-        """The memory of one tensor as a 1-D ``uint8`` view, from its first byte to its last."""
+        """Return the memory of one tensor as a 1-D ``uint8`` view, from first to last byte."""
         source = self.tensors[tensor].view(torch.uint8)
         extent = 1 + sum(
             (size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True)
@@ -83,7 +84,7 @@ class Buffer:
 def device_buffer(
     geometry: PoolGeometry, component: Component, pages: int, device: torch.device
 ) -> Buffer:
-    """Zeroed memory on ``device``: one tensor ``[page, (slot, (head,)) byte]`` a layer.
+    """Allocate zeroed memory on ``device``: one tensor ``[page, (slot, (head,)) byte]`` per layer.
 
     Raises:
         GeometryError: ``pages`` is below 1.
@@ -96,12 +97,13 @@ def device_buffer(
 
 
 def host_buffer(geometry: PoolGeometry, component: Component, pages: int, layout: Layout) -> Buffer:
-    """Zeroed host memory: one tensor for all layers, its axes in the order of ``layout``.
+    """Allocate zeroed host memory: one tensor for all layers, its axes in the order of ``layout``.
 
-    It is mapped only when touched.
+    The operating system maps the memory on first touch.
 
     Raises:
-        GeometryError: ``pages`` is below 1, or the layout splits heads that the component has not.
+        GeometryError: ``pages`` is below 1, or the layout splits heads but the component has no
+            head axis.
     """
     if layout is Layout.PAGE_HEAD and not component.head_axis:
         raise GeometryError(

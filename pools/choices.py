@@ -1,6 +1,6 @@
-"""What can be chosen by name: layouts, units of an index, ways to copy, storage types of index-K.
+"""Options that can be chosen by name: layouts, index units, io backends, index-K storage types.
 
-Apart from the pools that have them, so that a list of the choices costs no import of torch.
+They live apart from the pools so that listing the choices does not import torch.
 """
 
 from enum import StrEnum
@@ -9,11 +9,11 @@ from typing import Literal
 __all__ = ["IndexDtype", "IndexUnit", "IoBackend", "Layout"]
 
 IndexDtype = Literal["bf16", "fp8"]
-"""What a device stores index-K in."""
+"""Storage type of index-K on the device."""
 
 
 class Layout(StrEnum):
-    """In which order a host pool keeps layers, pages, slots and heads."""
+    """Order in which a host pool arranges layers, pages, slots and heads."""
 
     LAYER_FIRST = "layer_first"
     PAGE_FIRST = "page_first"
@@ -30,7 +30,7 @@ class IndexUnit(StrEnum):
 
 
 class IoBackend(StrEnum):
-    """How a copy moves bytes: gathered by a kernel, or as a batch of plain copies."""
+    """How a copy moves bytes: gathered by a kernel, or as a batch of plain memory copies."""
 
     KERNEL = "kernel"
     DIRECT = "direct"

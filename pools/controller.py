@@ -1,15 +1,15 @@
-"""The cache hierarchy as a model sees it: match, load back, compute, insert, let go.
+"""The cache hierarchy as a model runner uses it: match, load back, compute, insert, unlock.
 
-A reader's turn::
+The life of one request::
 
-    controller.prefetch(tokens)                 # with storage: what it has comes to the host
-    match = controller.match(tokens)            # what is cached, and locked from here on
-    ticket = controller.load_back(match)        # brings the host's part back
-    pages = controller.alloc_device(count)      # room for what is new
+    controller.prefetch(tokens)                 # storage tier only: fetch its pages to the host
+    match = controller.match(tokens)            # find the cached prefix and lock it
+    ticket = controller.load_back(match)        # start loading the part that is on the host
+    pages = controller.alloc_device(count)      # room for the new tokens
     for layer in range(layers):
-        controller.wait_layer(layer, ticket)    # now the layer may be read
+        controller.wait_layer(layer, ticket)    # from here on the layer may be read
         ...
-    controller.insert(tokens, all_pages)        # the cache owns the pages now
+    controller.insert(tokens, all_pages)        # hand the pages over to the cache
     controller.unlock(match)
 """
 
@@ -41,7 +41,7 @@ from hicache_dbg.pools.transfer import TransferEngine, TransferError
 
 __all__ = ["HiCacheController", "Match"]
 
-#: How long ``flush`` waits for copies under way, in seconds.
+#: How long ``flush`` waits for copies in flight, in seconds.
 FLUSH_TIMEOUT_S = 300.0
 
 
@@ -49,9 +49,10 @@ FLUSH_TIMEOUT_S = 300.0
 class Match:
     """The cached prefix of a request, locked until ``unlock``.
 
-    The first ``device_pages.size`` pages were on the device at the time of the match, the rest on
-    the host only. After ``load_back``, ``ticket.device_pages`` has them all. ``asked`` are the whole
-    pages that were looked for; ``no_room`` says that the device had none for the host's part.
+    The first ``device_pages.size`` pages were on the device at the time of the match, the others on
+    the host only. After ``load_back``, ``ticket.device_pages`` covers all of them. ``asked`` is the
+    number of whole pages looked up; ``no_room`` is set if the device had no room for the host's
+    part.
     """
 
     node: Node
@@ -65,20 +66,21 @@ class Match:
 
 
 class HiCacheController:
-    """A prefix cache over a device and a host tier; every method is safe from any thread.
+    """A prefix cache over a device tier and a host tier; every method is safe from any thread.
 
-    All pools of a group move together or not at all. A host copy counts from the moment all its
-    bytes are there, and so does a device copy. Copies run on two workers; their errors come back
-    from :meth:`wait_layer`, :meth:`flush` and :meth:`close`. Tokens are 1-D int32 or int64 arrays,
-    page ids 1-D int64 arrays, timeouts seconds. Once closed it begins no new turn (``ValueError``).
+    All pools of a group move together or not at all. A host or device copy becomes visible only
+    when all its bytes have arrived. Copies run on two worker threads; their errors surface in
+    :meth:`wait_layer`, :meth:`flush` and :meth:`close`. Tokens are 1-D int32 or int64 arrays, page
+    ids 1-D int64 arrays, timeouts are in seconds. A closed controller refuses new requests with
+    ``ValueError``.
 
     Args:
         pools: the group, or its mirrors with the anchor first.
         policy: when pages are backed up, see :class:`~hicache_dbg.pools.backups.Backups`.
-        eviction: which pages go first.
+        eviction: the order in which pages are evicted.
         io_backend: how copies move bytes.
-        engine: carries the copies out; one of its own by default.
-        storage: the tier behind the host; none by default. It is closed with the controller.
+        engine: executes the copies; by default a new :class:`TransferEngine`.
+        storage: the tier behind the host; none by default. Closing the controller closes it too.
     """
 
     def __init__(
@@ -104,19 +106,26 @@ class HiCacheController:
             self._state.on_host_copy = self.storage.offer
         self._closed = False
 
-    # -- a reader's turn ----------------------------------------------------------------------
+    # -- one request --------------------------------------------------------------------------
 
     def prefetch(self, tokens: Tokens, timeout: float | None = None) -> int:
-        """Bring what storage has after the cached prefix of ``tokens`` to the host; pages gained.
+        """Fetch pages that extend the cached prefix of ``tokens`` from storage to the host.
 
-        To be called before :meth:`match`, which then finds them. Waits ``timeout`` seconds at most
-        (default: the tier's own); whatever goes wrong in the store is a miss.
+        Call it before :meth:`match`, which then finds these pages. Any failure in the store counts
+        as a miss.
+
+        Args:
+            tokens: the tokens of the request.
+            timeout: seconds to wait at most; by default the storage tier's own limit.
+
+        Returns:
+            The number of pages gained.
         """
         self._require_open()
         return self.storage.prefetch(tokens, timeout) if self.storage is not None else 0
 
     def match(self, tokens: Tokens) -> Match:
-        """Find and lock the longest cached prefix of ``tokens``, in whole pages."""
+        """Find the longest cached prefix of ``tokens``, in whole pages, and lock it."""
         state = self._state
         with state.changed:
             self._require_open()
@@ -135,12 +144,12 @@ class HiCacheController:
             )
 
     def load_back(self, match: Match, owner: int = 0) -> LoadTicket:
-        """Begin to load what ``match`` found on the host only; all of it or, on error, nothing.
+        """Start loading the part of ``match`` that is on the host only; all of it or nothing.
 
         Raises:
-            OutOfPages: the device has no room and none can be made: the caller may go on with the
+            OutOfPages: the device has no room and none can be made. The caller may go on with the
                 pages that are on the device.
-            ValueError: the match was unlocked.
+            ValueError: the match is already unlocked.
         """
         with self._state.changed:
             self._require_open()
@@ -154,11 +163,11 @@ class HiCacheController:
             return match.ticket
 
     def wait_layer(self, layer: int, ticket: LoadTicket, timeout: float = GATE_TIMEOUT_S) -> None:
-        """Block until the model's ``layer`` may be read.
+        """Block until ``layer`` (the model's layer number) may be read.
 
         Raises:
             TransferError: a load of the ticket failed.
-            TimeoutError: the layer did not arrive in time.
+            TimeoutError: the layer did not arrive within ``timeout`` seconds.
         """
         try:
             ticket.wait_layer(layer, timeout)
@@ -169,31 +178,32 @@ class HiCacheController:
             raise
 
     def alloc_device(self, pages: int, owner: int = 0) -> Ids:
-        """Device pages for the caller to write, made by eviction where needed.
+        """Allocate device pages for the caller to write, evicting others if necessary.
 
-        They are the caller's until :meth:`insert` or :meth:`free_device`.
+        The caller owns the pages until :meth:`insert` or :meth:`free_device`.
 
         Raises:
-            OutOfPages: everything else is held.
+            OutOfPages: all other pages are locked or in use.
         """
         with self._state.changed:
             return self._state.alloc_device(pages, owner)
 
     def free_device(self, pages: npt.ArrayLike) -> None:
-        """Give back pages from :meth:`alloc_device` that will not be inserted."""
+        """Free pages from :meth:`alloc_device` that will not be inserted."""
         with self._state.changed:
             self._state.device.free(pages)
             self._state.changed.notify_all()
 
     def insert(self, tokens: Tokens, device_pages: Ids) -> InsertResult:
-        """Cache ``tokens`` under ``device_pages``, one for each whole page of them.
+        """Cache ``tokens`` under ``device_pages``, one page id per whole page of tokens.
 
-        The pages are full and written. They are the cache's from now on; those it has already
-        from another reader are freed here and come back in the result for information.
+        The pages must be full and written. The cache owns them from now on. Pages that duplicate
+        what another request already inserted are freed here and listed in the result for
+        information.
 
         Raises:
             ValueError: a page is still being loaded.
-            RadixError: as many pages as ``tokens`` has whole ones were not given.
+            RadixError: the number of page ids differs from the number of whole pages in ``tokens``.
         """
         state = self._state
         pages = np.asarray(device_pages, dtype=np.int64)
@@ -212,7 +222,7 @@ class HiCacheController:
             return result
 
     def unlock(self, match: Match) -> None:
-        """Let the matched pages go; the reader must be done with them."""
+        """Release the matched pages; the caller must no longer read them."""
         state = self._state
         with state.changed:
             self._require_locked(match)
@@ -231,9 +241,9 @@ class HiCacheController:
             state.changed.notify_all()
 
     def retract(self, match: Match, tokens: Tokens, device_pages: Ids) -> InsertResult:
-        """Take a reader off the device before it is done: insert, back up now, unlock.
+        """Preempt a request: insert its pages, back them up at once and unlock its match.
 
-        Its pages go to the host whatever the policy, so that it can go on from there later.
+        The pages go to the host whatever the policy, so that the request can resume from there.
         """
         with self._state.changed:
             result = self.insert(tokens, device_pages)
@@ -241,26 +251,26 @@ class HiCacheController:
             self.unlock(match)
             return result
 
-    # -- the cache as a whole -----------------------------------------------------------------
+    # -- the whole cache ----------------------------------------------------------------------
 
     def pin(self, match: Match) -> None:
-        """Keep the matched pages cached until :meth:`unpin`, also after ``unlock``."""
+        """Keep the matched pages cached until :meth:`unpin`, even after ``unlock``."""
         with self._state.changed:
             self._require_locked(match)
             self._state.tree.pin(match.node)
 
     def unpin(self, match: Match) -> None:
-        """Take one pin back."""
+        """Undo one :meth:`pin`."""
         with self._state.changed:
             self._state.tree.unpin(match.node)
             self._state.changed.notify_all()
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait for all copies.
+        """Wait for all copies in flight.
 
         Raises:
-            TransferError: any failed since the last flush.
-            TimeoutError: some are still under way after ``timeout`` seconds.
+            TransferError: a copy failed since the last flush.
+            TimeoutError: copies are still in flight after ``timeout`` seconds.
         """
         state = self._state
         with state.changed:
@@ -271,10 +281,10 @@ class HiCacheController:
         self._failures.report()
 
     def close(self) -> None:
-        """Finish all copies and end the workers.
+        """Finish all copies and stop the workers.
 
         Raises:
-            TransferError: a copy failed, and nobody was told.
+            TransferError: a copy failed and no caller has seen its error yet.
         """
         self._closed = True
         self._backups.close()
@@ -284,22 +294,22 @@ class HiCacheController:
         self._failures.report(untold_only=True)
 
     def check(self) -> None:
-        """Verify that tree and allocators agree; for tests and debugging."""
+        """Verify that the tree and the allocators agree; for tests and debugging."""
         self._state.check()
 
     @property
     def stats(self) -> ControllerStats:
-        """What was done so far; a live object."""
+        """Counters since the start; a live object, not a snapshot."""
         return self._state.stats
 
     @property
     def group(self) -> PoolGroup:
-        """The pools."""
+        """The pools under this controller."""
         return self._state.group
 
     @property
     def tree(self) -> RadixTree:
-        """The prefix tree; not to be touched while other threads use the controller."""
+        """The prefix tree; do not touch it while other threads use the controller."""
         return self._state.tree
 
     @property
@@ -321,7 +331,7 @@ class HiCacheController:
         except TransferError as failed:
             if error is None:
                 raise
-            error.add_note(f"while closing: {failed}")  # the first error is the one to see
+            error.add_note(f"while closing: {failed}")  # do not mask the original error
 
     def _require_open(self) -> None:
         if self._closed:

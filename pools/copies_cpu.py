@@ -1,8 +1,8 @@
 """Copies between host and device pools that both live in CPU memory.
 
-The twins of the CUDA backends: ``kernel`` gathers and scatters, ``direct`` copies one run of
-consecutive ids after the other. Chunks are numpy void scalars, which numpy moves with plain
-memory copies and without the interpreter's lock.
+The counterparts of the CUDA backends: ``kernel`` gathers and scatters, ``direct`` copies runs of
+consecutive ids one by one. Chunks are numpy void scalars: numpy moves them with plain memory copies
+and releases the GIL.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from hicache_dbg.pools.plan import Move, Piece, PieceEnd
 
 __all__ = ["CpuCopier", "direct", "kernel"]
 
-#: Bytes gathered at a time: they stay in the cache until they are scattered.
+#: Bytes gathered at a time: small enough to stay in the CPU cache until they are scattered.
 BLOCK_BYTES = 512 << 10
 
 _Where = tuple[Ids | slice | int, ...]
@@ -25,7 +25,7 @@ _Chunks = npt.NDArray[np.void]
 
 
 class CpuCopier:
-    """Moves bytes on the calling thread; they are in place when a copy returns."""
+    """Moves bytes on the calling thread; a copy is complete when it returns."""
 
     in_flight = 0
 
@@ -33,7 +33,7 @@ class CpuCopier:
         self._split = split
 
     def bind(self, move: Move, *, to_host: bool) -> "CpuMove":
-        """What is to move, split into blocks."""
+        """Split ``move`` into blocks; no byte moves yet."""
         if not move.host.size:
             return CpuMove([], [], to_host=to_host)
         ends = [
@@ -47,9 +47,9 @@ class CpuCopier:
 
 
 class CpuMove:
-    """A move, ready to be carried out for any of its layers."""
+    """A prepared move that can be executed for any of its layers."""
 
-    #: Nothing is queued: a copy is done when it returns.
+    #: Copies are synchronous, so there is no stream.
     stream: int | None = None
 
     def __init__(
@@ -75,25 +75,25 @@ class CpuMove:
                         device[at_device] = host[at_host]
 
     def mark(self) -> Callable[[], None]:
-        """Nothing is ever under way."""
+        """Return a function that does nothing: no copy is ever in flight."""
         return _nothing_under_way
 
 
 def kernel() -> CpuCopier:
-    """Gathers chunks by id and scatters them by id, a cache-sized block at a time."""
+    """Return a copier that gathers and scatters chunks by id, one cache-sized block at a time."""
     return CpuCopier(_blocks)
 
 
 def direct() -> CpuCopier:
-    """Copies runs of ids that follow each other at both ends, one after the other."""
+    """Return a copier that copies each run of ids that is consecutive at both ends."""
     return CpuCopier(_runs)
 
 
 class _Reach:
-    """One end of a piece as arrays of chunks, ``[page, (slot,) *counts]`` a layer.
+    """One end of a piece as arrays of chunks, ``[page, (slot,) *counts]`` per layer.
 
-    An array goes as far as the ids do and no further: where a host page is wider than the
-    device's, chunks overlap, and the last page of the tensor has none.
+    An array extends only as far as the largest id: where a host page is wider than the device's,
+    chunks overlap and the last page of the tensor has no complete chunk.
     """
 
     def __init__(self, move: Move, piece: Piece, end: PieceEnd, ids: Ids) -> None:
@@ -125,12 +125,12 @@ def _where(move: Move, ids: Ids) -> _Where:
     if move.single:
         return np.divmod(ids, move.slots)
     if ids.size and (np.diff(ids) == 1).all():
-        return (slice(int(ids[0]), int(ids[-1]) + 1),)  # needs no gathering
+        return (slice(int(ids[0]), int(ids[-1]) + 1),)  # a slice needs no gather
     return (ids,)
 
 
 def _runs(move: Move) -> _Blocks:
-    """Index pairs of the longest runs of ids that are consecutive at both ends."""
+    """Yield index pairs of the longest runs of ids that are consecutive at both ends."""
     breaks = (np.diff(move.host) != 1) | (np.diff(move.device) != 1)
     if move.single:
         breaks |= (move.host[1:] % move.slots == 0) | (move.device[1:] % move.slots == 0)

@@ -1,11 +1,11 @@
 """Copies between host pools and pools on a CUDA device.
 
-``kernel`` gathers and scatters straight from and to pinned memory, all layers it is given in one
-launch; of large moves of long runs a copy engine takes a share. ``direct`` gives the copy engines
-batches of plain copies, of pages that it puts together on the device first where all layers of a
-page lie together on the host. Each direction has streams of its own, so that backups and loads do
-not wait for each other; neither waits for what the caller has queued elsewhere, unless the
-operation says so (``CopyOp.after``).
+``kernel`` gathers and scatters directly from and to pinned memory, all given layers in one launch.
+For large moves with long runs, a copy engine takes a share of the work. ``direct`` hands the copy
+engines batches of plain copies; where the host layout keeps all layers of a page together, backups
+first gather each page on the device. Each direction has its own streams, so backups and loads do
+not wait for each other. Neither waits for work the caller queued elsewhere unless the operation
+says so (``CopyOp.after``).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,17 @@ __all__ = ["CudaCopier", "direct", "kernel", "stream_for"]
 
 Launch = Callable[[Sequence[int]], None]
 
-#: Layers a load keeps under way: the next ones are queued while the device moves the first.
+#: Layers a load keeps in flight: the next ones are queued while the device moves the first.
 LAYERS_AHEAD = 2
 
 
 @cache
 def stream_for(device: torch.device, *, to_host: bool) -> torch.cuda.Stream:
-    """The stream on which copies of one direction are queued; engines may have others beside."""
-    del to_host  # it only tells two streams of one device apart
+    """Return the stream on which copies of one direction are queued.
+
+    Copy engines may use further streams of their own.
+    """
+    del to_host  # only part of the cache key: one stream per device and direction
     return torch.cuda.Stream(device)
 
 
@@ -46,7 +49,7 @@ class CudaCopier:
         self._prepare = prepare
 
     def bind(self, move: Move, *, to_host: bool) -> "BoundMove":
-        """What is to move, and where its tables will be on the device."""
+        """Prepare the launches of ``move`` and their tables on the device."""
         device = move.pieces[0].device.buffer.tensors[0].device
         streams = [stream_for(device, to_host=to_host)]
         launches = [
@@ -57,7 +60,7 @@ class CudaCopier:
 
 
 class BoundMove:
-    """A move under way on streams; launches may add some to the first."""
+    """A prepared move and the streams it uses; launches may append streams to the list."""
 
     def __init__(self, launches: Sequence[Launch], streams: list[torch.cuda.Stream]) -> None:
         self._launches = launches
@@ -65,19 +68,22 @@ class BoundMove:
 
     @property
     def stream(self) -> int:
-        """The raw handle of a stream that ends when all that was queued so far has."""
+        """Raw handle of a stream that completes after everything queued so far.
+
+        Reading it makes the first stream wait for the others.
+        """
         first, *others = self._streams
         for other in others:
             first.wait_stream(other)
         return first.cuda_stream
 
     def copy(self, layers: Sequence[int]) -> None:
-        """Queue the copy of all ids of ``layers``."""
+        """Queue the copies of all ids of ``layers``."""
         for launch in self._launches:
             launch(layers)
 
     def mark(self) -> Callable[[], None]:
-        """A function that blocks until what was queued so far has arrived."""
+        """Return a function that blocks until everything queued so far has arrived."""
         events = [_event(stream) for stream in self._streams]
 
         def wait() -> None:
@@ -94,12 +100,12 @@ def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def kernel() -> CudaCopier:
-    """Threads of the device read and write host memory themselves; it must be pinned."""
+    """Return a copier whose kernels access host memory directly; the memory must be pinned."""
     return CudaCopier(_prepare_kernel)
 
 
 def direct() -> CudaCopier:
-    """Copy engines move one run of bytes after the other."""
+    """Return a copier that hands each run of bytes to the copy engines."""
     return CudaCopier(_prepare_direct)
 
 

@@ -1,7 +1,7 @@
-"""Batches of plain asynchronous copies, given to CUDA's copy engines.
+"""Batches of plain asynchronous copies for CUDA's copy engines.
 
-torch has no binding for them, so the runtime that torch has loaded is called directly: since
-CUDA 12.8 it takes a whole batch, before that one copy a call.
+torch has no binding for batched copies, so this calls the CUDA runtime that torch has loaded. From
+CUDA 12.8 on it takes a whole batch per call, before that one copy per call.
 """
 
 import ctypes
@@ -16,11 +16,12 @@ __all__ = ["CopyEngineError", "copy_batch", "copy_one"]
 
 Addresses = npt.NDArray[np.int64]
 
-#: Copies a call. The engines begin with a batch when its call ends: a short one keeps them busy
-#: while the next is made. With thousands a call short copies take up to five times as long.
+#: Copies per call. The engines start a batch when its call returns, so a short batch keeps them
+#: busy while the next is prepared. With thousands per call, short copies take up to five times
+#: as long.
 BATCH = 256
 
-_FROM_EITHER_SIDE = 4  # cudaMemcpyDefault: the runtime sees from the addresses which way
+_FROM_EITHER_SIDE = 4  # cudaMemcpyDefault: the runtime infers the direction from the addresses
 _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
 _BATCH_SINCE, _NO_FAIL_INDEX_SINCE = 12_080, 13_000
 
@@ -29,7 +30,7 @@ _COPY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes
 
 
 class CopyEngineError(RuntimeError):
-    """CUDA refused a copy; the message holds its code."""
+    """CUDA refused a copy; the message holds the error code."""
 
 
 class _Location(ctypes.Structure):
@@ -37,7 +38,7 @@ class _Location(ctypes.Structure):
 
 
 class _Attributes(ctypes.Structure):
-    """``cudaMemcpyAttributes``."""
+    """Mirror of ``cudaMemcpyAttributes``."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -48,13 +49,13 @@ class _Attributes(ctypes.Structure):
 
 
 def copy_one(target: int, source: int, size: int, stream: int) -> None:
-    """Queue ``size`` bytes from ``source`` to ``target`` on ``stream``."""
+    """Queue a copy of ``size`` bytes from ``source`` to ``target`` on ``stream``."""
     code = _runtime()[0].cudaMemcpyAsync(target, source, size, _FROM_EITHER_SIDE, stream)
     _require(code, 1)
 
 
 def copy_batch(target: Addresses, source: Addresses, sizes: Addresses, stream: int) -> None:
-    """Queue ``sizes[i]`` bytes from ``source[i]`` to ``target[i]`` for all i, on ``stream``."""
+    """Queue copies of ``sizes[i]`` bytes from ``source[i]`` to ``target[i]`` on ``stream``."""
     runtime, version = _runtime()
     if version < _BATCH_SINCE:
         for to, start, size in zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True):
@@ -86,16 +87,16 @@ def _pointer(array: Addresses) -> ctypes.c_void_p:
 
 def _require(code: int, copies: int) -> None:
     if code:
-        _runtime()[0].cudaGetLastError()  # reported here; torch must not find it again later
+        _runtime()[0].cudaGetLastError()  # clear it: reported here, torch must not see it again
         raise CopyEngineError(f"CUDA refused a batch of {copies} copies with code {code}")
 
 
 @cache
 def _runtime() -> tuple[Any, int]:
-    """The CUDA runtime torch runs on, and its version (13000 is 13.0)."""
+    """Return the CUDA runtime that torch runs on and its version (13000 is 13.0)."""
     major = str(torch.version.cuda).partition(".")[0]
     runtime = ctypes.CDLL(f"libcudart.so.{major}")
-    # Told beforehand, plain numbers need no conversion at each call.
+    # With argtypes set once, plain ints need no conversion at each call.
     runtime.cudaMemcpyAsync.argtypes = _COPY
     version = ctypes.c_int(0)
     _require(runtime.cudaRuntimeGetVersion(ctypes.byref(version)), 0)

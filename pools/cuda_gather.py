@@ -1,8 +1,8 @@
-"""Backups of whole host pages: gathered on the device, and sent by the copy engines.
+"""Backups of whole host pages: gathered on the device, then sent by the copy engines.
 
-An engine takes about as long to begin a copy as to move 40 KiB. Where a layout keeps all layers
-of a page together, the device therefore puts each page together first, in slots of its own
-memory, and every page is one copy.
+An engine needs about as long to start a copy as to move 40 KiB. Where a layout keeps all layers of
+a page together, the device therefore first assembles each page in a staging slot of its own memory,
+and every page becomes one copy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ from hicache_dbg.pools.plan import Move, Piece
 
 __all__ = ["Gather", "engine_stream", "in_slots", "is_gathered", "steps"]
 
-#: A move of fewer bytes is not gathered: that would take longer than it does.
+#: A smaller move is not gathered: gathering would take longer than the move itself.
 LEAST_BYTES = 32 << 20
-#: Host pages shorter than this are not worth it.
+#: Shorter host pages are not worth gathering.
 LONG_PAGE_BYTES = 32 << 10
-#: Device memory pages are gathered into: while one slot fills, others are on their way.
+#: Staging memory on the device: while one slot fills, the others are being sent.
 SLOT_BYTES, SLOTS = 16 << 20, 4
 
 
 def is_gathered(move: Move, piece: Piece, layers: Sequence[int]) -> bool:
-    """Whether many chunks of these layers make up host pages, whole and long."""
+    """Return whether the chunks of ``layers`` form complete host pages long enough to gather."""
     page = piece.host.page
     return (
         not move.single
@@ -41,9 +41,9 @@ def is_gathered(move: Move, piece: Piece, layers: Sequence[int]) -> bool:
 
 
 class Gather:
-    """Whole host pages of one piece, with the device memory they are gathered in.
+    """Whole host pages of one piece, and the staging memory they are gathered in.
 
-    Keep it until the last copy has ended.
+    Keep the object alive until the last copy has finished.
     """
 
     def __init__(self, move: Move, piece: Piece, last: torch.cuda.Stream) -> None:
@@ -55,9 +55,12 @@ class Gather:
         self._kernel = PieceKernel(in_slots(move, piece), piece, self._gather, to_host=True)
 
     def launch(self, layers: Sequence[int]) -> None:
-        """Gather pages a slot at a time and send each as one run; ``last`` ends when all are."""
+        """Gather and send pages one staging slot at a time.
+
+        ``last`` completes after all of them.
+        """
         gather, last = self._gather, self._last
-        # Two in turn: one waits for its pages while the other's are on the bus.
+        # Two engines alternate: one waits for its pages while the other's are on the bus.
         engines = (engine_stream(last.device, "second"), last)
         sent: list[torch.cuda.Event] = []
         try:
@@ -70,14 +73,14 @@ class Gather:
                 copy_batch(*step.runs, engine.cuda_stream)
                 sent.append(torch.cuda.Event())
                 sent[-1].record(engine)
-        finally:  # also where CUDA refused something: what was queued is still to end
+        finally:  # even if CUDA refused a copy: what is already queued must be waited for
             last.wait_stream(engines[0])
             last.wait_stream(gather)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Ids to gather into a slot, ``shift`` bytes from the host's, and the runs to send from it."""
+    """Ids to gather into one slot, ``shift`` bytes from their host address, and runs to send."""
 
     ids: slice
     shift: int
@@ -85,17 +88,17 @@ class Step:
 
 
 def pages_a_slot(piece: Piece) -> int:
-    """How many host pages are gathered at a time."""
+    """Return how many host pages fit into one staging slot."""
     return max(1, SLOT_BYTES // piece.host.page)
 
 
 def in_slots(move: Move, piece: Piece) -> Move:
-    """The move with each id's place in its slot for its host id."""
+    """Return the move with host ids replaced by each id's position in its staging slot."""
     return replace(move, host=np.arange(move.host.size, dtype=np.int64) % pages_a_slot(piece))
 
 
 def steps(move: Move, piece: Piece, slots: int) -> Iterator[Step]:
-    """The ids slot by slot; ``slots`` is where the first slot begins, at a line of memory."""
+    """Yield the ids slot by slot; ``slots`` is the aligned address of the first staging slot."""
     run, pages, first_byte = piece.host.page, pages_a_slot(piece), piece.host.address(0)
     memory = piece.host.buffer.tensors[0].data_ptr()
     places = in_slots(move, piece).host
@@ -109,6 +112,6 @@ def steps(move: Move, piece: Piece, slots: int) -> Iterator[Step]:
 
 @cache
 def engine_stream(device: torch.device, role: str) -> torch.cuda.Stream:
-    """A stream of ``device`` for one role in sharing a backup out."""
-    del role  # it only tells streams of one device apart
+    """Return the stream of ``device`` for one role in splitting up a copy."""
+    del role  # only part of the cache key: one stream per device and role
     return torch.cuda.Stream(device)

@@ -1,4 +1,4 @@
-"""How a piece of a move is cut into tiles for the copy kernel, and launched."""
+"""Cut a piece of a move into tiles for the copy kernel, and launch it."""
 
 import ctypes
 from collections import defaultdict
@@ -18,16 +18,16 @@ from hicache_dbg.pools.plan import Move, Piece, PieceEnd
 
 __all__ = ["PieceKernel"]
 
-#: Blocks a launch has at most, and threads a block: with these the bus is full. More gain
-#: nothing and take multiprocessors from the model. What is written to the host is on its way at
-#: once; what is read from there is waited for, and more of it has to be under way.
+#: Most blocks per launch, and threads per block: enough to fill the bus. More gain nothing and
+#: take multiprocessors from the model. Writes to the host are posted, reads from it are waited
+#: for, so a load needs more bytes in flight than a backup.
 BACKUP_BLOCKS, LOAD_BLOCKS = 32, 128
 THREADS = 512
-#: Room for pairs of ids that a table begins with.
+#: Smallest capacity of an id table, in pairs of ids.
 LEAST_IDS = 1 << 13
-#: Of many more ids than these, so many go ahead: the kernel begins while the rest are made ready.
+#: Of a long list, so many ids are launched first: the kernel starts while the rest are uploaded.
 AHEAD = 1 << 12
-#: Words of a chunk that a lane has under way, at most.
+#: Most words of a chunk that one lane keeps in flight.
 DEPTH = 8
 
 _SOURCE = Path(__file__).with_name("move_chunks.cu")
@@ -38,7 +38,7 @@ _PAIR_BYTES = 8
 
 
 class _Arguments(ctypes.Structure):
-    """``struct Move`` of the kernel."""
+    """Mirror of the kernel's ``struct Move``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("ids", "host_layers", "device_layers")),
@@ -52,9 +52,9 @@ class _Arguments(ctypes.Structure):
 
 
 class PieceKernel:
-    """One piece of a move, ready to be launched for any of its layers and ids, on one stream.
+    """One piece of a move on one stream, ready to be launched for any of its layers and ids.
 
-    It holds the tables that the kernel reads: keep it until the last launch has ended.
+    It holds the tables the kernel reads: keep it alive until the last launch has finished.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class PieceKernel:
         shift: int = 0,
         blocks: int | None = None,
     ) -> None:
-        """Queue the copy of ``ids`` of ``layers`` on ``blocks`` blocks at most.
+        """Queue the copy of ``ids`` of ``layers`` on at most ``blocks`` blocks.
 
-        ``shift`` is added to each host address.
+        ``shift`` (bytes) is added to each host address.
         """
         first, end, _ = ids.indices(self._move.host.size)
         most = blocks or self._blocks
@@ -101,7 +101,7 @@ class PieceKernel:
             self._kernel.launch(min(groups, most), THREADS, self._stream.cuda_stream, arguments)
 
     def _upload(self, ids: range) -> None:
-        """Have a range of ids on the device: the next after those there, or others instead."""
+        """Make a range of ids available on the device, extending or replacing the present range."""
         if ids.start in self._there and ids[-1] in self._there:
             return
         self._table.upload(self._move, ids)
@@ -113,7 +113,7 @@ class PieceKernel:
 
 
 class _Table:
-    """Pairs of ids in pinned memory, and their copy on the device, in memory of ``stream``."""
+    """Pairs of ids in pinned memory, and their copy in device memory allocated on ``stream``."""
 
     def __init__(self, size: int, stream: torch.cuda.Stream) -> None:
         self.size = size
@@ -125,7 +125,7 @@ class _Table:
         self.place = self._own.data_ptr()
 
     def upload(self, move: Move, ids: range) -> None:
-        """Queue the copy of a range of a move's ids to the device; nobody waits for it."""
+        """Queue the upload of a range of a move's ids; the host does not wait for it."""
         part = slice(ids.start, ids.stop)
         self._pairs[part, 0] = move.host[part]
         self._pairs[part, 1] = move.device[part]
@@ -133,12 +133,12 @@ class _Table:
         copy_one(self.place + first, self._source + first, size, self._stream)
 
 
-#: Tables that nobody uses, by stream. What makes them anew takes longer than an id to move.
+#: Idle tables by stream, kept for reuse: allocating one takes longer than a small move.
 _tables: defaultdict[int, list[_Table]] = defaultdict(list)
 
 
 def _table_for(size: int, stream: torch.cuda.Stream) -> _Table:
-    """A table with room for ``size`` pairs."""
+    """Return a table with room for ``size`` pairs, reusing an idle one if it is large enough."""
     free = _tables[stream.cuda_stream]
     try:
         table = free.pop()
@@ -150,11 +150,11 @@ def _table_for(size: int, stream: torch.cuda.Stream) -> _Table:
 
 
 class _Tiling:
-    """What of a launch follows from the piece alone.
+    """The launch parameters that depend on the piece alone.
 
-    A lane moves a *word* at a time, the widest that divides every address and the chunk. Where
-    host chunks do not begin at lines, a tile is shifted so that its accesses do, and the last
-    reaches a little further.
+    A lane moves one *word* at a time, the widest that divides every address and the chunk. Where
+    host chunks do not start at a cache line, each tile is shifted so that its accesses do, and the
+    last tile reaches a little further.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -179,7 +179,7 @@ class _Tiling:
     def prepared(
         self, device: torch.device, to_host: bool, single: bool, slots: int
     ) -> tuple[Kernel, _Arguments]:
-        """The kernel for these tiles, and its arguments but for what a launch adds."""
+        """Return the kernel for these tiles and its arguments, less those set per launch."""
         key = (device, to_host, single, slots)
         found = self._known.get(key)
         if found is None:
@@ -196,7 +196,7 @@ class _Tiling:
                 f"at most {_INT32_MAX} can be named"
             )
         tables = tuple(torch.from_numpy(base).to(device) for base in self._bases)
-        self._layers += tables  # they stay where the kernel finds them
+        self._layers += tables  # keep them alive: the kernel holds raw pointers
         return _Arguments(
             host_layers=tables[0].data_ptr(),
             device_layers=tables[1].data_ptr(),
@@ -242,17 +242,17 @@ def _power_of_two(least: int) -> int:
 
 
 def _bases(end: PieceEnd) -> Ids:
-    """Address of the first chunk of each layer at one end."""
+    """Return the address of the first chunk of each layer at one end."""
     return np.array([end.address(layer) for layer in range(end.buffer.layers)], dtype=np.int64)
 
 
 def _steps(end: PieceEnd) -> tuple[int, ...]:
-    """Bytes from one page, slot and inner place to the next."""
+    """Return the strides of page, slot and inner axes in bytes."""
     return (end.page, end.slot, *(*end.inner, 0, 0)[:_MAX_INNER])
 
 
 def _ranges(layers: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive layers, as first and count: each is one launch."""
+    """Split ``layers`` into runs of consecutive layers, ``(first, count)``: one launch each."""
     first = count = 0
     for layer in layers:
         if count and layer == first + count and count < longest:

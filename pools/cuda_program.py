@@ -1,6 +1,6 @@
-"""CUDA C++ built when first needed, by the compiler that torch brings (NVRTC), and launched.
+"""Compile CUDA C++ on first use with the NVRTC that torch ships, and launch it.
 
-torch has no public binding for either, so both libraries are called directly.
+torch has no public binding for either, so this calls both libraries directly.
 """
 
 import ctypes
@@ -17,16 +17,16 @@ __all__ = ["CudaError", "Kernel", "compiled", "kernel_of"]
 
 
 _One = ctypes.c_void_p * 1
-#: What cuLaunchKernel takes; told beforehand, plain numbers need no conversion at each launch.
+#: Argument types of cuLaunchKernel; with them set once, plain ints need no conversion per launch.
 _LAUNCH = (ctypes.c_void_p, *(ctypes.c_uint,) * 7, *(ctypes.c_void_p,) * 3)
 
 
 class CudaError(RuntimeError):
-    """CUDA refused something; the message holds its code."""
+    """CUDA refused a call; the message holds the error code."""
 
 
 class Kernel:
-    """A function on the device that takes one structure."""
+    """A kernel whose only argument is one structure."""
 
     def __init__(self, handle: ctypes.c_void_p) -> None:
         self._handle = handle
@@ -43,7 +43,7 @@ class Kernel:
 
 @cache
 def kernel_of(source: Path, name: str, architecture: str, macros: tuple[str, ...]) -> Kernel:
-    """The kernel ``name`` of a file, built for ``architecture`` (``sm_90``) with ``macros``."""
+    """Build kernel ``name`` of a source file for ``architecture`` (``sm_90``) with ``macros``."""
     image = compiled(source.read_text(), architecture, macros)
     library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
     code = _driver().cuLibraryLoadData(ctypes.byref(library), image, None, None, 0, None, None, 0)
@@ -54,7 +54,11 @@ def kernel_of(source: Path, name: str, architecture: str, macros: tuple[str, ...
 
 
 def compiled(source: str, architecture: str, macros: Iterable[str]) -> bytes:
-    """Machine code of ``source``; the compiler's own words are the message of a refusal."""
+    """Compile ``source`` to machine code.
+
+    Raises:
+        CudaError: the source does not compile; the message is the compiler's log.
+    """
     compiler, program = _compiler(), ctypes.c_void_p()
     compiler.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
     try:
@@ -87,12 +91,12 @@ def _driver() -> Any:
 
 @cache
 def _compiler() -> Any:
-    """NVRTC: of the wheels beside torch's, else where the loader finds it."""
+    """Load NVRTC from the wheels beside torch's, or else from the loader's search path."""
     major = str(torch.version.cuda).partition(".")[0]
     name = f"libnvrtc.so.{major}"
     for folder in _wheel_folders():
         if (folder / name).exists():
-            # The compiler looks for its other half by name, and not beside itself.
+            # NVRTC opens its builtins library by bare name, not relative to itself.
             for part in folder.glob(f"libnvrtc-builtins.so.{major}*"):
                 ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(folder / name))

@@ -1,4 +1,4 @@
-"""A move as plain copies of bytes: as few and as long as its addresses allow."""
+"""Express a move as plain memory copies, as few and as long as its addresses allow."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["Runs", "cut_at_chunks"]
 
 
 class Runs:
-    """One piece of a move as ``(host, device, size)`` runs, the same in every layer."""
+    """One piece of a move as ``(host, device, size)`` runs, at the same offsets in every layer."""
 
     def __init__(self, move: Move, piece: Piece) -> None:
         host = _offsets(move, piece, piece.host, move.host)
@@ -25,7 +25,7 @@ class Runs:
         self._sizes = np.diff(np.append(starts, host.size)) * piece.chunk
 
     def at(self, layers: Sequence[int]) -> tuple[Ids, Ids, Ids]:
-        """Host addresses, device addresses and sizes of ``layers``."""
+        """Return host addresses, device addresses and sizes (bytes) of the runs of ``layers``."""
         host = np.concatenate([self._piece.host.address(n) + self._host for n in layers])
         device = np.concatenate([self._piece.device.address(n) + self._device for n in layers])
         base = self._piece.host.buffer.tensors[0].data_ptr()
@@ -33,7 +33,7 @@ class Runs:
 
 
 def _offsets(move: Move, piece: Piece, end: PieceEnd, ids: Ids) -> Ids:
-    """Where each chunk begins in a layer, ids first, inner axes within."""
+    """Return where each chunk starts within a layer, in bytes: ids outermost, inner axes within."""
     pages, slots = np.divmod(ids, move.slots) if move.single else (ids, np.zeros_like(ids))
     offsets = pages * end.page + slots * end.slot
     for count, step in zip(piece.counts, end.inner, strict=True):
@@ -42,9 +42,9 @@ def _offsets(move: Move, piece: Piece, end: PieceEnd, ids: Ids) -> Ids:
 
 
 def cut_at_chunks(host: Ids, device: Ids, sizes: Ids, base: int) -> tuple[Ids, Ids, Ids]:
-    """Cut runs where one registered chunk of host memory ends: CUDA refuses a copy across.
+    """Split runs at the ends of registered host memory chunks: CUDA refuses a copy across two.
 
-    ``base`` is where the memory begins that was registered.
+    ``base`` is the start address of the registered memory.
     """
     while True:
         room = CHUNK_BYTES - (host - base) % CHUNK_BYTES

@@ -1,7 +1,7 @@
-"""A piece of a move by the copy kernel, and beside it some of it by a copy engine.
+"""Split a piece of a move between the copy kernel and a copy engine.
 
-An engine sends and fetches a little faster than threads do, and takes about as long to begin a
-copy as to move 40 KiB. Given a small share of long enough runs it is done before the kernel is.
+An engine moves bytes slightly faster than threads do, but needs about as long to start a copy as to
+move 40 KiB. Given a small share of sufficiently long runs, it finishes before the kernel does.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from hicache_dbg.pools.plan import Move, Piece
 
 __all__ = ["SplitPiece"]
 
-#: Of runs that are at least so long, how many in a hundred an engine takes; longest first. With a
-#: half more some end after the kernel. Shorter runs than these an engine fetches at times at a
-#: tenth of the bus's rate.
+#: ``(least run length in bytes, percent of the ids an engine takes)``, longest first. With half as
+#: much again, some runs finish after the kernel. Shorter runs an engine sometimes fetches at a
+#: tenth of the bus rate.
 BACKUP_SHARES = ((512 << 10, 90), (64 << 10, 30), (32 << 10, 25), (16 << 10, 20))
 LOAD_SHARES = ((64 << 10, 50), (32 << 10, 30))
-#: Shorter chunks of a backup are gathered to whole host pages first, where that can be.
+#: Shorter chunks of a backup are first gathered into whole host pages where possible.
 GATHERED_BELOW_BYTES = 16 << 10
-#: Fewer bytes a launch are the kernel's alone: sharing them out would take longer than it gains.
+#: Smaller launches go to the kernel alone: splitting them would cost more than it gains.
 LEAST_BYTES = 32 << 20
-#: Blocks of the kernel beside an engine: with more, it leaves the engine no room.
+#: Blocks of the kernel while an engine works beside it: more would starve the engine.
 BLOCKS_BESIDE = 8
 
 
 class SplitPiece:
     """One piece of a move, ready to be queued for any of its layers.
 
-    ``streams`` are those the move is on: an engine's joins them when it is first needed.
+    ``streams`` are the streams the move runs on; an engine's stream is appended on first use.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SplitPiece:
         self._gathers: list[Gather] = []
 
     def launch(self, layers: Sequence[int]) -> None:
-        """Queue the copy of all ids of ``layers``."""
+        """Queue the copies of all ids of ``layers``."""
         gathered = (
             self._to_host
             and self._piece.chunk < GATHERED_BELOW_BYTES
@@ -66,7 +66,7 @@ class SplitPiece:
             self._copy_runs(Runs(part, self._piece), layers)
 
     def _share(self, run: int, layers: Sequence[int]) -> int:
-        """How many ids in a hundred are the engine's, whose copies are of ``run`` bytes."""
+        """Return the percentage of ids that the engine takes, given copies of ``run`` bytes."""
         if self._piece.bytes_per_id * self._move.host.size * len(layers) < LEAST_BYTES:
             return 0
         for least, share in BACKUP_SHARES if self._to_host else LOAD_SHARES:

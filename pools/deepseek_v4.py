@@ -1,11 +1,12 @@
 """DeepSeek-V4's pools: six geometries under one anchor whose page is 256 tokens.
 
-An entry of the attention pools is 448 fp8 elements, 64 rotary elements in bf16, seven ue8m0
-scales and a byte of padding: 576 + 8 B. A page holds all values, then all scales, and is rounded
-up to a multiple of 576 B. Source: SGLang ``deepseek_v4_memory_pool.py``.
+An entry of the attention pools is 448 fp8 elements, 64 rotary elements in bf16, seven ue8m0 scales
+and one byte of padding: 576 + 8 B. A page holds all values, then all scales, and is rounded up to a
+multiple of 576 B. Source: SGLang ``deepseek_v4_memory_pool.py``.
 
-``layers`` is how many layers a pool has, or the model's numbers of them; ``page_size`` counts
-tokens, and one that does not split into slots is a :class:`GeometryError`.
+``layers`` is either the number of layers of a pool or the model's numbers of these layers;
+``page_size`` counts tokens. A page size that does not divide into slots raises
+:class:`GeometryError`.
 """
 
 from collections.abc import Sequence
@@ -33,29 +34,32 @@ _VALUE_BYTES = 448 + 64 * torch.bfloat16.itemsize
 _SCALE_BYTES = 7 + 1
 _INDEX_HEAD_DIM = 128
 _HEAD_DIM = 512
-#: Parts of a compress state, a head's width each: key and score, twice for the overlap.
+#: Parts of a compressor state, each one head wide: key and score, both twice for the overlap.
 _STATE_PARTS = 4
 
 
 def deepseek_v4_swa(layers: int | Sequence[int], page_size: int = PAGE_TOKENS) -> PoolGeometry:
-    """Sliding-window entries, one a token: 149,760 B a page of 256."""
+    """Return the pool of sliding-window entries, one per token: 149,760 B per page of 256."""
     return _attention("deepseek_v4_swa", layers, page_size, ratio=1)
 
 
 def deepseek_v4_c4(layers: int | Sequence[int], page_size: int = PAGE_TOKENS) -> PoolGeometry:
-    """Entries that compress four tokens: 64 a page of 256 tokens, 37,440 B."""
+    """Return the pool of entries that compress 4 tokens: 64 per page of 256 tokens, 37,440 B."""
     return _attention("deepseek_v4_c4", layers, page_size, ratio=4)
 
 
 def deepseek_v4_c128(layers: int | Sequence[int], page_size: int = PAGE_TOKENS) -> PoolGeometry:
-    """Entries that compress 128 tokens: two a page of 256 tokens, 1,728 B."""
+    """Return the pool of entries that compress 128 tokens: two per page of 256 tokens, 1,728 B."""
     return _attention("deepseek_v4_c128", layers, page_size, ratio=128)
 
 
 def deepseek_v4_c4_indexer(
     layers: int | Sequence[int], page_size: int = PAGE_TOKENS, dtype: IndexDtype = "fp8"
 ) -> PoolGeometry:
-    """Index keys of the c4 entries: 64 a page of 256 tokens, 8,448 B in fp8, 16,384 B in bf16."""
+    """Return the pool of index keys of the c4 entries: 64 per page of 256 tokens.
+
+    A page takes 8,448 B in fp8 and 16,384 B in bf16.
+    """
     component = index_k_component("index_k", dtype, _INDEX_HEAD_DIM)
     return _geometry("deepseek_v4_c4_indexer", layers, page_size, 4, component)
 
@@ -66,10 +70,10 @@ def deepseek_v4_c4_state(
     ring: int = 8,
     dtype: torch.dtype = torch.float32,
 ) -> PoolGeometry:
-    """Compress states of a page's latest c4 entries, a ring: 8 x 8,192 B in fp32 = 65,536 B.
+    """Return the pool of c4 compressor states, a ring per page: 8 x 8,192 B in fp32 = 65,536 B.
 
-    Token ``t`` of a page writes slot ``t % ring``, so a slot belongs to no one token and is
-    never copied alone.
+    Token ``t`` of a page writes slot ``t % ring``. A slot therefore belongs to no single token and
+    is never copied alone.
     """
     component = _state(dtype, _HEAD_DIM)
     return _ring("deepseek_v4_c4_state", layers, page_size, ring, component)
@@ -81,9 +85,9 @@ def deepseek_v4_c4_indexer_state(
     ring: int = 8,
     dtype: torch.dtype = torch.float32,
 ) -> PoolGeometry:
-    """Compress states of the c4 indexer, a ring of its own: 8 x 2,048 B in fp32 = 16,384 B.
+    """Return the pool of compressor states of the c4 indexer: 8 x 2,048 B in fp32 = 16,384 B.
 
-    As :func:`deepseek_v4_c4_state`, with the indexer's head of 128 in place of 512.
+    A ring like :func:`deepseek_v4_c4_state`, with the indexer's head width of 128 instead of 512.
     """
     component = _state(dtype, _INDEX_HEAD_DIM)
     return _ring("deepseek_v4_c4_indexer_state", layers, page_size, ring, component)
@@ -98,11 +102,14 @@ def deepseek_v4_pools(
     index_dtype: IndexDtype = "fp8",
     indexer_state: bool = False,
 ) -> tuple[PoolGeometry, ...]:
-    """All pools of a model under one anchor; each layer list holds the model's layer numbers.
+    """Return all pools of a model under one anchor, given the model's layer numbers of each kind.
 
-    A kind without layers has no pool. The sliding window comes first: it is the anchor.
-    ``indexer_state`` adds the indexer's own ring, which a model needs that compresses index keys
-    as it goes.
+    A kind without layers gets no pool. The sliding window comes first: it is the anchor.
+    ``indexer_state`` adds the indexer's own ring, for models that compress index keys
+    incrementally.
+
+    Raises:
+        GeometryError: ``swa_layers`` is empty, or ``page_size`` does not divide into slots.
     """
     if not swa_layers:
         raise GeometryError(
@@ -123,9 +130,9 @@ def deepseek_v4_pools(
 
 
 def draft_of(geometry: PoolGeometry, layer_ids: Sequence[int]) -> PoolGeometry:
-    """A draft model's pool of the same kind, which shares the anchor's pages.
+    """Return the geometry of a draft model's pool of the same kind, sharing the anchor's pages.
 
-    Its ``layer_ids`` come after the target model's, so that one set of gates serves both.
+    Its ``layer_ids`` follow the target model's, so that one set of layer gates serves both.
     """
     return replace(
         geometry,

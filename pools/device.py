@@ -1,4 +1,4 @@
-"""Device pools: the memory a model reads and writes, one tensor a layer and component."""
+"""Device pools: the memory a model reads and writes, one tensor per layer and component."""
 
 import torch
 
@@ -9,10 +9,11 @@ __all__ = ["DevicePool"]
 
 
 class DevicePool:
-    """Pages of one geometry on ``device`` (any string torch knows: ``cpu``, ``cuda:0``).
+    """Pages of one geometry on ``device`` (any torch device string: ``cpu``, ``cuda:0``).
 
-    Page-indexed components are ``[page, byte]`` a layer, row-indexed ones ``[page, slot, byte]``
-    or, with a head axis, ``[page, slot, head, byte]``; ``byte`` counts elements of the dtype.
+    The tensor of a layer is ``[page, byte]`` for page-indexed components and ``[page, slot, byte]``
+    for row-indexed ones, or ``[page, slot, head, byte]`` with a head axis; ``byte`` counts elements
+    of the dtype.
 
     Raises:
         GeometryError: ``pages`` is below 1.
@@ -30,7 +31,10 @@ class DevicePool:
         }
 
     def layer(self, component: str, layer: int) -> torch.Tensor:
-        """The tensor of ``component`` in the pool's own layer ``layer``, of the shape said above."""
+        """Return the tensor of ``component`` in the pool's own layer ``layer``.
+
+        See the class for shapes.
+        """
         return self.buffers[component].tensors[layer]
 
     @property

@@ -1,4 +1,4 @@
-"""Errors of workers, kept until somebody has been told."""
+"""Errors of worker threads, kept until a caller has seen them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from hicache_dbg.pools.transfer import CopyOp, TransferError
 __all__ = ["Failures"]
 
 
-#: Failures kept whole: an error holds on to what its frames held, and nobody may ever ask.
+#: Most failures kept with their exception: a traceback keeps its frames' objects alive, and a
+#: caller may never ask.
 MOST = 64
 
 
@@ -21,15 +22,15 @@ class _Failure:
 
 
 class Failures:
-    """Failed operations, the first and the latest ones whole and all counted; safe from any thread."""
+    """Failed operations, all counted, the first and the latest kept whole; safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._failures: list[_Failure] = []
-        self._gone: Counter[bool] = Counter()  # by whether somebody was told
+        self._gone: Counter[bool] = Counter()  # dropped failures, by whether a caller saw them
 
     def add(self, op: CopyOp, error: Exception) -> None:
-        """Keep the error of ``op``."""
+        """Record the error of ``op``."""
         with self._lock:
             if len(self._failures) == MOST:
                 told = (at for at, item in enumerate(self._failures) if item.told)
@@ -37,14 +38,17 @@ class Failures:
             self._failures.append(_Failure(op, error))
 
     def told(self, op_id: int) -> None:
-        """Somebody who waited for the operation has its error."""
+        """Mark the error of operation ``op_id`` as seen by a caller."""
         with self._lock:
             for failure in self._failures:
                 if failure.op.op_id == op_id:
                     failure.told = True
 
     def report(self, *, untold_only: bool = False) -> None:
-        """Raise :class:`TransferError` for what is kept, and forget it."""
+        """Raise :class:`TransferError` for the recorded failures and forget them.
+
+        With ``untold_only``, failures that a caller has already seen are forgotten silently.
+        """
         with self._lock:
             failures = [item for item in self._failures if not (untold_only and item.told)]
             count = len(failures) + self._gone[False] + (0 if untold_only else self._gone[True])

@@ -1,8 +1,8 @@
-"""What a page of a pool is made of: the one place where bytes are computed, from dtype and shape.
+"""The geometry of a page: the one place where byte counts are computed, from dtype and shape.
 
-A *page* is what moves together. A *slot* is one entry of a page; a pool may keep one slot for
-several tokens. A page of one layer has one piece a *component* (keys, values, a latent row), and
-a component lays its page out run after run: all slots of the first run, all slots of the second,
+A *page* is what moves together. A *slot* is one entry of a page; one slot may stand for several
+tokens. Within one layer, a page has one block of bytes per *component* (keys, values, a latent
+row). A component lays its page out run by run: all slots of the first run, all slots of the second,
 then padding.
 """
 
@@ -24,12 +24,12 @@ __all__ = [
 
 
 class GeometryError(ValueError):
-    """A geometry that cannot exist; the message holds the values that disagree."""
+    """An impossible geometry; the message holds the values that disagree."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Bytes of one kind that a slot has, all heads together: ``("key", 128)``, ``("scale", 4)``."""
+    """Bytes of one kind per slot, over all heads: ``("key", 128)``, ``("scale", 4)``."""
 
     name: str
     slot_bytes: int
@@ -37,10 +37,10 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One tensor's worth of a pool: its dtype, its runs, and how a page of it is padded.
+    """One tensor of a pool: its dtype, its runs, and how its pages are padded.
 
-    ``head_axis`` says that the tensor keeps heads apart in an axis of its own, also where there
-    is one head only. ``page_align`` rounds a page-indexed page up to a multiple of that many bytes.
+    ``head_axis`` says that the tensor has a separate axis for heads, even if there is only one
+    head. ``page_align`` rounds the size of a page-indexed page up to a multiple of that many bytes.
     """
 
     name: str
@@ -70,26 +70,26 @@ class Component:
         return self.slot_bytes // self.heads
 
     def page_payload(self, slots: int) -> int:
-        """Bytes that a page of ``slots`` slots means something in."""
+        """Return the payload bytes of a page of ``slots`` slots, without padding."""
         return slots * self.slot_bytes
 
     def page_bytes(self, slots: int) -> int:
-        """Bytes that a page of ``slots`` slots occupies: its payload, rounded up."""
+        """Return the bytes a page of ``slots`` slots occupies, padding included."""
         return -(-self.page_payload(slots) // self.page_align) * self.page_align
 
     def run_offset(self, run: int, slots: int) -> int:
-        """Where run number ``run`` begins in a page of ``slots`` slots, in bytes."""
+        """Return where run number ``run`` starts in a page of ``slots`` slots, in bytes."""
         return slots * sum(spec.slot_bytes for spec in self.runs[:run])
 
 
 @dataclass(frozen=True, slots=True)
 class PoolGeometry:
-    """Shape of a pool, valid for one end of a mirror.
+    """Shape of a pool at one end of a mirror.
 
-    ``page_indexed`` pools have pages in the first axis and the page's bytes in the second; the
-    others are row-indexed, a page being ``slots_per_page`` rows. ``single_slots`` says whether a
-    slot may be copied alone: not in a ring, where it belongs to no one token.
-    ``layer_ids`` are the model's layers that own the pool's layers, in order (default: 0, 1, ...).
+    A ``page_indexed`` pool has pages in the first axis and the page's bytes in the second. Any
+    other pool is row-indexed: a page is ``slots_per_page`` rows. ``single_slots`` says whether a
+    slot may be copied alone; in a ring it may not, because its slots belong to no single token.
+    ``layer_ids`` are the model's layer numbers of the pool's layers, in order (default: 0, 1, ...).
     """
 
     name: str
@@ -120,12 +120,12 @@ class PoolGeometry:
 
     @property
     def tokens_per_page(self) -> int:
-        """How many tokens one page stands for."""
+        """Tokens one page stands for."""
         return self.slots_per_page * self.tokens_per_slot
 
     @property
     def indices_per_page(self) -> int:
-        """How many indices of ``index_unit`` make up one page."""
+        """Number of indices, counted in ``index_unit``, that make up one page."""
         return {
             IndexUnit.TOKEN: self.tokens_per_page,
             IndexUnit.SLOT: self.slots_per_page,
@@ -133,17 +133,17 @@ class PoolGeometry:
         }[self.index_unit]
 
     def page_bytes(self) -> int:
-        """Bytes one page of one layer occupies, over all components, padding included."""
+        """Return the bytes one page of one layer occupies over all components, with padding."""
         return sum(component.page_bytes(self.slots_per_page) for component in self.components)
 
     @property
     def padding(self) -> int:
-        """Bytes of a page of one layer that mean nothing."""
+        """Padding bytes of a page of one layer."""
         payload = sum(component.page_payload(self.slots_per_page) for component in self.components)
         return self.page_bytes() - payload
 
     def component(self, name: str) -> Component:
-        """The component called ``name`` (``KeyError`` names those there are)."""
+        """Return the component called ``name``; ``KeyError`` lists the existing names."""
         for component in self.components:
             if component.name == name:
                 return component

@@ -1,4 +1,4 @@
-"""The pools that share one anchor's pages: what is said of a page holds in all of them."""
+"""The pools that share the page ids of one anchor: a page id is valid in all of them."""
 
 from collections.abc import Collection, Sequence
 from typing import Self
@@ -13,17 +13,18 @@ __all__ = ["PoolGroup"]
 
 
 class PoolGroup:
-    """Mirrors whose page ids are the same ids: the anchor, its sidecars, a draft's pools.
+    """Mirrors that share page ids: the anchor, its sidecars, a draft model's pools.
 
     Args:
         mirrors: the pools that are copied; the first is the anchor.
-        unmirrored: device pools under the same pages that are not copied, a state that is computed
-            anew after each load, say.
-        waived: names of those of which that is meant; a cache that forgets the others corrupts.
+        unmirrored: device pools under the same pages that are not copied, for example a state that
+            is recomputed after each load.
+        waived: names of the unmirrored pools that are left out on purpose; forgetting one of the
+            others corrupts the cache.
 
     Raises:
-        GeometryError: no pool, two of one name, pools that disagree in tokens a page or in pages, or
-            a waived name that no unmirrored pool has.
+        GeometryError: there is no pool, two pools share a name, pools disagree in tokens per page
+            or in page counts, or a waived name matches no unmirrored pool.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class PoolGroup:
         device: str = "cpu",
         pin: bool = False,
     ) -> Self:
-        """Device pools of ``geometries``, and host mirrors sized by what the devices hold.
+        """Allocate device pools for ``geometries`` and host mirrors sized from the device tensors.
 
         Raises:
-            GeometryError: as the class, and where a host pool has no such layout.
+            GeometryError: as for the class, or a host pool does not support ``layout``.
         """
         mirrors = []
         for geometry in geometries:
@@ -89,11 +90,11 @@ class PoolGroup:
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
-        """The model's layers that any pool holds, ascending."""
+        """The model's layer numbers held by any pool, ascending."""
         return tuple(sorted({i for m in self.mirrors for i in m.device.geometry.layer_ids}))
 
     def copies(self, host: Ids, device: Ids, backend: IoBackend) -> tuple[PoolCopy, ...]:
-        """What moves when these whole pages move: every layer of every pool and sidecar."""
+        """Return the copies that move whole pages: every layer of every pool and sidecar."""
         return tuple(
             PoolCopy(
                 mirror=mirror,
@@ -107,7 +108,7 @@ class PoolGroup:
         )
 
     def close(self) -> None:
-        """Give pinned host memory back."""
+        """Unpin the host memory of all pools."""
         for mirror in self.mirrors:
             mirror.host.close()
 

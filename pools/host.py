@@ -1,7 +1,7 @@
-"""Host pools: the mirror of a device pool in host memory, in the layout asked for.
+"""Host pools: the mirror of a device pool in host memory, in a chosen layout.
 
-Each class stands for one kind of pool. Its geometry is an object of its own, so that what the
-host was sized by and what the device really holds can be told apart.
+Each class stands for one kind of pool. A host pool has its own geometry object, so that the sizes
+it was built from can be compared with what the device really holds.
 """
 
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ _UNPINNED = PinState(requested=False, pinned=False, return_code=0, bytes=0, chun
 
 
 class HostPool:
-    """Pages of one geometry in host memory; a context manager that gives pinned memory back.
+    """Pages of one geometry in host memory; as a context manager it unpins the memory on exit.
 
-    ``pinned`` says what became of a wish to page-lock the memory; a refusal is no error here.
-    ``buffers`` hold a tensor a component, its axes in the order of ``layout``.
+    ``pinned`` records the outcome if page-locking was requested; a refusal raises no error here.
+    ``buffers`` hold one tensor per component, its axes in the order of ``layout``.
 
     Raises:
-        GeometryError: the class has no such layout or is for another kind of pool, or ``pages`` is
-            below 1.
+        GeometryError: the class does not support the layout or is for another kind of pool, or
+            ``pages`` is below 1.
     """
 
     layouts: ClassVar[frozenset[Layout]] = frozenset(
@@ -76,7 +76,7 @@ class HostPool:
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def close(self) -> None:
-        """Unregister pinned memory; may be called again."""
+        """Unregister pinned memory; may be called more than once."""
         if self.pinned.pinned:
             unpin([buffer.flat(0) for buffer in self.buffers.values()])
             self.pinned = replace(self.pinned, pinned=False, bytes=0, chunks=0)
@@ -103,7 +103,7 @@ class LatentHostPool(HostPool):
 
 
 class MHAHostPool(HostPool):
-    """Mirror of pools with heads; the only one that can keep heads apart on the host."""
+    """Mirror of pools with a head axis; the only kind that supports ``page_head``."""
 
     layouts: ClassVar[frozenset[Layout]] = frozenset(Layout)
     page_indexed: ClassVar[bool] = False
@@ -119,19 +119,19 @@ class PagedHostPool(HostPool):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Mirror:
-    """A device pool and its copy in host memory."""
+    """A device pool and its mirror in host memory."""
 
     device: DevicePool
     host: HostPool
 
     @property
     def name(self) -> str:
-        """The device pool's name."""
+        """Name of the device pool."""
         return self.device.geometry.name
 
 
 def host_geometry_like(device: DevicePool) -> PoolGeometry:
-    """A geometry for the host, of its own, that agrees with the device pool's tensors."""
+    """Return a separate geometry for the host, with dtypes read off the device pool's tensors."""
     components = tuple(
         replace(component, dtype=device.layer(component.name, 0).dtype)
         for component in device.geometry.components
@@ -142,7 +142,7 @@ def host_geometry_like(device: DevicePool) -> PoolGeometry:
 def host_pool_for(
     geometry: PoolGeometry, pages: int, layout: Layout, *, pin: bool = False
 ) -> HostPool:
-    """A host pool of the class that serves this kind of pool; raises as that does."""
+    """Create a host pool of the class that serves this kind of pool; raises as that class."""
     return _host_class(geometry)(geometry, pages, layout, pin)
 
 

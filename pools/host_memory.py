@@ -1,4 +1,4 @@
-"""Host memory fit for a device to reach: page-aligned, in huge pages, mapped when touched."""
+"""Host memory suited to device access: page-aligned, in huge pages, mapped on first touch."""
 
 import mmap
 from contextlib import suppress
@@ -10,13 +10,14 @@ __all__ = ["host_zeros"]
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A zeroed, contiguous tensor on a mapping of its own: no two share a page to be locked.
+    """Return a zeroed, contiguous tensor on its own mapping: no two tensors share an OS page.
 
-    Huge pages are asked for: a device that gathers scattered pages looks up far fewer addresses.
+    Page-locking works on OS pages. The mapping asks for huge pages: a device that gathers scattered
+    pages then has far fewer addresses to translate.
     """
     size = prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them says so; nothing else changes
+        with suppress(OSError):  # a kernel without huge pages refuses; the mapping still works
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

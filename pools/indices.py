@@ -1,4 +1,4 @@
-"""What a copy addresses at one end: whole pages, or single slots."""
+"""The indices of a copy at one end: whole pages or single slots."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -15,10 +15,10 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Indices:
-    """Page ids that stand for ``per_id`` indices each, or single slot ids; ``ids`` is 1-D int64.
+    """Ids of whole pages, each standing for ``per_id`` indices, or ids of single slots; 1-D int64.
 
-    A slot id is ``page * slots_per_page + slot``. ``single`` tells slots from the pages of a pool
-    that counts pages: both have one index an id.
+    A slot id is ``page * slots_per_page + slot``. ``single`` distinguishes slots from the pages of
+    a pool whose index unit is the page: both have one index per id.
     """
 
     ids: Ids
@@ -27,20 +27,23 @@ class Indices:
 
     @classmethod
     def pages(cls, page_ids: npt.ArrayLike, geometry: PoolGeometry) -> Self:
-        """Whole pages of a pool of ``geometry``; ids of any shape are taken flat."""
+        """Return whole pages of a pool of ``geometry`` as indices.
+
+        Ids of any shape are flattened.
+        """
         return cls(_ids(page_ids), geometry.indices_per_page)
 
     @classmethod
     def slots(cls, slot_ids: npt.ArrayLike) -> Self:
-        """Single slots; ids of any shape are taken flat."""
+        """Return indices of single slots; ids of any shape are flattened."""
         return cls(_ids(slot_ids), 1, single=True)
 
     def __len__(self) -> int:
-        """How many indices these are in the pool's own unit."""
+        """Return the number of indices in the pool's own unit."""
         return self.ids.size * self.per_id
 
     def page_ids(self, slots_per_page: int) -> Ids:
-        """The page of each id, in order."""
+        """Return the page of each id, in order."""
         return self.ids // slots_per_page if self.single else self.ids
 
 

@@ -1,8 +1,8 @@
-"""The pools that models keep, as geometries: latent rows, heads, and the indexer's keys.
+"""Geometries of the pools that models keep: latent rows, keys and values by head, index keys.
 
 Sources: SGLang's MLA, MHA and DSA pools (``kv_cache_dim``, ``index_key_cache``). Every byte count
-follows from the dtype and the shape given; none is a default of a class. ``page_size`` counts
-tokens, ``layers`` the pool's layers; both are at least 1, else :class:`GeometryError`.
+follows from the given dtype and shape; none is a class default. ``page_size`` counts tokens,
+``layers`` the pool's layers; values below 1 raise :class:`GeometryError`.
 """
 
 import torch
@@ -12,7 +12,7 @@ from hicache_dbg.pools.geometry import Component, GeometryError, IndexUnit, Pool
 
 __all__ = ["SCALE_BLOCK", "IndexDtype", "index_k", "index_k_component", "mha", "mla"]
 
-#: How many fp8 elements share one fp32 scale.
+#: Number of fp8 elements that share one fp32 scale.
 SCALE_BLOCK = 128
 
 _FLOAT32 = torch.float32.itemsize
@@ -26,13 +26,14 @@ def mla(
     kv_lora_rank: int = 512,
     rope_dim: int = 64,
 ) -> PoolGeometry:
-    """Latent rows of multi-head latent attention, one a token: 1,152 B in bf16, 656 B in fp8.
+    """Return the pool of latent rows of multi-head latent attention, one row per token.
 
-    fp8 (``torch.uint8`` or ``float8_e4m3fn``) rows are packed: the latent as fp8, an fp32 scale for
-    each 128 of its elements, then the rotary part in bf16; the three lie interleaved row by row.
+    A row takes 1,152 B in bf16 and 656 B in fp8 at the default widths. fp8 rows (``torch.uint8`` or
+    ``float8_e4m3fn``) are packed: the latent in fp8, one fp32 scale per 128 of its elements, then
+    the rotary part in bf16, interleaved row by row.
 
     Raises:
-        GeometryError: fp8, and ``kv_lora_rank`` is no multiple of 128.
+        GeometryError: the dtype is fp8 and ``kv_lora_rank`` is not a multiple of 128.
     """
     if dtype in _PACKED_FP8:
         rope = rope_dim * torch.bfloat16.itemsize
@@ -47,17 +48,20 @@ def mla(
 def index_k(
     layers: int, page_size: int, dtype: IndexDtype = "bf16", head_dim: int = 128
 ) -> PoolGeometry:
-    """Keys of a sparse-attention indexer, one a token: 256 B in bf16, 128 + 4 B in fp8.
+    """Return the pool of a sparse-attention indexer's keys, one per token.
+
+    A key takes 256 B in bf16 and 128 + 4 B in fp8 at the default width.
 
     Raises:
-        GeometryError: another dtype, or fp8 with a ``head_dim`` that is no multiple of 128.
+        GeometryError: the dtype is another one, or it is fp8 and ``head_dim`` is not a multiple of
+            128.
     """
     component = index_k_component("index_k", dtype, head_dim)
     return _per_token("dsa_index_k", layers, page_size, (component,), page_indexed=True)
 
 
 def index_k_component(name: str, dtype: IndexDtype, head_dim: int) -> Component:
-    """Index keys as a component; in fp8 a page holds all keys, then all fp32 scales.
+    """Return index keys as a component; in fp8 a page holds all keys, then all fp32 scales.
 
     Raises:
         GeometryError: as :func:`index_k`.
@@ -80,10 +84,10 @@ def mha(
     v_head_dim: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> PoolGeometry:
-    """Keys and values of multi-head attention, one row of ``heads`` heads a token each.
+    """Return the pool of keys and values of multi-head attention, one row of heads each per token.
 
-    A row takes ``heads * head_dim * dtype.itemsize`` bytes, a value's ``v_head_dim`` for its width
-    (default: ``head_dim``).
+    A row takes ``heads * width * dtype.itemsize`` bytes, where the width is ``head_dim`` for keys
+    and ``v_head_dim`` (default: ``head_dim``) for values.
     """
     components = tuple(
         Component(

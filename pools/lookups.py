@@ -1,4 +1,4 @@
-"""What became of the pages that readers asked for: each is counted once, when its reader lets go."""
+"""Outcomes of the pages that requests look up, each counted once, when its request unlocks."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,8 +10,9 @@ from hicache_dbg.pools.ticket import LoadTicket
 
 __all__ = ["ENDS", "count_lookup"]
 
-#: By the tier that had the page, ``none`` if none had: ``no_room`` found no place on the device and
-#: ``failed`` did not come back, both to be computed again; ``unused`` were not asked for further.
+#: Outcomes by the tier that had the page, ``none`` if no tier had it. ``no_room`` pages found no
+#: place on the device and ``failed`` pages did not load; both must be recomputed. ``unused`` pages
+#: were matched but never loaded.
 ENDS: dict[str, tuple[str, ...]] = {
     "device": ("hit",),
     "host": ("hit", "no_room", "failed", "unused"),
@@ -28,7 +29,10 @@ def count_lookup(
     ticket: LoadTicket | None,
     no_room: bool,
 ) -> None:
-    """Add the ``asked`` pages of a reader, of which ``device`` and ``host`` are those found there."""
+    """Add the outcomes of one request's lookup of ``asked`` pages to ``counts``.
+
+    ``device`` and ``host`` are the pages found in each tier.
+    """
     counts["device", "hit"] += device.size
     counts["none", "not_cached"] += asked - device.size - host.size
     if ticket is None:
@@ -40,5 +44,5 @@ def count_lookup(
 
 
 def _among(pages: Ids, loads: Iterable[Ids]) -> int:
-    """How many of ``pages`` are in one of ``loads``."""
+    """Return how many of ``pages`` occur in one of ``loads``."""
     return sum(int(np.isin(pages, load).sum()) for load in loads)

@@ -1,4 +1,4 @@
-"""What an operation is: which pages or slots of which pools move, and which way."""
+"""Operations: which pages or slots of which pools move, and in which direction."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,14 +15,14 @@ __all__ = ["CopyOp", "PoolCopy", "TransferError"]
 
 
 class TransferError(ValueError):
-    """An operation that does not fit its pools, or that failed on the way."""
+    """An operation that does not fit its pools, or that failed during the transfer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolCopy:
-    """What one pool contributes to an operation.
+    """The share of one pool in an operation.
 
-    ``host`` and ``device`` name the same pages, or slots, in the same order. ``layers`` are the
+    ``host`` and ``device`` name the same pages or slots in the same order. ``layers`` are the
     pool's own layer numbers.
     """
 
@@ -38,9 +38,10 @@ class PoolCopy:
 class CopyOp:
     """One operation over all pools of an anchor.
 
-    ``host_generations`` has the allocation generation of each host page, in order. ``status`` goes
-    from ``pending`` to ``done`` or ``failed``. ``after`` is waited for before the first byte
-    moves: the writer of a backup's source, or the last reader of a load's destination.
+    ``host_generations`` holds the allocation generation of each host page, in order. ``status``
+    goes from ``pending`` to ``done`` or ``failed``. The engine waits for ``after`` before it moves
+    the first byte: it marks the writer of a backup's source or the last reader of a load's
+    destination.
     """
 
     op_id: int

@@ -1,4 +1,4 @@
-"""Page-locked host memory: registered in chunks, with the true outcome on record."""
+"""Page-lock host memory in chunks, and record the actual outcome."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ import torch
 
 __all__ = ["NO_CUDA", "PinState", "pin", "unpin"]
 
-#: Return code on record where there is no CUDA runtime to ask.
+#: Recorded return code when there is no CUDA runtime.
 NO_CUDA = -1
 CHUNK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class PinState:
-    """Whether host memory is page-locked: as asked for, as it is, and what CUDA answered.
+    """Whether host memory is page-locked: requested, actual, and CUDA's answer.
 
-    ``bytes`` and ``chunks`` count what is registered; ``return_code`` is the last answer of
+    ``bytes`` and ``chunks`` count what is registered; ``return_code`` is the last result of
     ``cudaHostRegister`` (0 is success), or ``NO_CUDA``.
     """
 
@@ -29,7 +29,7 @@ class PinState:
 
 
 def pin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> PinState:
-    """Register the memory of each 1-D ``uint8`` tensor; on a refusal none stays registered."""
+    """Register the memory of each 1-D ``uint8`` tensor; a refused chunk unregisters all others."""
     if not torch.cuda.is_available():
         return PinState(requested=True, pinned=False, return_code=NO_CUDA, bytes=0, chunks=0)
     cudart = _cudart()
@@ -45,7 +45,7 @@ def pin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> PinS
 
 
 def unpin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Undo :func:`pin` of the same tensors."""
+    """Undo :func:`pin` for the same tensors and ``chunk_bytes``."""
     _unregister(address for address, _ in _chunks(buffers, chunk_bytes))
 
 

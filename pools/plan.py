@@ -1,8 +1,8 @@
-"""From a mirror to addresses: which equal pieces of bytes lie where, at both ends.
+"""From a mirror to addresses: which chunks of equal length lie where, at both ends.
 
-A :class:`Piece` is a set of chunks of one length that one component moves for each id. It is
-computed from the HOST pool's byte counts and from each end's own strides, as production systems
-do: a host page that is narrower than the device's moves its own width and leaves the rest alone.
+A :class:`Piece` is a set of equally long chunks that one component moves for each id. It is
+computed from the HOST pool's byte counts and each end's own strides, as production systems do: a
+host page that is narrower than the device's moves its own width and leaves the rest untouched.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ __all__ = ["Move", "Piece", "PieceEnd", "pieces_of"]
 
 @dataclass(frozen=True, slots=True)
 class PieceEnd:
-    """Where a piece's chunks are at one end, in bytes.
+    """Where the chunks of a piece lie at one end, in bytes.
 
-    The chunk of slot ``s`` in page ``p`` of a layer begins at the layer's start
-    ``+ offset + p * page + s * slot + i * inner``, where ``i`` counts over ``Piece.counts``.
-    ``slot`` is 0 in whole-page pieces.
+    The chunk of slot ``s`` in page ``p`` of a layer starts at the layer's start ``+ offset + p *
+    page + s * slot + i * inner``, where ``i`` counts over ``Piece.counts``. ``slot`` is 0 in
+    whole-page pieces.
     """
 
     buffer: Buffer
@@ -33,14 +33,14 @@ class PieceEnd:
     inner: tuple[int, ...]
 
     def address(self, layer: int) -> int:
-        """The address of the first chunk of a layer."""
+        """Return the address of the first chunk of ``layer``."""
         tensor, start = self.buffer.layer_place(layer)
         return self.buffer.tensors[tensor].data_ptr() + start + self.offset
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Piece:
-    """Chunks of ``chunk`` bytes, ``counts`` of them an id, at both ends."""
+    """Chunks of ``chunk`` bytes, ``counts`` of them per id, at both ends."""
 
     component: str
     chunk: int
@@ -54,14 +54,14 @@ class Piece:
         return self.chunk * prod(self.counts)
 
     def reach(self, end: PieceEnd) -> int:
-        """Bytes from the first chunk of an id to the end of its last."""
+        """Return the bytes from the start of an id's first chunk to the end of its last."""
         steps = sum((n - 1) * step for n, step in zip(self.counts, end.inner, strict=True))
         return steps + self.chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """The same ids of all pieces: whole pages, or (``single``) slots of ``slots`` a page."""
+    """The ids that all pieces move: whole pages, or (``single``) slots of ``slots`` per page."""
 
     pieces: tuple[Piece, ...]
     single: bool
@@ -72,7 +72,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Pieces, and what they were computed from: a pool given other memory gets other pieces."""
+    """Pieces, and what they were computed from: a pool that gets new memory needs new pieces."""
 
     geometry: PoolGeometry
     ends: tuple[tuple[Buffer, Buffer], ...]
@@ -83,9 +83,10 @@ _plans: WeakKeyDictionary[Mirror, dict[bool, _Plan]] = WeakKeyDictionary()
 
 
 def pieces_of(mirror: Mirror, *, single: bool) -> tuple[Piece, ...]:
-    """The pieces that a copy of whole pages, or of ``single`` slots, moves.
+    """Return the pieces that a copy of whole pages, or of ``single`` slots, moves.
 
-    Raises ``LookupError`` where the device lacks a component the host pool keeps.
+    Raises:
+        LookupError: the device pool lacks a component that the host pool keeps.
     """
     geometry = mirror.host.geometry
     ends = tuple(_ends(mirror, component) for component in geometry.components)
@@ -143,7 +144,7 @@ def _row_piece(
     if component.head_axis:
         inner.append(("head", component.heads))
     chunk = component.head_bytes if component.head_axis else component.slot_bytes
-    # Axes that lie side by side at both ends become part of the chunk: fewer, longer copies.
+    # Axes that are contiguous at both ends are folded into the chunk: fewer, longer copies.
     while inner and all(end.stride_bytes(inner[-1][0]) == chunk for end in (host, device)):
         chunk *= inner.pop()[1]
     inner = [(axis, count) for axis, count in inner if count > 1]

@@ -1,10 +1,10 @@
-"""The prefix tree: which pages of tokens are cached, where, and which go first under pressure.
+"""The prefix tree: which pages of tokens are cached, where, and which are evicted first.
 
-A compressed radix tree whose unit is a page of tokens. An edge holds a run of pages as one
-buffer, so a long prefix is compared by ``memcmp``; a child is looked up by its first page's
-tokens themselves, so no hash collision can turn into a wrong hit.
+A compressed radix tree whose unit is a page of tokens. An edge holds a run of pages as one buffer,
+so a long prefix is compared by ``memcmp``. A child is looked up by the tokens of its first page
+themselves, so no hash collision can turn into a wrong hit.
 
-Not thread-safe, on purpose: one lock, the controller's, is held around every call.
+Not thread-safe, by design: the caller holds one lock, the controller's, around every call.
 """
 
 from collections.abc import Iterator
@@ -44,15 +44,15 @@ __all__ = [
 
 
 class RadixTree:
-    """Prefix tree over whole pages of ``page_size`` tokens with two ends, device and host.
+    """Prefix tree over whole pages of ``page_size`` tokens in two tiers, device and host.
 
-    Two things always hold. A node with a device copy has a parent with one, so a match is some
-    pages on the device and then some on the host. And nothing below an unheld node is held.
+    Two invariants always hold. A node with a device copy has a parent with one, so a match is some
+    pages on the device followed by some on the host. And nothing below an unheld node is held.
 
-    Cost: ``match`` and ``insert`` are O(pages of the request), eviction O(1) a page evicted,
-    whatever the size of the tree. Tokens are 1-D int32 or int64 arrays of int32 values, or what
-    :meth:`encode` made of them; page ids are 1-D int64 arrays. Anything else, and a call that
-    contradicts the state of the tree, is a :class:`RadixError` and changes nothing.
+    ``match`` and ``insert`` cost O(pages of the request) and eviction O(1) per evicted page,
+    whatever the size of the tree. Tokens are 1-D int32 or int64 arrays of int32 values, or the
+    result of :meth:`encode`; page ids are 1-D int64 arrays. Anything else, and a call that
+    contradicts the state of the tree, raises :class:`RadixError` and changes nothing.
     """
 
     def __init__(self, page_size: int, policy: Policy = "lru") -> None:
@@ -67,10 +67,11 @@ class RadixTree:
         self.root = self._at.root
 
     def encode(self, tokens: Tokens) -> bytes:
-        """Return ``tokens`` as the tree compares them, to be encoded once for several calls.
+        """Return ``tokens`` as the bytes the tree compares, to be reused in several calls.
 
         Raises:
-            RadixError: not a 1-d array of int32 values, or bytes of broken length.
+            RadixError: ``tokens`` is not a 1-D array of int32 values, or is bytes of a broken
+                length.
         """
         return encode(tokens)
 
@@ -103,10 +104,11 @@ class RadixTree:
         return MatchResult(node, length // self._page_bytes, join(device), join(host))
 
     def insert(self, tokens: Tokens, device_pages: PageIds) -> InsertResult:
-        """Cache ``tokens`` under ``device_pages``, one id for each whole page of them.
+        """Cache ``tokens`` under ``device_pages``, one id per whole page of tokens.
 
-        Pages the tree knows from the host only get their device id. Ids the tree already has at
-        that very place (the caller's own match) are kept; others come back as duplicates.
+        Pages that the tree knows only from the host merely get their device id. Ids that the tree
+        already has at the same place (the caller's own match) are kept; others are returned as
+        duplicates.
         """
         key = self.encode(tokens)
         pages = len(key) // self._page_bytes
@@ -119,15 +121,16 @@ class RadixTree:
         return InsertResult(node, pages - matched, self._at.fill_device(node, given))
 
     def find(self, tokens: Tokens) -> tuple[Node, int]:
-        """Return the node and the pages that :meth:`match` would, without counting it as a use."""
+        """Return the node and page count that :meth:`match` would find, without counting a use."""
         key = self.encode(tokens)
         node, length = self._walk(key, len(key) - len(key) % self._page_bytes)
         return node, length // self._page_bytes
 
     def insert_host(self, tokens: Tokens, host_pages: PageIds) -> PageIds:
-        """Cache the last ``len(host_pages)`` pages of ``tokens`` on the host; counts as a use there.
+        """Cache the last ``len(host_pages)`` pages of ``tokens`` on the host; counts as a use.
 
-        Returns the ids not taken, because another host copy is there: the caller frees them.
+        Returns:
+            The ids not taken because another host copy exists: the caller frees them.
 
         Raises:
             RadixError: the pages before them are not cached, or do not end where a node ends.
@@ -168,13 +171,14 @@ class RadixTree:
     # -- residency ----------------------------------------------------------------------------
 
     def set_device(self, node: Node, device_pages: PageIds) -> PageIds:
-        """Give the last ``len(device_pages)`` pages of the path to ``node`` their device ids.
+        """Set the device ids of the last ``len(device_pages)`` pages of the path to ``node``.
 
-        Returns the ids not taken, because another device copy is there: the caller frees them.
+        Returns:
+            The ids not taken because another device copy exists: the caller frees them.
 
         Raises:
-            RadixError: the pages do not begin where a node begins, or below one that has no
-                device copy.
+            RadixError: the pages do not start where a node starts, or the node above has no device
+                copy.
         """
         given = checked_ids(device_pages, device_pages.size, "device")
         above = self._covering(node, given.size)
@@ -185,14 +189,16 @@ class RadixTree:
         return self._at.fill_device(node, given)
 
     def set_host(self, node: Node, host_pages: PageIds) -> PageIds:
-        """Give the last ``len(host_pages)`` pages of the path to ``node`` their host ids.
+        """Set the host ids of the last ``len(host_pages)`` pages of the path to ``node``.
 
-        A path suffix rather than a node, because a node may have been split since its backup
-        began. Returns the ids not taken, because another host copy is there: the caller frees
-        them. Counts as a use on the host.
+        It takes a path suffix rather than a node because the node may have been split since its
+        backup started. Counts as a use on the host.
+
+        Returns:
+            The ids not taken because another host copy exists: the caller frees them.
 
         Raises:
-            RadixError: the pages do not begin where a node begins.
+            RadixError: the pages do not start where a node starts.
         """
         given = checked_ids(host_pages, host_pages.size, "host")
         self._covering(node, given.size)
@@ -222,16 +228,16 @@ class RadixTree:
     # -- holds --------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
-        """Keep the path to ``node`` from eviction at both ends until :meth:`unlock`."""
+        """Protect the path to ``node`` from eviction in both tiers until :meth:`unlock`."""
         self._require_attached(node)
         self._at.hold(node)
         node.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Take one lock back; the path becomes the most recently used.
+        """Undo one lock; the path becomes the most recently used.
 
         Raises:
-            RadixError: no lock is left on exactly this node.
+            RadixError: this very node has no lock left.
         """
         if node.locks < 1:
             raise RadixError(f"unlock of {node!r}, which has no lock; each lock is undone once")
@@ -239,16 +245,16 @@ class RadixTree:
         self._at.release(node)
 
     def pin(self, node: Node) -> None:
-        """Keep the path to ``node`` cached until :meth:`unpin`, whoever else locks it."""
+        """Keep the path to ``node`` cached until :meth:`unpin`, independently of locks."""
         self._require_attached(node)
         self._at.hold(node)
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
-        """Take one pin back.
+        """Undo one pin.
 
         Raises:
-            RadixError: no pin is left on exactly this node.
+            RadixError: this very node has no pin left.
         """
         if node.pins < 1:
             raise RadixError(f"unpin of {node!r}, which has no pin; each pin is undone once")
@@ -262,11 +268,11 @@ class RadixTree:
     # -- eviction -----------------------------------------------------------------------------
 
     def evict_device(self, pages: int, backup: Backup | None = None) -> list[Eviction]:
-        """Let go of at least ``pages`` device pages if unheld nodes have as many, else of all.
+        """Evict at least ``pages`` device pages, or all that unheld nodes have if they have fewer.
 
-        Whole nodes, in the order of the policy, leaves first. A node with a host copy is
-        demoted; one without goes to ``backup``, and is removed if that is not given or returns
-        ``None``, together with what lies below it on the host.
+        Evicts whole nodes in policy order, leaves first. A node with a host copy is demoted. One
+        without is passed to ``backup``; if there is no callback or it returns ``None``, the node is
+        removed together with everything below it on the host.
         """
         evictions: list[Eviction] = []
         freed = 0
@@ -274,7 +280,7 @@ class RadixTree:
             if backup is not None and not node.host.size:
                 host_pages = backup(node)
                 if node.holds or node.parent is None:
-                    continue  # no longer in the order: the callback took it over
+                    continue  # no longer evictable: the callback holds or removed it
                 if host_pages is not None:
                     self.set_host(node, host_pages)
             freed += node.pages
@@ -282,9 +288,9 @@ class RadixTree:
         return evictions
 
     def evict_host(self, pages: int) -> list[Eviction]:
-        """Let go of at least ``pages`` host pages if unheld nodes have as many, else of all.
+        """Evict at least ``pages`` host pages, or all that unheld nodes have if they have fewer.
 
-        A node that is on the device too only loses its host copy; any other is removed.
+        A node that also has a device copy loses only its host copy; any other is removed.
         """
         evictions: list[Eviction] = []
         freed = 0
@@ -299,7 +305,7 @@ class RadixTree:
         """Remove ``node`` and everything below it.
 
         Raises:
-            RadixError: it is the root, is gone already, or is held (by a node below it, maybe).
+            RadixError: it is the root, was removed already, or it or a node below it is held.
         """
         self._require_attached(node)
         if node is self.root or node.holds:
@@ -320,18 +326,18 @@ class RadixTree:
 
     @property
     def stats(self) -> TreeStats:
-        """Sizes, kept up to date by every call."""
+        """Sizes of the tree, up to date after every call."""
         return self._at.stats
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every node but the root, parents before their children."""
+        """Yield every node except the root, parents before their children."""
         return self.root.below()
 
     def check(self) -> None:
         """Verify every invariant, in time linear in the tree; for tests and debugging.
 
         Raises:
-            RadixError: one does not hold; the message names the first few.
+            RadixError: an invariant does not hold; the message names the first few.
         """
         broken = radix_check.violations(self._at, self._page_bytes)
         if broken:

@@ -1,4 +1,4 @@
-"""Every invariant of the prefix tree, spelled out for tests and debugging."""
+"""Check every invariant of the prefix tree; for tests and debugging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["violations"]
 
 
 def violations(at: Residency, page_bytes: int) -> list[str]:
-    """Return what does not hold, one sentence each; empty if all does."""
+    """Return the invariants that do not hold, one sentence each; empty if all hold."""
     root = at.root
     nodes = list(root.below())
     broken = [text for node in nodes for text in _of_node(root, node, page_bytes)]

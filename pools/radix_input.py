@@ -1,4 +1,4 @@
-"""What callers hand to the prefix tree, checked and in the form it compares."""
+"""Validate the arguments of the prefix tree and convert them to the form it compares."""
 
 import numpy as np
 
@@ -12,11 +12,11 @@ TOKEN_BYTES = 4
 
 
 def encode(tokens: Tokens) -> bytes:
-    """Return ``tokens`` as the bytes the tree compares, to be encoded once for several calls.
+    """Return ``tokens`` as the bytes the tree compares; encode once to reuse them in several calls.
 
     Raises:
-        RadixError: not a 1-D integer array, or a token outside int32 (two tokens that agree
-            in their low 32 bits would be one key).
+        RadixError: ``tokens`` is not a 1-D integer array, or a token lies outside int32 (two tokens
+            that agree in their low 32 bits would become one key).
     """
     if isinstance(tokens, bytes):
         if len(tokens) % TOKEN_BYTES:
@@ -29,7 +29,7 @@ def encode(tokens: Tokens) -> bytes:
             f"tokens are a {tokens.ndim}-d array of {tokens.dtype}, expected 1-d int32 or int64"
         )
     if tokens.dtype.itemsize == 8 and tokens.size:
-        # One pass instead of two: an OR within int32's positive half proves every token is.
+        # One pass instead of two: if the OR of all tokens is a non-negative int32, each token is.
         union = int(np.bitwise_or.reduce(tokens))
         if not 0 <= union < 2**31 and not -(2**31) <= tokens.min() <= tokens.max() < 2**31:
             raise RadixError(
@@ -41,8 +41,9 @@ def encode(tokens: Tokens) -> bytes:
 def common_pages(key: bytes, offset: int, end: int, edge: memoryview, step: int) -> int:
     """Return how many pages of ``step`` bytes ``edge`` shares with ``key[offset:end]``.
 
-    The first is known to be shared. Compares runs of doubling length, then bisects the first
-    that differs, so the cost follows what is shared and not how long the edge is.
+    The caller knows that the first page is shared. The search compares runs of doubling length,
+    then bisects the first that differs, so its cost depends on the shared length, not on the
+    edge's.
     """
 
     def same(start: int, stop: int) -> bool:
@@ -62,7 +63,7 @@ def common_pages(key: bytes, offset: int, end: int, edge: memoryview, step: int)
 
 
 def checked_ids(ids: PageIds, pages: int, tier: str) -> PageIds:
-    """Return ``ids`` checked to be ``pages`` page ids."""
+    """Return ``ids`` after checking that they are ``pages`` page ids (1-D int64, none negative)."""
     if ids.ndim != 1 or ids.dtype != np.int64:
         raise RadixError(
             f"{tier} pages are a {ids.ndim}-d array of {ids.dtype}, expected 1-d int64"

@@ -1,4 +1,4 @@
-"""One node of the prefix tree: an edge of whole pages, and where each of its pages lies."""
+"""One node of the prefix tree: an edge of whole pages, and where each page is cached."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NO_PAGES.flags.writeable = False
 
 
 class Node:
-    """A run of pages that every sequence through this node shares.
+    """A run of pages shared by every sequence through this node.
 
-    A node is resident as a whole: ``device`` holds one page id for each of its ``pages``, or
-    none; ``host`` likewise. Read the attributes freely, change them through the tree only. The
-    arrays are read-only and are replaced, never written.
+    A node is resident as a whole: ``device`` holds one page id for each of its ``pages``, or none;
+    ``host`` likewise. Read the attributes freely, but change them through the tree only. The arrays
+    are read-only and are replaced, never written.
 
-    A handle keeps its meaning when the tree splits the node: the new node takes the front, and
-    this object stays the end of the same sequence of tokens.
+    A reference to a node stays valid when the tree splits it: the new node takes the front, and
+    this object remains the end of the same sequence of tokens.
     """
 
     __slots__ = (
@@ -60,17 +60,17 @@ class Node:
         #: Locks and pins taken on exactly this node.
         self.locks = 0
         self.pins = 0
-        #: Locks and pins of this node and of everything below it: above zero, nothing is evicted.
+        #: Locks and pins of this node and everything below it; the node is evictable only at zero.
         self.holds = 0
 
     @property
     def on_device(self) -> bool:
-        """Whether every page of the node has a device copy (none has, otherwise)."""
+        """Whether the node's pages have device copies: all of them or none."""
         return self.device.size > 0
 
     @property
     def on_host(self) -> bool:
-        """Whether every page of the node has a host copy (none has, otherwise)."""
+        """Whether the node's pages have host copies: all of them or none."""
         return self.host.size > 0
 
     def path(self) -> Iterator[Node]:
@@ -96,17 +96,18 @@ class Node:
 
 
 def own(pages: PageIds) -> PageIds:
-    """Return a read-only copy, so that neither the caller's buffer nor its size is kept alive."""
+    """Return a read-only copy, so that the caller's (possibly larger) buffer is not kept alive."""
     copy = pages.copy()
     copy.flags.writeable = False
     return copy
 
 
 def cut_ids(pages: PageIds, at: int) -> tuple[PageIds, PageIds]:
-    """Return both sides of ``at``: the front copied, the rest a view unless it retains too much.
+    """Split ``pages`` at ``at``: copy the front, keep the rest as a view if that is cheap.
 
-    A view keeps the whole array below it alive, so the rest is copied once it is less than half
-    of that: at most twice the needed bytes stay, and a page is copied O(1) times over all cuts.
+    A view keeps its whole base array alive, so the rest is copied once it is less than half of
+    that. At most twice the needed bytes are retained, and a page is copied O(1) times over all
+    cuts.
     """
     if not pages.size:
         return NO_PAGES, NO_PAGES
@@ -118,13 +119,13 @@ def cut_ids(pages: PageIds, at: int) -> tuple[PageIds, PageIds]:
 
 
 def tail_bytes(edge: memoryview, start: int) -> memoryview:
-    """Return ``edge[start:]``, a view under the same rule as in :func:`cut_ids`."""
+    """Return ``edge[start:]``, copied under the same rule as in :func:`cut_ids`."""
     tail = edge[start:]
     return memoryview(bytes(tail)) if 2 * len(tail) < memoryview(tail.obj).nbytes else tail
 
 
 def join(parts: list[PageIds]) -> PageIds:
-    """Concatenate ids collected from the deepest node up."""
+    """Concatenate ids that were collected from the deepest node upwards."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts[::-1]) if parts else NO_PAGES

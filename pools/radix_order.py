@@ -1,8 +1,8 @@
-"""The order of eviction: which node goes next, in O(1) whatever the size of the tree.
+"""The eviction order: which node goes next, in O(1) whatever the size of the tree.
 
-An order holds every unheld node of a tier, inner nodes too. The tree touches a path from its
-deepest node up, so a parent always stands after its children, and the first node is a leaf of
-that tier: nothing is searched for, and a parent that becomes a leaf is already in its place.
+An order holds every unheld node of a tier, inner nodes included. The tree touches a path from its
+deepest node upwards, so a parent always stands after its children and the first node is a leaf of
+that tier. Nothing is searched, and a parent that becomes a leaf is already in its place.
 """
 
 import heapq
@@ -16,25 +16,25 @@ __all__ = ["LfuOrder", "LruOrder", "Order"]
 
 
 class Order(Protocol):
-    """Nodes of one tier that may be evicted, next victim first."""
+    """Evictable nodes of one tier, next victim first."""
 
-    #: Pages of all nodes held.
+    #: Pages of all nodes in the order.
     pages: int
-    #: Makes a node the most recently used among its equals.
+    #: Make a node the most recently used among its equals.
     touch: Callable[[Node], None]
-    #: The same for a node whose ``hits`` has just gone up by one.
+    #: The same, for a node whose ``hits`` has just been incremented by one.
     promote: Callable[[Node], None]
 
     def add(self, node: Node) -> None:
-        """Take a node that is not here, as the most recently used."""
+        """Add a node that is not in the order, as the most recently used."""
         ...
 
     def remove(self, node: Node) -> None:
-        """Let a node go that is here."""
+        """Remove a node that is in the order."""
         ...
 
     def first(self) -> Node | None:
-        """Return the next victim, which stays here."""
+        """Return the next victim without removing it, or None."""
         ...
 
     def __contains__(self, node: Node) -> bool: ...
@@ -47,24 +47,24 @@ class LruOrder:
 
     def __init__(self) -> None:
         self.pages = 0
-        # The C linked list behind OrderedDict is what makes a touch cost some 50 ns. A plain
-        # dict would not do: finding its first key walks over every key deleted before it.
+        # OrderedDict's C linked list makes a touch cost about 50 ns. A plain dict would not do:
+        # finding its first key walks over every key deleted before it.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
         self.touch: Callable[[Node], None] = self._nodes.move_to_end
         self.promote: Callable[[Node], None] = self._nodes.move_to_end
 
     def add(self, node: Node) -> None:
-        """Take a node that is not here, as the most recently used."""
+        """Add a node that is not in the order, as the most recently used."""
         self._nodes[node] = None
         self.pages += node.pages
 
     def remove(self, node: Node) -> None:
-        """Let a node go that is here."""
+        """Remove a node that is in the order."""
         del self._nodes[node]
         self.pages -= node.pages
 
     def first(self) -> Node | None:
-        """Return the next victim, which stays here."""
+        """Return the next victim without removing it, or None."""
         return next(iter(self._nodes), None)
 
     def __contains__(self, node: Node) -> bool:
@@ -90,7 +90,7 @@ class LfuOrder:
         if bucket is None:
             bucket = self._buckets[node.hits] = OrderedDict()
             if len(self._counts) > 2 * len(self._buckets) + 16:
-                # Mostly stale: a bucket that empties and fills again leaves an entry each time.
+                # Mostly stale: a bucket that empties and refills leaves one entry each time.
                 self._counts = list(self._buckets)
                 heapq.heapify(self._counts)
             else:
@@ -111,17 +111,17 @@ class LfuOrder:
         self._put(node)
 
     def add(self, node: Node) -> None:
-        """Take a node that is not here, as the most recently used."""
+        """Add a node that is not in the order, as the most recently used."""
         self._put(node)
         self.pages += node.pages
 
     def remove(self, node: Node) -> None:
-        """Let a node go that is here."""
+        """Remove a node that is in the order."""
         self._take(node, node.hits)
         self.pages -= node.pages
 
     def first(self) -> Node | None:
-        """Return the next victim, which stays here."""
+        """Return the next victim without removing it, or None."""
         while self._counts:
             bucket = self._buckets.get(self._counts[0])
             if bucket:

@@ -1,4 +1,4 @@
-"""Where nodes lie and what holds them: the prefix tree below its keys.
+"""Where nodes are resident and what holds them: the part of the prefix tree below its keys.
 
 Not thread-safe, like the tree.
 """
@@ -15,9 +15,9 @@ ORDERS: dict[Policy, Callable[[], Order]] = {"lru": LruOrder, "lfu": LfuOrder}
 
 
 class Residency:
-    """The nodes, their copies at both ends, their holds, and the two orders of eviction.
+    """The nodes, their copies in both tiers, their holds, and the two eviction orders.
 
-    Trusts its caller: the tree has checked the arguments.
+    It trusts its caller: the tree has validated the arguments.
     """
 
     def __init__(self, policy: Policy, page_bytes: int) -> None:
@@ -31,7 +31,7 @@ class Residency:
         self._host_pages = 0
 
     def add_leaf(self, parent: Node, edge: bytes, pages: int) -> Node:
-        """Attach a node that lies nowhere yet."""
+        """Attach a node that has no copy in any tier yet."""
         leaf = Node(parent, edge[: self._page_bytes], memoryview(edge), pages)
         parent.children[leaf.first] = leaf
         self._nodes += 1
@@ -39,7 +39,7 @@ class Residency:
         return leaf
 
     def split(self, parent: Node, node: Node, pages: int) -> Node:
-        """Put the first ``pages`` pages of ``node`` into a new node above it, and return that.
+        """Move the first ``pages`` pages of ``node`` into a new node above it; return that node.
 
         Only this front, which the caller has matched, is copied; the rest stays where it is.
         """
@@ -56,15 +56,15 @@ class Residency:
         head.children[node.first] = node
         self._nodes += 1
         if not node.holds:
-            # The node keeps its place. The head goes last, where the walk that split it puts
-            # its whole path in a moment.
+            # The node keeps its place. The head goes last, which is where the walk that caused
+            # the split is about to put its whole path anyway.
             for order in self._orders_of(head):
                 order.pages -= pages
                 order.add(head)
         return head
 
     def _orders_of(self, node: Node) -> list[Order]:
-        """Return the orders in which ``node`` stands while nothing holds it."""
+        """Return the orders that contain ``node`` while nothing holds it."""
         orders = []
         if node.device.size:
             orders.append(self.device_order)
@@ -73,7 +73,7 @@ class Residency:
         return orders
 
     def fill_device(self, node: Node, given: PageIds) -> PageIds:
-        """Give host-only nodes up from ``node`` their device ids; return the ids not taken.
+        """Set the device ids of host-only nodes from ``node`` upwards; return the ids not taken.
 
         ``given`` ends where ``node`` ends. Counts as a use of the whole path.
         """
@@ -96,10 +96,10 @@ class Residency:
         return join(refused)
 
     def fill_host(self, node: Node, given: PageIds) -> PageIds:
-        """Give nodes up from ``node`` their host ids; return the ids not taken.
+        """Set the host ids of nodes from ``node`` upwards; return the ids not taken.
 
-        ``given`` ends where ``node`` ends. Counts as a use of the whole path at the host: the
-        nodes above must stand after this one in the order.
+        ``given`` ends where ``node`` ends. Counts as a use of the whole path on the host, because
+        the nodes above must stand after this one in the order.
         """
         refused: list[PageIds] = []
         position = given.size
@@ -118,7 +118,7 @@ class Residency:
         return join(refused)
 
     def hold(self, node: Node) -> None:
-        """Keep the path to ``node``: what is held stands in no order."""
+        """Hold the path to ``node``: a held node is in no eviction order."""
         for n in node.path():
             if not n.holds:
                 for order in self._orders_of(n):
@@ -127,7 +127,10 @@ class Residency:
         self.root.holds += 1
 
     def release(self, node: Node) -> None:
-        """Undo one :meth:`hold`; what nothing holds any more is the most recently used."""
+        """Undo one :meth:`hold`.
+
+        Nodes that nothing holds any more become the most recently used.
+        """
         for n in node.path():
             n.holds -= 1
             if not n.holds:
@@ -136,21 +139,21 @@ class Residency:
         self.root.holds -= 1
 
     def demote(self, node: Node) -> Eviction:
-        """Let an unheld node's device copy go."""
+        """Drop the device copy of an unheld node."""
         self.device_order.remove(node)
         self._device_pages -= node.pages
         device, node.device = node.device, NO_PAGES
         return Eviction(node, device, NO_PAGES, removed=False)
 
     def drop_host(self, node: Node) -> Eviction:
-        """Let an unheld node's host copy go."""
+        """Drop the host copy of an unheld node."""
         self.host_order.remove(node)
         self._host_pages -= node.pages
         host, node.host = node.host, NO_PAGES
         return Eviction(node, NO_PAGES, host, removed=False)
 
     def remove(self, node: Node) -> Eviction:
-        """Take out an unheld node and its subtree, which is unheld too."""
+        """Remove an unheld node and its subtree, which is unheld too."""
         if node.parent is not None:
             del node.parent.children[node.first]
         device: list[PageIds] = []
@@ -165,14 +168,14 @@ class Residency:
                 host.append(self.drop_host(n).host_pages)
             self._nodes -= 1
             self._pages -= n.pages
-            # Without the links up and down, the memory goes now and not at the next collection.
+            # Break the reference cycle: memory is freed now, not at the next garbage collection.
             n.parent = None
             n.children = {}
         return Eviction(node, join(device), join(host), removed=True)
 
     @property
     def stats(self) -> TreeStats:
-        """Sizes, kept up to date by every call."""
+        """Sizes of the tree, up to date after every call."""
         return TreeStats(
             nodes=self._nodes,
             pages=self._pages,
@@ -184,6 +187,6 @@ class Residency:
 
 
 def _refuse(given: PageIds, current: PageIds, refused: list[PageIds]) -> None:
-    """Note those ``given`` that are not the ``current`` ids of the same pages."""
+    """Append to ``refused`` the given ids that differ from the current ids of the same pages."""
     if given.tobytes() != current.tobytes():
         refused.append(given[given != current])

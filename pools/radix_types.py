@@ -1,4 +1,4 @@
-"""What the prefix tree takes and hands out."""
+"""Argument and result types of the prefix tree."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ __all__ = [
 Policy = Literal["lru", "lfu"]
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64] | bytes
 
-#: Backs up a node that write-back is about to evict and returns its host page ids; ``None``
-#: gives the contents up. A callback that locks the node instead (an asynchronous backup is under
-#: way) makes the eviction pass the node over.
+#: Back up a node that write-back is about to evict and return its host page ids; ``None`` gives
+#: the contents up. A callback that locks the node instead (because it starts an asynchronous
+#: backup) makes the eviction skip the node.
 Backup = Callable[[Node], PageIds | None]
 
 
 class RadixError(ValueError):
-    """A call that contradicts the state of the tree, which is left as it was."""
+    """A call that contradicts the state of the tree; the tree is unchanged."""
 
 
 class MatchResult(NamedTuple):
@@ -47,29 +47,29 @@ class MatchResult(NamedTuple):
 
 
 class InsertResult(NamedTuple):
-    """What became of the pages given to ``insert``."""
+    """The outcome of ``insert``."""
 
     #: The node at which the inserted sequence ends.
     node: Node
-    #: Pages the tree did not know at all before.
+    #: Number of pages that were new to the tree.
     new_pages: int
-    #: Given ids the tree did not take, because it has another device copy: the caller frees them.
+    #: Given ids the tree did not take because it has another device copy: the caller frees them.
     duplicate_device_pages: PageIds
 
 
 class Eviction(NamedTuple):
-    """Page ids that the tree has let go of; the caller frees them."""
+    """Page ids that the tree has evicted; the caller frees them."""
 
     node: Node
     device_pages: PageIds
     host_pages: PageIds
-    #: Whether the node is gone; if not, it keeps its copy at the other end.
+    #: Whether the node was removed; if not, it keeps its copy in the other tier.
     removed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TreeStats:
-    """Sizes of the tree. "Evictable" pages belong to nodes that nothing holds."""
+    """Sizes of the tree, in nodes and pages; evictable pages belong to nodes that nothing holds."""
 
     nodes: int
     pages: int

@@ -1,8 +1,8 @@
 """Streams of work and events between them: real on CUDA, simulated on CPU, one interface.
 
-A stream does its work in order; different streams have no order but what events give them. On
-CPU a seed chooses among the orders that a device would be free to take, so that a missing wait
-shows in a test, and shows again with the same seed.
+A stream does its work in order; only events order different streams. On CPU a seed chooses among
+the orders that a device would be free to take, so that a missing wait shows up in a test, and shows
+up again with the same seed.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def query(self) -> bool:
-        """Whether the work before that point is done."""
+        """Return whether the work before that point is done."""
         ...
 
     def synchronize(self) -> None:
@@ -40,18 +40,18 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work that is done in the order in which it is submitted."""
+    """Work that runs in the order in which it is submitted."""
 
     def submit(self, work: Callable[[], object]) -> None:
         """Append ``work``."""
         ...
 
     def record(self) -> Event:
-        """An event at the end of the work submitted so far."""
+        """Return an event at the end of the work submitted so far."""
         ...
 
     def wait_for(self, event: Event) -> None:
-        """Let nothing submitted from now on begin before ``event``."""
+        """Make everything submitted from now on wait for ``event``."""
         ...
 
 
@@ -59,7 +59,7 @@ class Streams(Protocol):
     """Streams of one device, by name."""
 
     def stream(self, name: str) -> Stream:
-        """The stream called ``name``, made on first use."""
+        """Return the stream called ``name``, created on first use."""
         ...
 
     def synchronize(self) -> None:
@@ -68,9 +68,9 @@ class Streams(Protocol):
 
 
 def marker(device: torch.device) -> Callable[[], Event | None]:
-    """A function that marks the work queued so far on the caller's stream of ``device``.
+    """Return a function that marks the work queued so far on the caller's stream of ``device``.
 
-    On CPU work is done when it returns, and there is nothing to wait for.
+    On CPU, work is done when its call returns and there is nothing to wait for: the mark is None.
     """
     return CudaStreams(device).mark if device.type == "cuda" else _nothing_queued
 
@@ -80,11 +80,11 @@ def _nothing_queued() -> None:
 
 
 class SimulatedStreams:
-    """Streams whose work runs on the calling thread, interleaved as a seed says.
+    """Streams whose work runs on the calling thread, interleaved according to a seed.
 
-    Work runs when somebody synchronises, and no earlier: one piece at a time, taken from a
-    stream chosen at random among those whose next piece may run. ``order`` lists the streams in
-    the order in which they got to run. For one thread at a time.
+    Work runs only when somebody synchronizes: one piece at a time, from a stream chosen at random
+    among those whose next piece may run. ``order`` lists the streams in the order in which they
+    ran. Not thread-safe.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -93,15 +93,15 @@ class SimulatedStreams:
         self._streams: dict[str, SimulatedStream] = {}
 
     def stream(self, name: str) -> "SimulatedStream":
-        """The stream called ``name``, made on first use."""
+        """Return the stream called ``name``, created on first use."""
         return self._streams.setdefault(name, SimulatedStream(name, self))
 
     def synchronize(self) -> None:
-        """Do all work on all streams."""
+        """Run all work on all streams."""
         self.run_until(lambda: not any(stream.queue for stream in self._streams.values()))
 
     def run_until(self, reached: Callable[[], bool]) -> None:
-        """Do one piece of work after the other until ``reached``."""
+        """Run one piece of work after another until ``reached`` returns True."""
         while True:
             ready = [stream for stream in self._streams.values() if stream.ready()]
             if reached():
@@ -118,18 +118,18 @@ class SimulatedStreams:
 
 
 class SimulatedEvent:
-    """Set when the simulation passes it."""
+    """An event that is set when the simulation passes it."""
 
     def __init__(self, streams: SimulatedStreams) -> None:
         self.passed = False
         self._streams = streams
 
     def query(self) -> bool:
-        """Whether the work before that point is done."""
+        """Return whether the work before that point is done."""
         return self.passed
 
     def synchronize(self) -> None:
-        """Run streams, this one and others as the seed says, until the event is passed."""
+        """Run streams, this and others in seeded order, until the event is passed."""
         self._streams.run_until(self.query)
 
 
@@ -146,7 +146,7 @@ class SimulatedStream:
         self.queue.append(work)
 
     def record(self) -> SimulatedEvent:
-        """An event at the end of the work submitted so far."""
+        """Return an event at the end of the work submitted so far."""
         event = SimulatedEvent(self._streams)
 
         def pass_it() -> None:
@@ -156,17 +156,17 @@ class SimulatedStream:
         return event
 
     def wait_for(self, event: Event) -> None:
-        """Let nothing submitted from now on begin before ``event``."""
+        """Make everything submitted from now on wait for ``event``."""
         self.queue.append(_Wait(event))
 
     def ready(self) -> bool:
-        """Whether the next piece of work may run."""
+        """Return whether the next piece of work may run."""
         while self.queue and isinstance(self.queue[0], _Wait) and self.queue[0].event.query():
             self.queue.popleft()
         return bool(self.queue) and not isinstance(self.queue[0], _Wait)
 
     def step(self) -> None:
-        """Do the next piece of work; only when :meth:`ready`."""
+        """Run the next piece of work; call only when :meth:`ready`."""
         work = self.queue.popleft()
         if not isinstance(work, _Wait):
             work()
@@ -185,7 +185,7 @@ class CudaStreams:
         self._streams: dict[str, CudaStream] = {}
 
     def stream(self, name: str) -> "CudaStream":
-        """The stream called ``name``, made on first use."""
+        """Return the stream called ``name``, created on first use."""
         if name not in self._streams:
             self._streams[name] = CudaStream(torch.cuda.Stream(self._device))
         return self._streams[name]
@@ -195,12 +195,12 @@ class CudaStreams:
         torch.cuda.synchronize(self._device)
 
     def mark(self) -> Event:
-        """An event at the end of what the caller's current stream has been given so far."""
+        """Return an event at the end of the work queued so far on the caller's current stream."""
         return CudaStream(torch.cuda.current_stream(self._device)).record()
 
 
 class CudaStream:
-    """A CUDA stream under the common interface."""
+    """A CUDA stream behind the common interface."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.cuda = stream
@@ -211,13 +211,13 @@ class CudaStream:
             work()
 
     def record(self) -> torch.cuda.Event:
-        """An event at the end of the work submitted so far."""
+        """Return an event at the end of the work submitted so far."""
         event = torch.cuda.Event()
         event.record(self.cuda)
         return event
 
     def wait_for(self, event: Event) -> None:
-        """Let nothing submitted from now on begin before ``event``, without blocking the host."""
+        """Make everything submitted from now on wait for ``event``, without blocking the host."""
         if isinstance(event, torch.cuda.Event):
             self.cuda.wait_event(event)
         else:

@@ -1,4 +1,4 @@
-"""Gates of a load: no reader sees a layer before its bytes are there."""
+"""Layer gates of a load: no reader sees a layer before its bytes have arrived."""
 
 from collections.abc import Sequence
 from threading import Condition
@@ -13,7 +13,7 @@ GATE_TIMEOUT_S = 120.0
 
 
 class Load:
-    """One load under way: its pages at both ends, how far it got, and how many still read them.
+    """One load in flight: its pages at both ends, its progress, and how many readers use it.
 
     Layers arrive in ascending order, so one number says which gates are open.
     """
@@ -23,7 +23,7 @@ class Load:
         self.host = host
         self.device = device
         self.users = 0
-        self.leftover: Ids = device[:0]  # pages that are nobody's once the last user has gone
+        self.leftover: Ids = device[:0]  # pages to free once the last user has gone
         self._last = layer_ids[-1]
         self._opened = -1
         self._finished = False
@@ -37,25 +37,25 @@ class Load:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the load failed; None while it has not."""
+        """Why the load failed; None unless it has."""
         return self._error
 
     def open(self, layer: int) -> None:
-        """Open the gate of ``layer``; the last one opens only with :meth:`finish`."""
+        """Open the gate of ``layer``; the last layer's gate opens only with :meth:`finish`."""
         if layer != self._last:
             with self._changed:
                 self._opened = layer
                 self._changed.notify_all()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Open every gate, or give the error to all who wait now or later."""
+        """Open every gate, or fail all present and future waiters with ``error``."""
         with self._changed:
             self._error = error
             self._finished = True
             self._changed.notify_all()
 
     def wait(self, layer: int, timeout: float) -> None:
-        """Block until ``layer`` is there.
+        """Block until ``layer`` has arrived.
 
         Raises:
             TransferError: the load failed.
@@ -67,7 +67,7 @@ class Load:
                     f"load {self.op_id}: layer {layer} did not arrive within {timeout} s, "
                     f"the last to arrive was {self._opened}"
                 )
-            # A failed load is never partly good: a gate that was open closes again.
+            # A failed load is never partly valid: gates that were open close again.
             if self._error is not None:
                 raise TransferError(
                     f"load {self.op_id} of {self.host.size} pages failed: {self._error}"
@@ -78,10 +78,10 @@ class Load:
 
 
 class LoadTicket:
-    """What a reader of a matched prefix holds: its device pages, and the loads it waits for.
+    """What the reader of a matched prefix holds: its device pages, and the loads to wait for.
 
-    ``device_pages`` are the pages of the whole matched prefix in order, those that were on the
-    device and those that are being loaded. Waiting costs nothing where nothing is loaded.
+    ``device_pages`` are the pages of the whole matched prefix in order, both those already on the
+    device and those being loaded. Waiting is free if nothing is being loaded.
     """
 
     __slots__ = ("device_pages", "loads")
@@ -96,6 +96,9 @@ class LoadTicket:
         return all(load.finished for load in self.loads)
 
     def wait_layer(self, layer: int, timeout: float = GATE_TIMEOUT_S) -> None:
-        """Block until the model's ``layer`` is there in every pool; raises as :meth:`Load.wait`."""
+        """Block until the model's ``layer`` has arrived in every pool.
+
+        Raises as :meth:`Load.wait`.
+        """
         for load in self.loads:
             load.wait(layer, timeout)

@@ -1,7 +1,7 @@
 """The one place where bytes cross between device and host: whole operations over all pools.
 
 An operation moves the same pages of every pool and sidecar under an anchor. A backup moves all
-layers; a load goes layer by layer and says when each has arrived.
+layers at once; a load goes layer by layer and reports each arrival.
 """
 
 from collections import deque
@@ -16,27 +16,28 @@ __all__ = ["CopyOp", "PoolCopy", "TransferEngine", "TransferError"]
 
 
 class TransferEngine:
-    """Carries operations out on the calling thread.
+    """Executes operations on the calling thread.
 
-    Raises :class:`TransferError` before a byte moves where an operation does not fit its pools.
+    Every method raises :class:`TransferError` before the first byte moves if an operation does not
+    fit its pools.
     """
 
     def backup(self, op: CopyOp) -> None:
-        """Move every layer of every pool to the host; the bytes are there on return."""
+        """Move every layer of every pool to the host; the bytes have arrived on return."""
         parts = _begin(op)
         try:
             for part in parts:
                 part.bound.copy(tuple(part.own_layer.values()))
             self._queued(parts, 0)
-        finally:  # also where an error leaves: who hears of it may use the pages again
+        finally:  # wait even on an error: its recipient may reuse the pages at once
             _mark(parts)()
         op.status = "done"
 
     def load(self, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
-        """Move layer after layer of all pools to the device.
+        """Move all pools to the device, one layer after another.
 
-        ``on_layer_done`` gets the model's layer number when the bytes of that layer are there in
-        every pool that has it, in ascending order.
+        ``on_layer_done`` is called with the model's layer number, in ascending order, when the
+        bytes of that layer have arrived in every pool that has it.
         """
         parts = _begin(op)
         under_way: deque[tuple[int, Callable[[], None]]] = deque()
@@ -55,21 +56,21 @@ class TransferEngine:
                 _finish(under_way, in_flight, on_layer_done)
             _finish(under_way, 0, on_layer_done)
         except BaseException:
-            _mark(parts)()  # who hears of the error may use the pages again
+            _mark(parts)()  # wait first: the recipient of the error may reuse the pages at once
             raise
         op.status = "done"
 
     def on_ahead(self) -> None:
-        """What to do when a load is about to wait for its first layer, with the next ones queued.
+        """Hook: a load is about to wait for its first layer, with the next ones already queued.
 
-        What is done now takes no time of the operation's. Nothing by default.
+        Work done here overlaps with the transfer. Does nothing by default.
         """
 
     def on_queued(self, stream: int, under_way: int) -> None:
-        """What to do when ``stream`` was given all copies of an operation, and not yet its last mark.
+        """Hook: ``stream`` has all copies of an operation, but not yet its final mark.
 
-        Work that is put there now belongs to the operation. Of a load no more than the last
-        ``under_way`` layers have not arrived. Nothing by default.
+        Work queued here belongs to the operation. During a load, at most the last ``under_way``
+        layers have not arrived yet. Does nothing by default.
         """
 
     def _queued(self, parts: "list[_Part]", under_way: int) -> None:
@@ -80,7 +81,10 @@ class TransferEngine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """One pool's share of an operation, validated; ``own_layer`` maps the model's layers to its."""
+    """One pool's validated share of an operation.
+
+    ``own_layer`` maps the model's layers to the pool's.
+    """
 
     bound: BoundMove
     in_flight: int
@@ -88,8 +92,8 @@ class _Part:
 
 
 def _begin(op: CopyOp) -> list[_Part]:
-    op.status = "failed"  # until the last byte is there: an error on the way leaves it so
-    moves = [move_of(copy) for copy in op.copies]  # all are valid before any is begun
+    op.status = "failed"  # until the last byte has arrived; an error leaves it so
+    moves = [move_of(copy) for copy in op.copies]  # validate all before starting any
     parts = []
     for copy, move in zip(op.copies, moves, strict=True):
         device = copy.mirror.device

@@ -6,9 +6,9 @@
         sequence = model.generate(ids, cache=cache, max_new_tokens=64)[0].tolist()
         cache.keep(sequence)
 
-What a prompt shares with earlier ones is not computed again: its pages are matched in the prefix
-tree, those on the host are loaded back, and each layer waits for its own. The whole pages of a
-sequence that is kept stay in the cache, backed up as the controller's policy says.
+The prefix that a prompt shares with earlier ones is not recomputed: its pages are matched in the
+prefix tree, pages on the host are loaded back, and each layer waits only for its own bytes. The
+whole pages of a kept sequence stay in the cache, backed up as the controller's policy says.
 
 Needs the ``transformers`` package, 5.24 or newer (extra ``llm``).
 """
@@ -31,18 +31,18 @@ from hicache_dbg.pools.ticket import LoadTicket
 __all__ = ["PagedCache", "PrefixStore", "SequenceTooLongError", "TieredCache", "geometry_of"]
 
 Gate = Callable[[int], None]
-"""Called with a layer's number before that layer is first touched."""
+"""Called with a layer's number before each access to that layer."""
 
 
 class SequenceTooLongError(ValueError):
-    """A sequence outgrew the pages that were set aside for it."""
+    """A sequence outgrew the pages that were reserved for it."""
 
 
 def geometry_of(config: Any, page_tokens: int, dtype: torch.dtype) -> PoolGeometry:
-    """The pool of a decoder's keys and values, from its ``transformers`` configuration.
+    """Return the pool geometry of a decoder's keys and values, from its ``transformers`` config.
 
     Raises:
-        ValueError: the configuration has layers that keep no keys and values, or a window.
+        ValueError: the model has layers without keys and values, or with a sliding window.
     """
     kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
     if kinds != {"full_attention"}:
@@ -55,10 +55,10 @@ def geometry_of(config: Any, page_tokens: int, dtype: torch.dtype) -> PoolGeomet
 
 
 class PrefixStore:
-    """Prefixes of one model in a device and a host tier; one sequence at a time is computed.
+    """Cached prefixes of one model in a device and a host tier; computes one sequence at a time.
 
     Args:
-        controller: of a group whose only pool is of :func:`geometry_of`.
+        controller: a controller whose group has one pool, with a geometry from :func:`geometry_of`.
     """
 
     def __init__(self, controller: HiCacheController) -> None:
@@ -78,7 +78,10 @@ class PrefixStore:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> Self:
-        """Pools, group and controller for a model with ``config``; :meth:`close` ends them."""
+        """Create pools, group and controller for a model with ``config``.
+
+        :meth:`close` ends them.
+        """
         group = PoolGroup.build(
             (geometry_of(config, page_tokens, dtype),),
             device_pages=device_pages,
@@ -90,10 +93,10 @@ class PrefixStore:
         return cls(HiCacheController(group))
 
     def open(self, tokens: Sequence[int], new_tokens: int) -> "TieredCache":
-        """A cache for a sequence that begins with ``tokens`` and grows by ``new_tokens`` at most.
+        """Open a cache for ``tokens`` and at most ``new_tokens`` more.
 
-        Its length is what is known already: pass the whole prompt to ``generate``. The last token is
-        always computed, because its output is the first new token.
+        The cache's length is the cached prefix, so pass the whole prompt to ``generate``. The last
+        prompt token is always computed, because its output is the first new token.
 
         Raises:
             OutOfPages: the device has too few pages.
@@ -115,7 +118,7 @@ class PrefixStore:
         return TieredCache(self, self._pool, match, ticket, pages, own)
 
     def close(self) -> None:
-        """Finish all copies, and give pinned memory back."""
+        """Finish all copies and unpin the host memory."""
         self.controller.close()
         self.controller.group.close()
 
@@ -127,12 +130,12 @@ class PrefixStore:
 
 
 class PagedCache(Cache):
-    """Keys and values of one sequence (batch 1), in pages of a device pool.
+    """Keys and values of one sequence (batch size 1), in pages of a device pool.
 
     Args:
-        pool: of a geometry that :func:`geometry_of` gave.
-        pages: of the whole sequence, in its order.
-        cached: tokens that are there already, or will be once ``gate`` has let a layer through.
+        pool: a pool with a geometry from :func:`geometry_of`.
+        pages: page ids of the whole sequence, in order.
+        cached: number of tokens already there, or there once ``gate`` has let a layer through.
         gate: see :data:`Gate`.
     """
 
@@ -147,10 +150,10 @@ class PagedCache(Cache):
 
 
 class TieredCache(PagedCache):
-    """Keys and values of one sequence, some of them from the tiers; from :meth:`PrefixStore.open`.
+    """Keys and values of one sequence, partly from the tiers; made by :meth:`PrefixStore.open`.
 
-    ``cached`` tokens were there when it was opened, ``loaded`` of them on the host only. As a
-    context manager it drops what was computed, unless that was kept before the block's end.
+    ``cached`` tokens existed when it was opened, ``loaded`` of them on the host only. As a context
+    manager it discards what was computed unless :meth:`keep` was called within the block.
     """
 
     def __init__(  # noqa: PLR0917
@@ -169,21 +172,21 @@ class TieredCache(PagedCache):
         self._open = True
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """End it; ``tokens`` is the whole sequence, whose whole pages stay in the cache.
+        """Close the cache and keep the whole pages of ``tokens``, the complete sequence.
 
-        A token that was given out and never computed on (the last new one) may be among them.
+        ``tokens`` may end with a token that was sampled but never fed back (the last new one).
         """
         # A forward pass that was interrupted has some layers shorter than others.
         length = min(map(self.get_seq_length, range(len(self.layers))))
         computed = np.asarray(tokens, np.int64)[:length]
         pages = computed.size // self._store.page_tokens
         if pages <= self._match.pages:
-            self.drop()  # nothing new, and what was matched is the cache's own
+            self.drop()  # nothing new; the matched pages belong to the tree already
             return
         self._end(computed[: pages * self._store.page_tokens], pages)
 
     def drop(self) -> None:
-        """End it; what was computed since it was opened is worth nothing."""
+        """Close the cache and discard everything computed since it was opened."""
         self._end(np.empty(0, np.int64), 0)
 
     def _end(self, computed: Ids, pages: int) -> None:
@@ -204,11 +207,11 @@ class TieredCache(PagedCache):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.drop()  # unless it was kept
+        self.drop()  # no effect after keep()
 
 
 class _PagedLayer(CacheLayerMixin):
-    """One layer: rows of the pool in, the whole context out."""
+    """One layer: takes new keys and values, stores them in pool rows, returns the whole context."""
 
     is_sliding = False
 
@@ -224,12 +227,20 @@ class _PagedLayer(CacheLayerMixin):
         self._gate = gate
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing: the pages are there from the start."""
+        """Do nothing: the pages exist from the start."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, heads, new, dim] keys and values; the whole context's, [1, heads, length, dim]."""
+        """Write the new keys and values, and return those of the whole context.
+
+        Args:
+            key_states: ``[1, heads, new, dim]``.
+            value_states: ``[1, heads, new, dim]``.
+
+        Returns:
+            Keys and values, each ``[1, heads, length, dim]``.
+        """
         if key_states.shape[0] != 1:
             raise ValueError(
                 f"a batch of {key_states.shape[0]} sequences, expected 1: open a cache each"
@@ -240,7 +251,7 @@ class _PagedLayer(CacheLayerMixin):
                 f"a sequence of {end} tokens in pages for {self._slots.numel()}: "
                 "open the cache for more new tokens"
             )
-        self._gate(self._layer)  # returns at once where nothing is being loaded
+        self._gate(self._layer)  # returns at once if nothing is being loaded
         own, context = self._slots[self._length : end], self._slots[:end]
         self._length = end
         return (
@@ -256,28 +267,28 @@ class _PagedLayer(CacheLayerMixin):
         return rows[context].transpose(0, 1).unsqueeze(0).to(states.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys that a query of this length attends to."""
+        """Return length and offset of the keys that a query of ``query_length`` attends to."""
         return self._length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens in the cache."""
+        """Return the number of tokens in the cache."""
         return self._length
 
     def get_max_length(self) -> int:
-        """Tokens that its pages hold."""
+        """Return the number of tokens its pages can hold."""
         return self._slots.numel()
 
     def reset(self) -> None:
-        """Refuse: a sequence is closed, and another opened."""
+        """Refuse: close the cache and open a new one for each sequence."""
         raise NotImplementedError("a paged cache is not reset: open one for each sequence")
 
 
 def _slots(pages: Ids, page_tokens: int) -> torch.Tensor:
-    """The row of each token, int64 [pages x page_tokens]."""
+    """Return the pool row of each token, int64 of shape ``[pages * page_tokens]``."""
     first = np.asarray(pages, np.int64)[:, None] * page_tokens
     return torch.from_numpy((first + np.arange(page_tokens)).reshape(-1))
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[page, slot, head, width] as [row, head, width], without a copy."""
+    """View ``[page, slot, head, width]`` as ``[row, head, width]``, without a copy."""
     return tensor.view(-1, *tensor.shape[2:])

@@ -1,8 +1,7 @@
-"""Refusals: what makes an operation impossible, said with both values before a byte moves.
+"""Validate operations before the first byte moves, with both values in every error.
 
-What is *not* checked here is as deliberate: two ends that disagree in bytes a page move what the
-host pool's size says, as production systems do. Telling that apart from a good copy is the
-tracer's work.
+What is *not* checked here is deliberate too: two ends that disagree in bytes per page move what the
+host pool's size says, as production systems do. Detecting that is the tracer's job.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ __all__ = ["LAYOUTS_OF", "move_of"]
 
 _UNSIGNED = np.dtype(np.uint64)
 
-#: Which layouts an io backend can serve, as in the production systems.
+#: Layouts that each io backend supports, as in production systems.
 LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
     IoBackend.KERNEL: (Layout.LAYER_FIRST, Layout.PAGE_FIRST, Layout.PAGE_HEAD),
     IoBackend.DIRECT: (Layout.LAYER_FIRST, Layout.PAGE_FIRST_DIRECT),
@@ -28,11 +27,11 @@ LAYOUTS_OF: dict[IoBackend, tuple[Layout, ...]] = {
 
 
 def move_of(copy: PoolCopy) -> Move:
-    """What ``copy`` moves, once everything that makes it impossible is ruled out.
+    """Validate ``copy`` and return what it moves.
 
     Raises:
-        TransferError: backend and layout, kinds or numbers of ids, layers or components do not go
-            together, or an id is out of range; the message has both values.
+        TransferError: io backend and layout, kinds or numbers of ids, layers or components do not
+            fit together, or an id is out of range; the message has both values.
     """
     known = _fits.setdefault(copy.mirror, {})
     key = copy.token_granular, copy.io_backend, copy.layers
@@ -45,9 +44,10 @@ def move_of(copy: PoolCopy) -> Move:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What was found right about a mirror, and of what: pools may be given other memory.
+    """A cached validation: the mirror state it was made for, and its result.
 
-    Ids below ``host_ids`` and ``device_ids`` fit.
+    Pools may be given other memory, so the state is compared on every use. Ids below ``host_ids``
+    and ``device_ids`` are valid.
     """
 
     found_on: tuple[object, ...]
@@ -62,7 +62,7 @@ _fits: WeakKeyDictionary[Mirror, dict[tuple[bool, IoBackend, tuple[int, ...]], _
 
 
 def _state(mirror: Mirror) -> tuple[object, ...]:
-    """All of a mirror that a fit depends on."""
+    """Return everything about a mirror that a cached validation depends on."""
     host, device = mirror.host, mirror.device
     return (
         *(host.geometry, host.layout, host.pages, *host.buffers.values()),
@@ -71,7 +71,7 @@ def _state(mirror: Mirror) -> tuple[object, ...]:
 
 
 def _ids_fit(copy: PoolCopy, fit: _Fit) -> bool:
-    """Whether ids are as many, of the right kind, and all below what fits."""
+    """Return whether the ids of both ends are equally many, of the right kind, and in range."""
     host, device = copy.host, copy.device
     return (
         host.single is device.single is copy.token_granular
@@ -82,15 +82,16 @@ def _ids_fit(copy: PoolCopy, fit: _Fit) -> bool:
 
 
 def _below(ids: Ids, limit: int) -> bool:
-    """Whether ids are from 0 to below ``limit``: as unsigned numbers, negative ones are largest.
+    """Return whether all ids are in ``0 .. limit - 1``.
 
-    Where the largest is takes half as long to find as what it is, with nothing in the caches.
+    Viewed as unsigned numbers, negative ids are the largest. ``argmax`` finds the position of the
+    largest id in half the time that ``max`` takes, with cold caches.
     """
     return 0 <= int(ids[ids.view(_UNSIGNED).argmax()]) < limit
 
 
 def _checked(copy: PoolCopy) -> _Fit:
-    """What is to know about a mirror for copies like this one, if it is possible."""
+    """Validate ``copy`` in full and return what holds for all copies like it."""
     mirror, slots = copy.mirror, copy.mirror.host.geometry.slots_per_page
     _check_backend(mirror.name, mirror.host.layout, copy.io_backend)
     _check_unit(copy, mirror.host.geometry, mirror.device.geometry)
@@ -166,9 +167,12 @@ def _check_layers(name: str, tier: str, geometry: PoolGeometry, layers: tuple[in
 
 
 def _pages_inside(copy: PoolCopy, piece: Piece, end: PieceEnd, indices: Indices) -> int:
-    """How many pages of a piece lie within the tensor, which is none too few for ``indices``.
+    """Return how many pages of a piece lie within the tensor.
 
-    A host page may be so much wider than the device's that it leaves the tensor at its end.
+    A host page may be so much wider than the device's that it reaches past the end of the tensor.
+
+    Raises:
+        TransferError: a page of ``indices`` does.
     """
     slots = copy.mirror.host.geometry.slots_per_page
     number, start = end.buffer.layer_place(end.buffer.layers - 1)

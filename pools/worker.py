@@ -1,4 +1,4 @@
-"""A thread that carries out one task after the other, in the order given."""
+"""A thread that executes tasks one after another, in submission order."""
 
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -8,7 +8,7 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Runs tasks on a thread of its own; a task reports its own errors and must not raise."""
+    """Runs tasks on its own thread; a task handles its own errors and must not raise."""
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -20,7 +20,7 @@ class Worker:
         """Queue ``task``.
 
         Raises:
-            RuntimeError: the worker was closed; nobody would ever carry the task out.
+            RuntimeError: the worker was closed, so the task would never run.
         """
         if self._closed:
             raise RuntimeError(
@@ -29,7 +29,7 @@ class Worker:
         self._tasks.put(task)
 
     def close(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish the queued tasks and end the thread."""
         self._closed = True
         self._tasks.put(None)
         self._thread.join()
