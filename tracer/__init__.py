@@ -1,1 +1,1 @@
-"""The instrument: gate, events, digests, ledger, checks, attachments, judgement and command."""
+"""The instrument: gate, events, digests, ledger, checks, attachments, diagnosis, command line."""

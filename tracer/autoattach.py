@@ -1,7 +1,7 @@
-"""``HICACHE_DBG=1 python script.py``: attach when an instrumented system is imported, not before.
+"""``HICACHE_DBG=1 python script.py``: attach once an instrumented system is imported, not before.
 
 Installing costs a dictionary entry: nothing of ours, of torch or of an exporter is imported until
-the host itself imports a module that holds pools.
+the host itself imports a module that defines pools.
 """
 
 import atexit
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["current", "install", "suppress"]
 
-#: The package that is attached to, and its module that says that this process moves pages.
+#: The package to attach to, and the module whose import means that this process moves pages.
 POOLS = "hicache_dbg.pools"
 TRIGGER = f"{POOLS}.transfer"
 
@@ -34,7 +34,10 @@ _state: dict[str, "Runtime | bool | None"] = {
 
 
 def install() -> None:
-    """Register the post-import hooks, if the gate says so; a bad value is one line on stderr."""
+    """Register the post-import hooks if the gate is set.
+
+    Report a bad value in one line on stderr.
+    """
     from hicache_dbg.tracer.settings import Gate, Settings, SettingsError
 
     try:
@@ -54,9 +57,9 @@ def install() -> None:
 
 
 def _pool_modules() -> list[str]:
-    """The name of every module of the pools; none is imported.
+    """Return the names of all modules of the pools, without importing any.
 
-    Whichever of them the host imports first, attaching waits until the outermost is whole.
+    Whichever of them the host imports first, attaching waits until the outermost one is complete.
     """
     root = Path(__file__).parent.parent / "pools"
     found = (file.relative_to(root).with_suffix("").parts for file in root.rglob("*.py"))
@@ -64,18 +67,21 @@ def _pool_modules() -> list[str]:
 
 
 def suppress() -> None:
-    """Leave attaching to the caller: the ``hicache-dbg`` verbs set the gate themselves."""
+    """Leave attaching to the caller; the ``hicache-dbg`` verbs attach by themselves."""
     _state["suppressed"] = True
 
 
 def current() -> "Runtime | None":
-    """The runtime that the gate started in this process, if any."""
+    """Return the runtime that the gate started in this process, or None."""
     runtime = _state["runtime"]
     return None if isinstance(runtime, bool) else runtime
 
 
 def _answer(ask: "Ask", reply: Callable[["Reply"], None]) -> None:
-    """Do what the switch asks for; nothing of it is imported before somebody asks."""
+    """Answer a request of the switch.
+
+    Its module is imported only when the first request arrives.
+    """
     from hicache_dbg.tracer.switch.switchboard import BOARD
 
     BOARD.answer(ask, reply)
@@ -83,13 +89,13 @@ def _answer(ask: "Ask", reply: Callable[["Reply"], None]) -> None:
 
 def _attach(module: ModuleType) -> None:
     if _state["suppressed"] or _state["starting"] or TRIGGER not in sys.modules:
-        return  # while it starts, attaching imports more of them itself, and comes back here
+        return  # starting imports further modules of the pools, which re-enters this hook
     if any(map(_half_imported, _others(module))):
-        return  # its own hook comes when it is whole
+        return  # that module's own hook runs when its import is complete
     runtime = current()
     if runtime is not None:
         with runtime.session.errors.at("attach"):
-            runtime.attachment.attach()  # one more of the modules is there now
+            runtime.attachment.attach()  # there is one more module to wrap
         return
     _state["starting"] = True
     try:
@@ -104,12 +110,12 @@ def _attach(module: ModuleType) -> None:
         _state["starting"] = False
     _state["runtime"] = runtime
     atexit.register(runtime.stop)
-    # A process that multiprocessing forks ends without atexit.
+    # A process forked by multiprocessing exits without running atexit handlers.
     util.register_after_fork(runtime, _stop_with_the_child)
 
 
 def _others(module: ModuleType) -> list[ModuleType]:
-    """The other modules of the pools that are imported, or being imported."""
+    """Return the other modules of the pools that are imported or being imported."""
     return [
         there
         for name, there in list(sys.modules.items())

@@ -1,4 +1,4 @@
-"""Copies that a device follows by itself, on the host's threads: begun, said to be queued, over."""
+"""The fast path of the probe: copies whose digests the device takes by itself."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,23 +16,23 @@ from hicache_dbg.tracer.selfcheck import InternalErrors
 
 __all__ = ["Beside", "ascends", "misfit", "written"]
 
-_ONE = np.array(1)  # an int would be made into one at every addition
-#: Tuples of layers that are remembered to ascend.
+_ONE = np.array(1)  # numpy would convert a plain int at every addition
+#: Most layer tuples remembered as ascending.
 _MOST_KNOWN = 256
 
 
 class Beside:
-    """Leaves copies to the device and the bus: on the host's thread they are begun and ended, no more.
+    """Hands copies over to the device and the bus: the host's thread only begins and ends them.
 
-    They are begun when the engine has queued copies, and digests are enqueued when it has queued
-    all of them: what the host does for that then takes no time of the operation's.
+    Copies are begun once the engine has queued some of them, and digests are enqueued once it has
+    queued all of them. The host work for this then overlaps with the transfer.
 
     Args:
-        watcher: follows operations where the bytes are.
+        watcher: follows operations on the device.
         bus: where records go.
-        errors: where failures of the tracer itself are counted.
+        errors: counts failures of the tracer itself.
         by_call: takes the digests of a copy that could not be followed.
-        judge: turns what is known of a copy into events, on the bus's thread.
+        judge: turns a record into events, on the bus's thread.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Beside:
         self._ascending: dict[int, tuple[int, ...]] = {}  # by identity
 
     def begin(self, copies: Sequence[Copy]) -> list[Followed] | None:
-        """Copies under way, or yet to be; None if a device cannot follow every one of these.
+        """Begin to follow ``copies``; return None if a device cannot follow every one of them.
 
-        Whether it will follow a load is settled now: digests by call would have to be taken before
-        the engine opens its last gate. Why it will not is for who asks again, copy by copy.
+        For a load this is final: digests by call must be taken before the engine opens its last
+        gate. The reason for a refusal is not kept; the caller finds it by trying copy by copy.
         """
         followed: list[Followed] = []
         for copy in copies:
@@ -67,7 +67,7 @@ class Beside:
         return followed
 
     def queued(self, followed: Sequence[Followed], stream: int, under_way: int) -> None:
-        """``stream`` has been given all copies, and no mark yet of their end."""
+        """Enqueue the digests on ``stream``, which has all copies but not yet their final mark."""
         for one in followed:
             try:
                 if one.watched is None:
@@ -81,7 +81,7 @@ class Beside:
                 self._errors.record("digest/queued", error)
 
     def over(self, followed: Sequence[Followed], duration_us: float, status: str) -> None:
-        """Every byte is there, or the call has failed; the pages are still the operation's."""
+        """Finish the copies: the call is over, and the operation still owns the pages."""
         now = time.time_ns()
         for one in followed:
             one.time_ns, one.duration_us, one.status = now, duration_us, status
@@ -101,7 +101,7 @@ class Beside:
                     part.watch.drop()
 
     def _unwatched(self, one: Followed) -> None:
-        """A backup of which the engine did not say what it had queued, or that nobody can follow."""
+        """Digest a backup whose queueing was not reported, or that no device can follow."""
         if one.watched is None:
             one.watched = self._watch(one)
             for part in one.watched:
@@ -117,12 +117,12 @@ class Beside:
             one = Followed(copy, written(copy), self._judged)
             if copy.op is Op.LOAD:
                 one.watched = self._watch(one)
-        except Exception:  # noqa: BLE001 - it will be met again, and told then
+        except Exception:  # noqa: BLE001 - the slow path meets the same error and reports it
             return None
         return one if one.watched is None or one.watched else None
 
     def _can(self, copy: Copy) -> bool:
-        """Whether whole pages of what lies on a device move, in the order of their layers."""
+        """Return whether ``copy`` moves whole pages of a device pool, in ascending layer order."""
         if copy.spans is not None or (copy.op is not Op.LOAD and copy.op is not Op.BACKUP):
             return False
         for view in copy.mirror.device.values():
@@ -138,7 +138,10 @@ class Beside:
         return True
 
     def _watch(self, one: Followed) -> list[Part]:
-        """Watches of all components; none at all if one of them cannot be followed."""
+        """Watch all components of a copy.
+
+        Return an empty list if one of them cannot be followed.
+        """
         copy, watched = one.copy, list[Part]()
         try:
             for component, view in copy.mirror.device.items():
@@ -153,7 +156,7 @@ class Beside:
         return watched
 
     def _judged(self, one: Followed) -> list[Event]:
-        """On the bus's thread."""
+        """Judge a copy, on the bus's thread."""
         record = one.record or self._record(one)
         record.time_ns, record.duration_us = one.time_ns, one.duration_us
         record.status, record.skip = one.status, record.skip or one.skip or misfit(one.copy)
@@ -172,10 +175,10 @@ class Beside:
 
 
 def written(copy: Copy) -> Pages:
-    """How often each host page had begun to be written, this copy included: int64 [pages].
+    """Return how often writing each host page was begun, this copy included: int64 ``[pages]``.
 
     Raises:
-        IndexError: There is no such page.
+        IndexError: a page does not exist.
     """
     writes, pages = copy.mirror.writes, copy.host_pages
     count: Pages = writes[pages]
@@ -186,13 +189,13 @@ def written(copy: Copy) -> Pages:
 
 
 def misfit(copy: Copy) -> SkipReason | None:
-    """Why a copy's pages have no tiles to look at; None where every one lies inside its tensors."""
+    """Return why a copy's pages have no tiles to examine; None if all lie within their tensors."""
     if copy.fits:
         return None
-    unknown = (copy.host_pages < 0).any()  # nobody could tell which pages they are
+    unknown = (copy.host_pages < 0).any()  # the attachment could not read the page ids
     return SkipReason.UNREADABLE if unknown else SkipReason.UNWITNESSED
 
 
 def ascends(layers: Sequence[int]) -> bool:
-    """Whether layers come in the order in which they are copied."""
+    """Return whether the layers are in ascending order, in which they are copied."""
     return list(layers) == sorted(layers)

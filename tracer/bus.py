@@ -1,8 +1,8 @@
-"""The way from the hot path to the sinks: one append there, one thread here.
+"""The path from the hot path to the sinks: one append on the host's thread, one thread here.
 
-The hot path appends a record to a bounded ring. The bus's thread takes records in order, waits
-until a record's digests are readable, turns it into events through the processors, counts, and
-hands the events to each sink's outbox. Nothing on the host's threads ever waits for it.
+The hot path appends a record to a bounded ring buffer. The bus's thread takes records in order,
+waits until a record's digests are readable, turns it into events, counts them, and hands them to
+each sink's outbox. The host's threads never wait for the bus.
 """
 
 import os
@@ -23,28 +23,31 @@ from hicache_dbg.tracer.sink import Sink
 __all__ = ["Bus", "Record"]
 
 IDLE_WAIT_S = 0.02
-#: Records of one turn: between two turns the bus looks at its clock and whether it is to stop.
+#: Most records per turn; between turns the bus checks its clock and whether it should stop.
 TURN = 1024
-#: Room beyond the capacity for what is published: rare, and worth more than one copy more.
+#: Extra ring slots for published events, which are rare and matter more than another copy.
 RESERVE = 1024
 HEARTBEAT_S = 60.0
 
 
 class Record(Protocol):
-    """What the hot path appends: becomes events once its digests are readable."""
+    """What the hot path appends; it becomes events once its digests are readable."""
 
     def ready(self) -> bool:
-        """Whether everything the record refers to is readable without waiting."""
+        """Return whether everything the record refers to can be read without waiting."""
         ...
 
     def events(self) -> Iterable[Event]:
-        """The events; called once, on the bus's thread, after :meth:`ready` said yes."""
+        """Return the events.
+
+        Called once, on the bus's thread, after :meth:`ready` returned True.
+        """
         ...
 
 
 @dataclass(slots=True)
 class _Totals:
-    """What the bus has seen since the start."""
+    """Totals over all events since the start."""
 
     events: int = 0
     copies: int = 0
@@ -71,14 +74,15 @@ class Bus:
     """Takes records from the hot path and delivers events to sinks.
 
     Args:
-        sinks: each gets an outbox (queue and thread) of its own.
-        capacity: records held in the ring, and events in each outbox, at most.
-        errors: where failures of the tracer itself are counted.
+        sinks: each gets its own outbox (queue and thread).
+        capacity: most records in the ring, and most events in each outbox.
+        errors: counts failures of the tracer itself.
         rank: written into the bus's own events.
-        overhead: seconds the instrument has cost the host's threads so far.
-        on_finding: called on the bus's thread with each finding that is delivered.
-        heartbeat_s: seconds between two health events; the last one comes at close.
-        prepare: makes the bus's thread ready for records of devices; asked each turn until it says yes.
+        overhead: returns the seconds the instrument has cost the host's threads so far.
+        on_finding: called on the bus's thread with each delivered finding.
+        heartbeat_s: seconds between two health events; a final one is sent at close.
+        prepare: prepares the bus's thread for records of devices; called every turn until it
+            returns True.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class Bus:
         self._prepare = prepare
         self.closed = False
         self._begin()
-        # A forked child has neither the threads nor a claim on the parent's queue.
+        # A forked child has no threads and must not deliver the parent's records.
         reference: weakref.ref[Bus] = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _restart_in_child(reference))
 
@@ -111,7 +115,7 @@ class Bus:
         self._ring: deque[Record] = deque()
         self._dropped = 0
         self._late = 0
-        self._at_work = False  # on records that left the ring, or will
+        self._at_work = False  # a turn is under way
         self._totals = _Totals()
         self._collapser = FindingCollapser()
         self._wake = threading.Event()
@@ -128,18 +132,18 @@ class Bus:
         self._thread.start()
 
     def push(self, record: Record) -> bool:
-        """Append a record; False (and one more drop counted) if the ring is full or closed."""
+        """Append a record; return False and count a drop if the ring is full or closed."""
         if self._stop or len(self._ring) >= self._capacity:
             return self._append(record, self._capacity)
         self._ring.append(record)
         return True
 
     def publish(self, event: Event) -> bool:
-        """Append an event that is complete already: copies do not crowd it out of a full ring."""
+        """Append a complete event; it has room even if copies fill the ring."""
         return self.insist(_Ready(event))
 
     def insist(self, record: Record) -> bool:
-        """As :meth:`publish`, for a rare record that has to be judged in its turn."""
+        """Append a rare record that must be judged in order, with room as for :meth:`publish`."""
         return self._append(record, self._capacity + RESERVE)
 
     def _append(self, record: Record, room: int) -> bool:
@@ -153,9 +157,10 @@ class Bus:
         return False
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until all that was pushed so far has been offered to every sink.
+        """Wait until everything pushed so far has been offered to every sink.
 
-        Returns False if ``timeout`` seconds were not enough.
+        Returns:
+            False if that took longer than ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         done = self.settle(timeout)
@@ -163,27 +168,30 @@ class Bus:
         return done and all(outbox.drain(left) for outbox in self._outboxes)
 
     def settle(self, timeout: float) -> bool:
-        """Wait until all that was pushed so far has been judged; False if time ran out."""
+        """Wait until everything pushed so far has been judged.
+
+        Return False on timeout (seconds).
+        """
         self._wake.set()
         with self._idle:
             return self._idle.wait_for(lambda: not self._ring and not self._at_work, timeout)
 
     def close(self, timeout: float = 2.0) -> None:
-        """Deliver what waits, for at most ``timeout`` seconds a stage, and stop all threads."""
+        """Deliver what is queued, for at most ``timeout`` seconds per stage, and stop."""
         if self.closed:
             return
         self.closed = True
-        self.flush(timeout)  # before the last word, which tells what the sinks have lost
+        self.flush(timeout)  # before the final health event, which reports what sinks lost
         self._stop = True
         self._wake.set()
         self._thread.join(timeout)
         for outbox in self._outboxes:
-            outbox.end(timeout)  # all at once: dead ones do not wait for each other
+            outbox.end(timeout)  # start all deadlines first, so dead sinks do not add up
         for outbox in self._outboxes:
             outbox.close(timeout)
 
     def health(self, *, closing: bool = False) -> Health:
-        """The tracer about itself, now."""
+        """Return the tracer's report about itself at this moment."""
         totals = self._totals
         lost = {"bus/queue_full": self._dropped, "bus/closed": self._late}
         errors = self._errors.counts()
@@ -220,26 +228,29 @@ class Bus:
                 self._beat(closing=False)
         while self._guarded_turn():
             pass
-        self._late += len(self._ring)  # their digests did not come in time
+        self._late += len(self._ring)  # their digests did not become readable in time
         self._ring.clear()
         self._beat(closing=True)
 
     def _beat(self, *, closing: bool) -> None:
         with self._errors.at("bus/beat"):
-            self._deliver(self._collapser.drain())  # first, so that the totals hold them
+            self._deliver(self._collapser.drain())  # first, so that the totals include them
             self._deliver([self.health(closing=closing)])
 
     def _guarded_turn(self) -> bool:
-        """A turn, after which there is another one whatever became of it."""
+        """Run one turn; an error is counted and does not end the thread."""
         with self._errors.at("bus/turn"):
             if not self._prepared:
-                self._prepared = True  # told once, should it fail
+                self._prepared = True  # if it raises, report that once and do not retry
                 self._prepared = self._prepare()
             return self._turn()
         return False
 
     def _turn(self) -> bool:
-        """Take the readable records, a turn's worth at most; False if there was none."""
+        """Process the readable records, at most one turn's worth.
+
+        Return False if there was none.
+        """
         events: list[Event] = []
         ring, taken = self._ring, 0
         self._at_work = bool(ring)
@@ -260,10 +271,13 @@ class Bus:
         return bool(taken)
 
     def _is_ready(self, record: Record) -> bool:
-        """Whether ``record`` is readable; one that cannot even say so is taken, and fails there."""
+        """Return whether ``record`` is readable.
+
+        If that raises, return True and let it fail in turn.
+        """
         try:
             return record.ready()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the thread and what follows go on
+        except Exception as error:  # noqa: BLE001 - no record may end the thread or block the ring
             self._errors.record("bus/ready", error)
             return True
 
@@ -278,7 +292,7 @@ class Bus:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """An event that needs no waiting."""
+    """An event that is complete already."""
 
     event: Event
 

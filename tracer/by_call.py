@@ -1,4 +1,4 @@
-"""Digests by call around a copy: taken where the bytes lie, on the host's own thread."""
+"""Synchronous digests around a copy: taken where the bytes lie, called from the host's thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,7 +20,7 @@ class ByCall:
 
     Args:
         digester: takes the digests.
-        errors: where failures are counted: the copy goes on.
+        errors: counts failures; they never stop the copy.
         points: which digests are taken around an operation.
     """
 
@@ -32,7 +32,7 @@ class ByCall:
         self._points = points
 
     def _take(self, records: Sequence[CopyRecord], point: Point, layer: int | None = None) -> None:
-        """Digest at ``point`` what the level asks for: all layers, or the model's ``layer``."""
+        """Take the digests configured for ``point``: of all layers, or of the model's ``layer``."""
         for record in records:
             copy = record.copy
             if record.is_followed or record.skip is not None:
@@ -52,13 +52,13 @@ class ByCall:
                         self._digest(record, point, component, rows)
             except DigestRefusedError as refused:
                 record.skip = SkipReason(refused.reason)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
+            except Exception as error:  # noqa: BLE001 - our failure must not stop the copy
                 record.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record(f"digest/{point}", error)
 
     def _digest(self, record: CopyRecord, point: Point, component: str, rows: slice) -> None:
         view = _view(record.copy, component, point)
-        if view is None:  # a component that this end does not have
+        if view is None:  # this end lacks the component
             return
         into = record.room(point, component)
         parts = digest_tiles(self._digester, record.copy, component, point, record.digested, rows)
@@ -69,14 +69,14 @@ class ByCall:
                 record.pending.append(Pending(into, (rows, columns), digests))
 
     def _join(self, records: Sequence[CopyRecord] = ()) -> None:
-        """With the engine's next step the pages may be written: every digest must be taken."""
+        """Wait until every digest is taken: in its next step the engine may overwrite the pages."""
         try:
             self._digester.join()
             for record in records:
                 record.settle()
                 for part in record.watched:
                     part.watch.finish()
-        except Exception as error:  # noqa: BLE001 - as above: what is not there vouches for nothing
+        except Exception as error:  # noqa: BLE001 - as above; incomplete digests prove nothing
             for record in records:
                 record.skip = SkipReason.INTERNAL_ERROR
             self._errors.record("digest/join", error)
@@ -100,11 +100,21 @@ def digest_tiles(  # noqa: PLR0917
     digested: np.ndarray,
     rows: slice = slice(None),
 ) -> Iterator[tuple[slice | np.ndarray, Digests]]:
-    """Digests of the chosen tiles of one component at one point, in parts.
+    """Digest the chosen tiles of one component at one point, in parts.
 
-    Yields which of the chosen pages, and their digests, uint64 [layers, pages]. Each end is read
-    through its own view. ``rows`` chooses among the copy's layers. Pages of a token-granular copy
-    are digested in groups of equal slot range.
+    Each end is read through its own view. Pages of a token-granular copy are digested in groups of
+    equal slot range.
+
+    Args:
+        digester: takes the digests.
+        copy: the copy whose tiles are digested.
+        component: name of the component.
+        point: the end of the copy to read.
+        digested: bool ``[pages]``, which pages of the copy to digest.
+        rows: which of the copy's layers to digest.
+
+    Yields:
+        Which of the digested pages, and their digests, uint64 ``[layers, pages]``.
     """
     at_host = _tier(copy, point) is Tier.HOST
     view = (copy.mirror.host if at_host else copy.mirror.device)[component]

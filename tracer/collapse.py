@@ -1,4 +1,4 @@
-"""Equal findings become one line and a count."""
+"""Collapse equal findings into one finding with a count."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,11 +12,11 @@ Key = tuple[str, str, str, str, str]
 
 
 class FindingCollapser:
-    """Passes the first finding of a kind at once and counts its like until drained.
+    """Passes the first finding of a kind on at once, and counts its like until drained.
 
     Two findings are alike if class, pool, operation, component and check agree: a fault that hits
-    every page of every load is one cause, not a thousand. :meth:`drain` gives, for each kind that
-    came again, its latest member with ``count`` = how many were held back since.
+    every page of every load is one cause, not a thousand. :meth:`drain` returns the latest finding
+    of each kind that recurred, with ``count`` set to how many were held back since.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class FindingCollapser:
         self._seen: set[Key] = set()
 
     def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The events, less the findings whose like was passed before."""
+        """Yield the events, except findings whose like has been passed on before."""
         for event in events:
             if not isinstance(event, Finding):
                 yield event
@@ -38,6 +38,6 @@ class FindingCollapser:
             self._held[key] = (event, held + event.count)
 
     def drain(self) -> list[Event]:
-        """What was held back since the last call, one finding a kind, in order of first sight."""
+        """Return the findings held back since the last call, one per kind, first seen first."""
         held, self._held = self._held, {}
         return [msgspec.structs.replace(finding, count=count) for finding, count in held.values()]

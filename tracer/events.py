@@ -1,8 +1,8 @@
 """Typed records of what happened: what travels over the bus and into every sink.
 
-Every event is a frozen :class:`msgspec.Struct` tagged by its kind. Sinks know these and nothing
-of pools or torch. Times are wall-clock nanoseconds since the epoch, durations microseconds,
-sizes bytes.
+Every event is a frozen :class:`msgspec.Struct` tagged by its kind. Sinks know events and nothing of
+pools or torch. Times are wall-clock nanoseconds since the epoch, durations microseconds, sizes
+bytes.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1
 
 
 class Op(StrEnum):
-    """What moved: between which tiers, and which way."""
+    """Operation: between which tiers bytes move, and in which direction."""
 
     BACKUP = "backup"
     LOAD = "load"
@@ -42,11 +42,11 @@ class Op(StrEnum):
     SEND = "send"
     RECV = "recv"
 
-    __hash__ = str.__hash__  # an enum's own is Python, and asked for at every copy
+    __hash__ = str.__hash__  # Enum.__hash__ is Python code, and every copy hashes an Op
 
 
 class Tier(StrEnum):
-    """Where bytes rest."""
+    """Where bytes are stored."""
 
     DEVICE = "device"
     HOST = "host"
@@ -66,7 +66,10 @@ DIRECTION: Mapping[Op, tuple[Tier, Tier]] = {
 
 
 class Outcome(StrEnum):
-    """What is known of a tile that an operation moved. The four add up to the tiles moved."""
+    """What is known of a tile that an operation moved.
+
+    The four counts add up to the tiles moved.
+    """
 
     VERIFIED = "verified"
     WITNESSED = "witnessed"
@@ -90,7 +93,7 @@ class SkipReason(StrEnum):
 
 
 class FaultClass(StrEnum):
-    """The kinds of fault, in the order in which the first that holds names the cause."""
+    """The classes of fault, ordered: of several that apply, the first names the cause."""
 
     ROW_WIDTH = "row_width"
     LAYOUT_ORDER = "layout_order"
@@ -113,19 +116,19 @@ class FaultClass(StrEnum):
 
 
 class Topic(StrEnum):
-    """What several processes of one system must agree on."""
+    """A subject on which several processes of one system must agree."""
 
     HIT_PAGES = "hit_pages"  #: pages found for a request, one value
     COLLECTIVE = "collective"  #: the name of a collective call, in the order of the calls
     CONTRACT = "contract"  #: a field of a handshake, under ``key``
-    SENT = "sent"  #: pages of a request handed over, and how that ended
-    RECEIVED = "received"  #: pages of a request taken over, and how that ended
+    SENT = "sent"  #: pages of a request that were sent, and the outcome
+    RECEIVED = "received"  #: pages of a request that were received, and the outcome
     KEY = "key"  #: under which key the content of ``request`` is stored
-    TILES = "tiles"  #: digests of one logical page, a value a layer
+    TILES = "tiles"  #: digests of one logical page, one value per layer
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """What every event carries."""
+    """The fields that every event has."""
 
     time_ns: int
     rank: int = 0
@@ -143,7 +146,7 @@ class ComponentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of a mirror: its class, layout, and what each component's tensor says."""
+    """One end of a mirror: its class, its layout, and the components as read off their tensors."""
 
     tier: Tier
     cls: str
@@ -155,7 +158,7 @@ class EndInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MirrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool and its copy in the next tier, geometry of both ends."""
+    """A pool and its copy in the next tier, with the geometry of both ends."""
 
     pool: str
     index_unit: str
@@ -166,12 +169,12 @@ class MirrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(_Base, frozen=True, kw_only=True, tag="started"):
-    """The start-up record of a rank: attached to what, which pools, what was not recognised.
+    """The start-up record of a rank: the attached system, its pools, and what was not recognized.
 
-    ``classes_built`` and ``classes_unbuilt`` are host pool classes that exist in the attached
-    system: a formula that was mended in a class of the second list mends nothing. ``place`` says
-    which of the system's ranks this is, ``tp=1 pp=0 dp=0``. ``caches`` are the pools of each cache,
-    which move together, by name; none where the attached system does not say.
+    ``classes_built`` and ``classes_unbuilt`` are the host pool classes of the attached system:
+    fixing a formula in a class of the second list has no effect. ``place`` names the rank within
+    the system, ``tp=1 pp=0 dp=0``. ``caches`` lists, for each cache, the names of the pools that
+    move together; empty if the attached system does not say.
     """
 
     system: str
@@ -189,13 +192,15 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
     """One operation on one pool: the ``[HICACHE_DBG]`` line and everything beside it.
 
     ``h`` and ``d`` are the counts of host and device indices as the method was given them, in
-    ``unit``; ``slot_page`` how many of them make up a page; ``pages`` the pages moved.
-    ``item_bytes`` is a page of one layer at the device end, ``bytes`` what the copy really moved.
-    ``verified + witnessed + mismatched + sum(skipped.values())`` is the number of tiles moved.
-    Of long operations the page lists hold the first few; ``bad_tiles`` are (layer, host page) of
-    the first that differ. ``trace_id`` and ``span_id`` name the span of the request that asked for
-    the operation, ``shared_with`` the spans of the others that it serves as well; ``requests`` are
-    all of them as the host calls them, where it names requests.
+    ``unit``; ``slot_page`` indices make up one page; ``pages`` is the number of pages moved.
+    ``item_bytes`` is the size of a page of one layer at the device end, ``bytes`` what the copy
+    really moved. ``verified + witnessed + mismatched + sum(skipped.values())`` is the number of
+    tiles moved.
+
+    For long operations the page lists hold only the first few pages; ``bad_tiles`` are ``(layer,
+    host page)`` of the first tiles that differ. ``trace_id`` and ``span_id`` identify the span of
+    the request that caused the operation, ``shared_with`` the spans of the other requests it
+    serves; ``requests`` are the host's own ids of all of them, if it has any.
     """
 
     pool: str
@@ -233,7 +238,7 @@ class Copied(_Base, frozen=True, kw_only=True, tag="copied"):
 
     @property
     def tiles(self) -> int:
-        """How many tiles the operation moved."""
+        """Number of tiles the operation moved."""
         return self.verified + self.witnessed + self.mismatched + sum(self.skipped.values())
 
 
@@ -241,9 +246,9 @@ class Finding(_Base, frozen=True, kw_only=True, tag="finding"):
     """Something is wrong, and why.
 
     ``cls`` is the fault class, ``expected`` and ``got`` the two values that disagree, ``message``
-    one line a person can act on, ``advice`` what to do at once. ``pages`` holds the first few
-    pages concerned and ``page_count`` how many there are. ``count`` is above 1 where equal
-    findings were collapsed. ``layer`` is -1 where the finding is about all layers.
+    one line a person can act on, ``advice`` what to do next. ``pages`` holds the first few affected
+    pages and ``page_count`` their number. ``count`` is above 1 if equal findings were collapsed.
+    ``layer`` is -1 if the finding is about all layers.
     """
 
     cls: FaultClass
@@ -267,11 +272,11 @@ class Finding(_Base, frozen=True, kw_only=True, tag="finding"):
 
 
 class Stated(_Base, frozen=True, kw_only=True, tag="stated"):
-    """What one process says on a topic, to be joined with what the others say.
+    """A statement of one process on a topic, to be compared with those of the others.
 
-    ``role`` is ``prefill`` or ``decode``, empty for ranks of one engine. ``request`` is what all
-    processes call the same request; ``page`` the logical page in it, never a slot. Tiles of one
-    ``shard`` are the same bytes wherever they are; ``layers`` names those of ``values``.
+    ``role`` is ``prefill`` or ``decode``, and empty for ranks of one engine. ``request`` is the id
+    that all processes share for a request; ``page`` is the logical page in it, never a slot. Tiles
+    of one ``shard`` have the same bytes everywhere; ``layers`` are the layers of ``values``.
     """
 
     topic: Topic
@@ -287,11 +292,12 @@ class Stated(_Base, frozen=True, kw_only=True, tag="stated"):
 
 
 class Health(_Base, frozen=True, kw_only=True, tag="health"):
-    """The tracer about itself: a heartbeat, and at the end the last word of a run.
+    """The tracer's report about itself: a heartbeat, and a final one at the end of a run.
 
-    Totals since the start. ``dropped`` maps ``"sink/reason"`` to events lost there; the bus's own
-    ring is the sink ``bus``. ``errors`` maps a place to failures of the tracer itself. ``queues``
-    maps a sink to the events that wait for it, ``queue_depth`` is the bus's own ring.
+    All counts are totals since the start. ``dropped`` maps ``"sink/reason"`` to lost events; the
+    bus's own ring counts as the sink ``bus``. ``errors`` maps a place to failures of the tracer
+    itself. ``queues`` maps a sink to the events waiting for it; ``queue_depth`` is the length of
+    the bus's ring.
     """
 
     events: int = 0

@@ -1,4 +1,4 @@
-"""Whole operations that a device follows by itself: how a copy is handed to it, part by part."""
+"""Hand a copy over to a device that follows it by itself, part by part."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -13,15 +13,15 @@ __all__ = ["Part", "Watcher", "let_go", "parts_of"]
 
 @runtime_checkable
 class Watcher(Protocol):
-    """A digester that can also follow whole operations where the bytes are."""
+    """A digester that can also follow whole operations on the device."""
 
     def watch(self, wanted: Wanted) -> Watch | None:
-        """Begin to; None where it cannot be done."""
+        """Start following ``wanted``; return None if that is not possible."""
         ...
 
 
 class Part(NamedTuple):
-    """A watch of some of a copy's digested pages, of one component."""
+    """A watch of one component over some of a copy's digested pages."""
 
     component: str
     columns: slice
@@ -31,9 +31,12 @@ class Part(NamedTuple):
 def parts_of(  # noqa: PLR0917
     watcher: Watcher, copy: Copy, digested: Flags | None, writes: Pages, component: str, view: View
 ) -> list[Part]:
-    """Watches of all pages of one component that are ``digested`` (None: of all pages).
+    """Watch all pages of one component that are ``digested`` (None: all pages).
 
-    None at all if its device cannot follow every one of them. ``writes`` are the copy's host pages'.
+    ``writes`` are the write counts of the copy's host pages.
+
+    Returns:
+        The watches; an empty list if the component's device cannot follow every page.
     """
     mirror, loads, layers = copy.mirror, copy.op is Op.LOAD, copy.layers
     pages, entries, generations = copy.device_pages, copy.host_pages, copy.generations
@@ -56,7 +59,7 @@ def parts_of(  # noqa: PLR0917
 
 
 def let_go(parts: list[Part]) -> None:
-    """Nobody will ask for these."""
+    """Finish and drop watches whose results are no longer needed."""
     for part in parts:
         part.watch.finish()
         part.watch.drop()

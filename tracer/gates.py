@@ -1,4 +1,4 @@
-"""A load's gates, where the digests of its layers are taken by call."""
+"""The layer gates of a load whose digests are taken by call."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +11,15 @@ LayerDone = Callable[[int], None]
 
 
 class Gates:
-    """Opens the gate of each layer whose bytes are there, and has them digested.
+    """Opens the gate of each layer once its bytes have arrived, and digests the layer.
 
-    A layer is digested after its gate opened, beside whatever reads it; the last one before, because
-    with its gate the engine takes the load for complete and lets the pages go. Where a device
-    follows every copy by itself gates are opened and no more.
+    A layer is digested after its gate has opened, concurrently with its readers. The last layer is
+    digested before: with its gate the engine takes the load for complete and releases the pages. If
+    a device follows every copy by itself, gates are only opened.
 
     Args:
         open_gate: opens the gate of a layer, by the model's number.
-        take: digests one layer of these copies.
+        take: digests one layer of the given copies.
         join: waits until all their digests are taken.
     """
 
@@ -33,11 +33,11 @@ class Gates:
         self._records: Sequence[CopyRecord] | None = None
         self._waiting: set[int] = set()
         self._by_call = False
-        #: Seconds that digests took of the call.
+        #: Seconds the digests took within the engine's call.
         self.ours = 0.0
 
     def begin(self, records: Sequence[CopyRecord]) -> None:
-        """The load's copies, before its first gate opens; said again, it changes nothing."""
+        """Set the load's copies, before its first gate opens; later calls have no effect."""
         if self._records is None:
             self._records = records
             self._by_call = not all(record.is_followed for record in records)
@@ -45,7 +45,7 @@ class Gates:
                 self._waiting.update(x for record in records for x in record.copy.model_layers)
 
     def __call__(self, layer: int) -> None:
-        """The bytes of this layer are there."""
+        """Handle the arrival of a layer's bytes."""
         if not self._by_call:
             self._open(layer)
             return
@@ -62,7 +62,7 @@ class Gates:
             self._open(layer)
 
     def take_rest(self, records: Sequence[CopyRecord]) -> None:
-        """Digest the layers of which the engine did not say that they had arrived."""
+        """Digest the layers whose arrival the engine did not report."""
         self.begin(records)
         for layer in self._waiting:
             self._take(records, layer)

@@ -1,4 +1,4 @@
-"""What the host tier was given, against the bytes of the memory that its pools really hold."""
+"""Compare the host tier's configured size with the memory its pools really hold."""
 
 from collections.abc import Iterable
 from weakref import WeakSet
@@ -11,12 +11,12 @@ __all__ = ["HostBudget"]
 
 
 class HostBudget:
-    """Adds up the host memory of all mirrors that are alive, each piece of it once.
+    """Adds up the host memory of all live mirrors, counting shared memory once.
 
-    Pools come one after the other, so only too much is told, and once.
+    Pools are registered one by one, so only an excess is reported, and only once.
 
     Args:
-        gigabytes: what was set aside, in units of 10^9 bytes; 0: nobody says.
+        gigabytes: configured size in units of 10^9 bytes; 0 if unknown.
     """
 
     def __init__(self, gigabytes: float) -> None:
@@ -25,7 +25,7 @@ class HostBudget:
         self._told = not gigabytes
 
     def hold(self, mirrors: Iterable[MirrorViews], *, time_ns: int, rank: int) -> list[Finding]:
-        """These are there as well; what is wrong with all of them together."""
+        """Add ``mirrors`` and return what is wrong with all of them together."""
         if self._told:
             return []
         self._mirrors.update(mirrors)
@@ -37,7 +37,7 @@ class HostBudget:
         return found
 
     def _real(self) -> dict[str, int]:
-        """Bytes by pool; memory that two mirrors read is the first one's."""
+        """Return bytes by pool; memory that two mirrors share counts for the first one."""
         real: dict[str, int] = {}
         seen: set[tuple[int, ...]] = set()
         for mirror in sorted(self._mirrors, key=lambda mirror: mirror.pool):

@@ -1,4 +1,4 @@
-"""Whether page ids, or indices, are ones that there are."""
+"""Range check of page ids or indices."""
 
 import numpy as np
 
@@ -8,6 +8,6 @@ __all__ = ["inside"]
 
 
 def inside(ids: Pages, limit: int) -> bool:
-    """Whether each of ``ids`` (int64) is one of ``0 .. limit - 1``."""
-    # As unsigned numbers negative ones are the greatest: one look at each.
+    """Return whether every one of ``ids`` (int64) is in ``0 .. limit - 1``."""
+    # As unsigned numbers, negative ids are the largest: one pass is enough.
     return not ids.size or bool(np.maximum.reduce(ids.view(np.uint64)) < limit)

@@ -1,8 +1,8 @@
-"""What ``opentelemetry-instrument`` finds (group ``opentelemetry_instrumentor``).
+"""Entry point for ``opentelemetry-instrument`` (group ``opentelemetry_instrumentor``).
 
 It adds no gate of its own: without ``HICACHE_DBG`` nothing is wrapped here either. With it, the
-hooks are in place as soon as this package is imported; what is left to do is to send events to
-OpenTelemetry as well, where nobody has chosen the sinks.
+hooks are in place as soon as this package is imported; all that is left is to send events to
+OpenTelemetry as well, unless the user has chosen the sinks.
 """
 
 import os
@@ -11,18 +11,18 @@ __all__ = ["HiCacheDbgInstrumentor"]
 
 
 class HiCacheDbgInstrumentor:
-    """Switches the OpenTelemetry sink on beside the default ones.
+    """Enables the OpenTelemetry sink in addition to the default ones.
 
-    It has the two methods that the command calls, and needs no package of OpenTelemetry's. Spans,
-    metrics and logs go to the providers that the process has set, else to private ones from
-    ``OTEL_*``; ``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=hicache_dbg`` leaves it out.
+    It implements the two methods that the command calls and needs no OpenTelemetry package. Spans,
+    metrics and logs go to the providers the process has set, or else to private ones configured by
+    ``OTEL_*``. ``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=hicache_dbg`` disables it.
     """
 
     def instrument(self, **_options: object) -> None:
         """Send events to OpenTelemetry too, if the gate is set and no sinks are named.
 
-        Processes that are started from this one do the same: the choice is made in the
-        environment. What the command passes to every instrumentor is taken and not needed.
+        The choice is made through the environment, so child processes do the same. The options that
+        the command passes to every instrumentor are ignored.
         """
         if not os.environ.get("HICACHE_DBG"):
             return
@@ -32,14 +32,14 @@ class HiCacheDbgInstrumentor:
         try:
             settings = Settings.from_environ()
         except SettingsError:
-            return  # said when the package was imported; tracing stays off
+            return  # reported when the package was imported; tracing stays off
         if settings.gate is not Gate.OFF and settings.sinks is None:
             os.environ["HICACHE_DBG_SINKS"] = ",".join(
                 (*default_sinks(settings.journald_socket), "otel")
             )
 
     def uninstrument(self, **_options: object) -> None:
-        """Detach, deliver what waits, and attach to nothing that is imported later."""
+        """Detach, deliver what is queued, and do not attach to later imports."""
         from hicache_dbg.tracer import autoattach
 
         autoattach.suppress()

@@ -1,4 +1,4 @@
-"""What a copy's digests mean: outcome of every tile, and what is wrong. Runs on the bus's thread."""
+"""Judge a copy by its digests: tile outcomes and findings. Runs on the bus's thread."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ _Books = tuple[tuple[str, Book], ...]
 
 @dataclass(slots=True)
 class _Tally:
-    """Outcomes of one copy's tiles, and its findings."""
+    """Outcomes and findings of one copy."""
 
     verified: int = 0
     witnessed: int = 0
@@ -38,12 +38,12 @@ class _Tally:
 
 
 class Judge:
-    """Keeps the ledger and says of every tile of a copy what is known.
+    """Keeps the ledger and decides the outcome of every tile of a copy.
 
     Args:
         settings: how closely to look.
-        digester: digests the host end under ``checksum=ends``, and looks again at a mismatch.
-        watched: whether every write since the copy was counted, as far as is known.
+        digester: digests the host end under ``checksum=ends``, and re-reads mismatched tiles.
+        watched: returns whether every write since the copy has been counted.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Judge:
         self._watched = watched
 
     def __call__(self, record: CopyRecord) -> list[Event]:
-        """The copy's event, then its findings."""
+        """Return the copy's event, followed by its findings."""
         tally, mirror = _Tally(), record.copy.mirror
         for component, book in self._books.get(id(mirror)) or self._open(mirror):
             self._component(record, component, book, tally)
         return [_copied(record, tally, self._settings.rank), *tally.findings]
 
     def _open(self, mirror: MirrorViews) -> _Books:
-        """The books of a mirror's components, from its first copy on."""
+        """Open the books of a mirror's components on its first copy."""
         books = self._books[id(mirror)] = tuple(
             (
                 component,
@@ -84,12 +84,12 @@ class Judge:
                 book.forget(copy.host_pages)
             tally.skip(_not_judged(record), len(copy.layers) * len(copy.host_pages))
         elif self._is_plain(record, component) and self._plain(record, book, taken, tally):
-            pass  # as nearly always
+            pass  # the common case, settled by the bulk comparison
         else:
             (self._backup if backup else self._load)(record, component, book, tally)
 
     def _is_plain(self, record: CopyRecord, component: str) -> bool:
-        """Whether it is of whole pages, which were all digested, at the device end and nowhere else."""
+        """Return whether whole pages moved and were digested at the device end and nowhere else."""
         return (
             record.copy.spans is None
             and self._settings.checksum is not Checksum.ENDS
@@ -100,7 +100,10 @@ class Judge:
 
     @staticmethod
     def _plain(record: CopyRecord, book: Book, taken: Digests, tally: _Tally) -> bool:
-        """Keep the digests of a backup; of a load, whether every tile is known and what arrived."""
+        """Witness a backup, or verify a load in one comparison.
+
+        Return False if a load needs a closer look.
+        """
         copy, whole = record.copy, record.copy.mirror.whole_page
         what = copy.host_pages, copy.generations, copy.layers, taken, whole, record.writes
         if copy.op is Op.BACKUP:
@@ -127,7 +130,7 @@ class Judge:
             writes = record.writes[record.digested][group]
             book.witness(pages, generations, copy.layers, source[:, group], span, writes)
             at_copy = (Point.DESTINATION, component) in record.digests
-            # Read without a lock: it counts only if the pages are the same afterwards.
+            # The host end was read without a lock: it counts only if the pages did not change.
             still = at_copy or (copy.mirror.still(pages, generations, writes) and self._watched())
             if host is None or not still:
                 tally.witnessed += layers * len(pages)
@@ -158,7 +161,10 @@ class Judge:
         )
 
     def _host_end(self, record: CopyRecord, component: str) -> Digests | None:
-        """Digests of the host end of a backup, of the copy or taken now; None unless asked for."""
+        """Return the digests of a backup's host end, taken at the copy or now.
+
+        None unless configured.
+        """
         copy = record.copy
         taken = record.digests.get((Point.DESTINATION, component))
         host = copy.mirror.host.get(component)
@@ -185,14 +191,14 @@ class Judge:
             writes = record.writes[record.digested][group]
             expected = book.expect(pages, generations, copy.layers, span, writes)
             known, got = expected.known, destination[:, group]
-            if confirmed is not None:  # the device compared these, and did not send them home
+            if confirmed is not None:  # the device compared these and did not copy them back
                 got = np.where(confirmed[group], expected.digests, got)
             tally.skip(SkipReason.SAMPLED_OUT, layers * int(expected.sampled_out.sum()))
             tally.skip(SkipReason.REUSED, layers * int(expected.reused.sum()))
             told = known | expected.sampled_out | expected.reused
             tally.skip(SkipReason.UNWITNESSED, int((~told).sum()))
             seen = Mismatch(
-                # What is not known is taken as it came: it differs from nothing.
+                # Unknown tiles expect what they got, so that they count as no mismatch.
                 expected=np.where(known, expected.digests, got),
                 got=got,
                 source_after=None if after is None else after[:, group],
@@ -213,12 +219,12 @@ class Judge:
 
 
 def _not_judged(record: CopyRecord) -> SkipReason:
-    """Why no tile of the copy can be judged."""
+    """Return why no tile of the copy can be judged."""
     return SkipReason.FAILED if record.status != "ok" else record.skip or SkipReason.OFF
 
 
 def _groups(copy: Copy, digested: Flags) -> Iterator[tuple[tuple[int, int], Flags]]:
-    """The digested pages by host slot range: (range, which of the digested pages)."""
+    """Yield the digested pages grouped by host slot range: ``(range, which digested pages)``."""
     count = int(digested.sum())
     if copy.spans is None:
         yield copy.mirror.whole_page, np.ones(count, np.bool_)
@@ -234,7 +240,7 @@ def _pages(record: CopyRecord, group: Flags) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
-    """The copy as an event: one of its shape, with what is its own."""
+    """Build the copy's event from the template of its shape."""
     copy = record.copy
     shape = copy.op is Op.LOAD, copy.token_granular, copy.io_backend, len(copy.layers), rank
     like = copy.mirror.described.get(shape)
@@ -267,7 +273,7 @@ def _copied(record: CopyRecord, tally: _Tally, rank: int) -> Copied:
 
 
 def _of_shape(copy: Copy, rank: int) -> Copied:
-    """What every copy of one shape on a mirror has in common."""
+    """Build the template event: the fields that all copies of one shape on a mirror share."""
     mirror, (source, destination) = copy.mirror, copy.tiers
     return Copied(
         time_ns=0,
@@ -298,7 +304,7 @@ def _first(pages: np.ndarray) -> tuple[int, ...]:
 
 
 def _bad_tiles(record: CopyRecord, seen: Mismatch) -> list[tuple[int, int]]:
-    """Layer and host page of the first tiles that differ."""
+    """Return ``(layer, host page)`` of the first tiles that differ."""
     layers, columns = np.nonzero(seen.expected != seen.got)
     pages = record.copy.host_pages[record.digested][seen.group]
     return [

@@ -1,10 +1,11 @@
 """What each host page should hold: the digests taken when it was written.
 
-Keyed by (mirror, component, layer, host page, allocation generation): two caches may have pools
-of one name. Filled when a backup's record is taken off the ring, asked when a load's is; both on
-the bus's thread, so nothing here locks. Which write of a page was witnessed is kept where it is known:
-a later one whose record was lost is not to be taken for damage. Memory: 8 B a tile, 24 B a page and
-component; lengths are the views', one a pool.
+Keyed by (mirror, component, layer, host page, allocation generation), because two caches may have
+pools of the same name. Filled when a backup's record leaves the ring and queried when a load's
+does; both happen on the bus's thread, so nothing here locks. The ledger also keeps which write of a
+page it witnessed, where that is known: a later write whose record was lost must not look like
+corruption. Memory: 8 B per tile plus 24 B per page and component; the extents are those of the
+views.
 """
 
 import sys
@@ -27,20 +28,20 @@ class PageState(IntEnum):
     """What the ledger knows of a page of one component."""
 
     UNKNOWN = 0
-    #: Some of its layers.
+    #: Some of its layers were witnessed.
     WITNESSED = 1
-    #: All of its layers.
+    #: All of its layers were witnessed.
     WHOLE = 2
     SAMPLED_OUT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the ledger knows of some pages, column by column.
+    """What the ledger knows of some pages, one column per page.
 
-    ``known`` marks tiles whose digests stand in ``digests`` (both [layers, pages]);
-    ``sampled_out`` pages that were left out on purpose, ``reused`` those that were given to
-    somebody else since they were written; the rest was never witnessed, or another slot range.
+    ``known`` marks the tiles whose digests are in ``digests`` (both ``[layers, pages]``);
+    ``sampled_out`` marks pages left out on purpose, ``reused`` pages that were reallocated since
+    they were written. All other tiles were never witnessed, or under another slot range.
     """
 
     known: Flags
@@ -49,7 +50,7 @@ class Expected:
     digests: Digests
 
 
-#: Of a page whose writes nobody counts.
+#: Write count of a page whose writes are not counted.
 _ANY = -1
 
 
@@ -57,19 +58,19 @@ class Book:
     """Digests of one component of one pool, for every layer and host page."""
 
     def __init__(self, layers: int, pages: int) -> None:
-        # A page's digests are one item: they come and go together, at the cost of a single number.
+        # One item holds all digests of a page: they are moved together as cheaply as one number.
         self._items = np.zeros(pages, f"V{8 * layers}")
-        # 0 is not known: a backup may bring some layers only, and a tile whose digest really is 0
-        # (one in 2**64) is then never vouched for.
+        # 0 means unknown: a backup may cover only some layers. A tile whose digest really is 0
+        # (one in 2**64) is therefore never verified.
         self._digests = self._items.view(np.uint64).reshape(pages, layers)
         self._layers = tuple(range(layers))
         self._generations = np.full(pages, -1, np.int64)
         self._marks = np.zeros(pages, np.int64)  # slot range and state
-        self._writes = np.full(pages, _ANY, np.int64)  # how often it had begun to be written
+        self._writes = np.full(pages, _ANY, np.int64)  # write count when witnessed
 
     @property
     def nbytes(self) -> int:
-        """Host memory the book takes, in bytes."""
+        """Host memory of the book, in bytes."""
         arrays = (self._digests, self._generations, self._marks, self._writes)
         return sum(array.nbytes for array in arrays)
 
@@ -82,9 +83,9 @@ class Book:
         span: Span,
         writes: Pages | int = _ANY,
     ) -> None:
-        """Keep ``digests`` (uint64 [layers, pages]) of slots ``span[0] .. span[1] - 1``.
+        """Record ``digests`` (uint64 ``[layers, pages]``) of slots ``span[0] .. span[1] - 1``.
 
-        ``writes``: how often each page had begun to be written by then.
+        ``writes`` is the number of writes begun on each page by then.
         """
         self._writes[pages] = writes
         if layers == self._layers and np.count_nonzero(digests) == digests.size:
@@ -98,15 +99,18 @@ class Book:
         self._set(pages, generations, np.where(whole, *marks))
 
     def leave_out(self, pages: Pages, generations: Pages) -> None:
-        """Remember that these pages were written but not digested, on purpose."""
+        """Record that these pages were written but deliberately not digested."""
         self._set(pages, generations, _mark((0, 0), PageState.SAMPLED_OUT))
 
     def forget(self, pages: Pages) -> None:
-        """These pages were written in a way the ledger could not follow; there may be no such page."""
+        """Drop what is known of pages written in a way the ledger could not follow.
+
+        Page ids out of range are ignored.
+        """
         self._marks[pages[(pages >= 0) & (pages < len(self._marks))]] = PageState.UNKNOWN
 
     def forget_all(self) -> None:
-        """Every page was written, for all that is known."""
+        """Drop what is known of every page."""
         self._marks[:] = PageState.UNKNOWN
 
     def holds(  # noqa: PLR0917 - as witness
@@ -118,7 +122,7 @@ class Book:
         span: Span,
         writes: Pages,
     ) -> bool:
-        """Whether every one of these tiles is known, and has this very digest."""
+        """Return whether every one of these tiles is known and has exactly this digest."""
         whole = _mark(span, PageState.WHOLE).to_bytes(8, sys.byteorder) * len(pages)
         return (
             layers == self._layers
@@ -136,7 +140,7 @@ class Book:
         span: Span,
         writes: Pages | int = _ANY,
     ) -> Expected:
-        """What these pages should hold under ``generations``, after so many ``writes``."""
+        """Return what these pages should hold under ``generations`` and after ``writes`` writes."""
         same, states = self._generations[pages] == generations, self._marks[pages] & _STATES
         digests = np.ascontiguousarray(self._digests[pages][:, list(layers)].T)
         return Expected(
@@ -149,14 +153,14 @@ class Book:
         )
 
     def _witnessed(self, pages: Pages, generations: Pages, span: Span) -> Flags:
-        """Pages of which some layers were witnessed under this generation and slot range."""
+        """Return which pages had layers witnessed under this generation and slot range."""
         marks = [_mark(span, state) for state in (PageState.WHOLE, PageState.WITNESSED)]
         same = self._generations[pages] == generations
         witnessed: Flags = same & np.isin(self._marks[pages], marks)
         return witnessed
 
     def _written(self, pages: Pages, writes: Pages | int) -> Flags:
-        """Pages that were not begun to be written again since they were witnessed, as far as is known."""
+        """Return which pages have not been written again since they were witnessed, if known."""
         kept = self._writes[pages]
         same: Flags = (kept == writes) | (kept == _ANY) | (np.asarray(writes) == _ANY)
         return same
@@ -174,18 +178,24 @@ _STATES = 3
 
 
 def _mark(span: Span, state: PageState) -> int:
-    """A slot range and a state in one number."""
+    """Pack a slot range and a state into one number."""
     return (span[0] << 32 | span[1]) << 2 | state
 
 
 class Ledger:
-    """The books of every mirror's components, opened at first use and gone with the mirror."""
+    """The books of all mirrors' components.
+
+    A book is opened on first use and dies with its mirror.
+    """
 
     def __init__(self) -> None:
-        self._books: dict[int, dict[str, Book]] = {}  # by identity: asked for at every copy
+        self._books: dict[int, dict[str, Book]] = {}  # by identity: every copy looks one up
 
     def book(self, mirror: object, component: str, layers: int, pages: int) -> Book:
-        """The book of a component of ``mirror``; its extent is fixed when it is first opened."""
+        """Return the book of a component of ``mirror``.
+
+        Its extent is fixed when it is first opened.
+        """
         books = self._books.get(id(mirror))
         if books is None:
             books = self._books[id(mirror)] = {}
@@ -196,7 +206,7 @@ class Ledger:
         return book
 
     def forget(self) -> None:
-        """Nothing is known any more: pages were written while nobody looked."""
+        """Drop everything: pages were written while tracing was off."""
         for books in self._books.values():
             for book in books.values():
                 book.forget_all()

@@ -1,4 +1,4 @@
-"""A sink that keeps events: for the verbs of the command, and for tests of code that is traced."""
+"""A sink that keeps events in memory: for the verbs of the command line and for tests."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,12 +19,12 @@ class MemorySink:
         self.events: list[Event] = []
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Keep ``events``."""
+        """Append ``events``."""
         self.events.extend(events)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def of(self, kind: type[E]) -> list[E]:
-        """The events of one kind."""
+        """Return the events of one kind."""
         return [event for event in self.events if isinstance(event, kind)]

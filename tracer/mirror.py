@@ -1,4 +1,4 @@
-"""A mirror as the tracer sees it, and one copy on it: what attachments hand to the probe."""
+"""A mirror and a copy on it, as the tracer sees them: what attachments hand to the probe."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,25 +27,25 @@ SpanIds = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MirrorViews:
-    """A pool and its copy in the next tier: one view a component and end.
+    """A pool and its copy in the next tier: one view per component and end.
 
-    Each is itself only: two caches may have pools of one name.
+    Compared by identity, because two caches may have pools of the same name.
 
     Args:
         pool: the pool's name.
         device: views of the device end, by component.
         host: views of the host end, by component.
         device_cls: class name of the device pool.
-        host_cls: class name of the host pool: the one whose formula sized it.
+        host_cls: class name of the host pool, whose formula sized it.
         index_unit: what an index of this pool counts: token, slot or page.
-        slot_page: how many indices make up a page.
-        tokens_per_page: how many tokens a page holds.
-        page_indexed: whether dimension 0 of the device tensor is pages.
-        one_item: whether copies find a page at both ends by one item size, the host page's.
-        pinned: whether the host memory is really pinned; None where that is not known.
-        pinning: what became of the wish to page-lock the host memory; None where nobody says.
-        generation: reads the current allocation generations of host pages; None where nobody
-            keeps them, and a page is taken to be the one it was.
+        slot_page: number of indices per page.
+        tokens_per_page: number of tokens per page.
+        page_indexed: whether dimension 0 of the device tensor counts pages.
+        one_item: whether copies address a page at both ends by one item size, the host page's.
+        pinned: whether the host memory is really pinned; None if unknown.
+        pinning: the outcome of page-locking the host memory; None if unknown.
+        generation: reads the current allocation generations of host pages; None if nobody keeps
+            them, in which case pages count as unchanged.
     """
 
     pool: str
@@ -61,9 +61,9 @@ class MirrorViews:
     generation: Callable[[Pages], Pages] | None = None
     pinning: Pinning | None = None
     one_item: bool = False
-    #: How often each host page began to be written, int64 [host pages].
+    #: How often writing each host page was begun, int64 [host pages].
     writes: Pages = field(init=False, repr=False)
-    #: How many pages every component has at the device end.
+    #: Number of pages that every component has at the device end.
     device_pages: int = field(init=False, repr=False)
     #: The host end's layout.
     layout: str = field(init=False, repr=False)
@@ -73,7 +73,7 @@ class MirrorViews:
     whole_page: tuple[int, int] = field(init=False, repr=False)
     #: Bytes of a page and of a slot of one layer at the host end.
     host_bytes: tuple[int, int] = field(init=False, repr=False)
-    #: A copy of each shape that was described so far: the next one differs in a few fields.
+    #: One template event per shape of copy: events of the same shape differ in few fields.
     described: dict[object, Copied] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,20 +92,20 @@ class MirrorViews:
 
     @property
     def layers(self) -> int:
-        """Layers of the device end."""
+        """Number of layers at the device end."""
         return max(view.layers for view in self.device.values())
 
     def still(self, pages: Pages, generations: Pages, writes: Pages) -> bool:
-        """Whether these host pages are of these generations and were not written again.
+        """Return whether these host pages have these generations and were not written again.
 
-        Asked after the bytes were read on another thread than the engine's: a writer counts
-        itself before its first byte moves, so a yes means that what was read was whole.
+        Call it after reading their bytes on a thread other than the engine's. A writer increments
+        the count before its first byte moves, so True means that the bytes read were consistent.
         """
         same = self.generation is None or bool((self.generation(pages) == generations).all())
         return same and bool((self.writes[pages] == writes).all())
 
     def info(self) -> MirrorInfo:
-        """The record of both ends' geometry, as read off the tensors."""
+        """Return the geometry of both ends, as read off the tensors."""
         return MirrorInfo(
             pool=self.pool,
             index_unit=self.index_unit,
@@ -117,7 +117,7 @@ class MirrorViews:
 
 
 def _bytes(views: Iterable[View]) -> tuple[int, int]:
-    """Of a page and of a slot of one layer, all components together."""
+    """Return the bytes of a page and of a slot of one layer, over all components."""
     each = [(view.page_span, view.slot_bytes) for view in views]
     return sum(page for page, _ in each), sum(slot for _, slot in each)
 
@@ -145,18 +145,18 @@ def _end(tier: Tier, cls: str, views: dict[str, View], pinned: bool | None) -> E
     )
 
 
-# Not frozen: it is made on a hot path, and that would take three times as long.
+# Not frozen: it is created on a hot path, and freezing would triple the cost of creating it.
 @dataclass(slots=True, eq=False)
 class Copy:
     """One operation on one pool, as the attachment saw it.
 
     ``host_pages`` and ``device_pages`` are int64 arrays of equal length, in the operation's own
-    order; ``generations`` those of the host pages when the operation was submitted; ``h`` and
-    ``d`` the counts of indices as the method was given them. ``layers`` are the pool's own layer
-    numbers, ``model_layers`` the model's numbers of the same. ``spans`` holds, for a
-    token-granular copy, the first and last-plus-one slot of each page at the host end and at the
-    device end (int64 [pages, 4]), and is None where whole pages move. ``requests`` are the spans of
-    the requests it is for; it may grow while the operation is under way.
+    order; ``generations`` are those of the host pages when the operation was submitted; ``h`` and
+    ``d`` are the counts of indices as the method was given them. ``layers`` are the pool's own
+    layer numbers, ``model_layers`` the model's numbers of the same layers. For a token-granular
+    copy, ``spans`` holds the first and last-plus-one slot of each page at the host end and at the
+    device end (int64 ``[pages, 4]``); it is None if whole pages move. ``requests`` are the spans of
+    the requests the operation serves; it may grow while the operation is in flight.
     """
 
     mirror: MirrorViews
@@ -177,22 +177,25 @@ class Copy:
 
     @property
     def asked_by(self) -> tuple[tuple[str, str], ...]:
-        """Trace id and span id of each of ``requests`` so far, in hexadecimal; of none, empty ones."""
+        """Trace and span id of each of ``requests`` so far, in hexadecimal.
+
+        One empty pair if none.
+        """
         return in_hex(self.requests)
 
     @property
     def tiers(self) -> tuple[Tier, Tier]:
-        """Source and destination."""
+        """Source and destination tier."""
         return DIRECTION[self.op]
 
     @property
     def tiles(self) -> int:
-        """How many tiles the operation moves."""
+        """Number of tiles the operation moves."""
         return len(self.mirror.device) * len(self.layers) * len(self.host_pages)
 
     @property
     def fits(self) -> bool:
-        """Whether every page id lies inside its end's tensors."""
+        """Whether every page id lies within its end's tensors."""
         if self._fits is None:
             mirror = self.mirror
             host, device = len(mirror.writes), mirror.device_pages
@@ -201,7 +204,7 @@ class Copy:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes the copy moves: the host end's page bytes, which production copies use."""
+        """Bytes the copy moves, by the host end's page size, which production copies use."""
         a_page, a_slot = self.mirror.host_bytes
         if self.spans is None:
             return a_page * len(self.layers) * len(self.host_pages)
@@ -213,7 +216,7 @@ _NOBODY = (("", ""),)
 
 
 def in_hex(spans: Sequence[SpanIds]) -> tuple[tuple[str, str], ...]:
-    """Ids as they are written; of no spans, one pair of nothing."""
+    """Return span ids in hexadecimal; one pair of empty strings if there are none."""
     if not spans:
         return _NOBODY
     written = tuple((f"{trace:032x}", f"{span:016x}") for trace, span in tuple(spans))

@@ -1,4 +1,4 @@
-"""One sink's own queue and thread: a slow or dead sink harms nobody but itself."""
+"""A queue and a thread per sink: a slow or dead sink harms only itself."""
 
 import threading
 import time
@@ -13,18 +13,18 @@ __all__ = ["Outbox"]
 BATCH = 512
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
-#: What a sink may take to close, beyond the time for what waits.
+#: Seconds a sink may take to close, in addition to the time for queued events.
 LAST_ACT_S = 0.5
 FULL_SPEED = Pace()
 
 
 class Outbox:
-    """Delivers events to one sink from a bounded queue on a thread of its own.
+    """Delivers events to one sink from a bounded queue, on its own thread.
 
-    Copies and everything else wait in two queues, so that a flood of debug events never crowds
-    out a finding; delivery is in the order of arrival over both. A failing sink is tried again
-    after a pause that doubles up to five seconds. What is lost is counted by reason. A sink's own
-    pace holds while nobody waits: draining and closing are not slowed.
+    Copies and all other events wait in separate queues, so that a flood of debug events never
+    crowds out a finding; delivery follows the order of arrival over both. A failing sink is retried
+    after a pause that doubles up to five seconds. Losses are counted by reason. A sink's own pace
+    applies only while nobody waits: draining and closing run at full speed.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class Outbox:
 
     @property
     def _urgent(self) -> bool:
-        """Whether somebody waits for what is queued."""
+        """Whether somebody waits for the queued events."""
         return self._waiting > 0 or self._closing_at is not None
 
     @property
     def depth(self) -> int:
-        """Events waiting."""
+        """Number of queued events."""
         return len(self._copies) + len(self._others)
 
     def losses(self) -> dict[str, int]:
-        """What was lost so far, by reason."""
+        """Return the number of lost events so far, by reason."""
         with self._changed:
             return dict(self.lost)
 
     def put(self, events: list[Event]) -> None:
-        """Queue ``events``; what finds no room is counted as ``queue_full``, findings last."""
+        """Queue ``events``; count those without room as ``queue_full``, separately for copies."""
         with self._changed:
             if self._closed:
                 self.lost["closed"] += len(events)
@@ -87,7 +87,7 @@ class Outbox:
                 self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything queued so far was tried; False if ``timeout`` seconds ran out."""
+        """Wait until everything queued so far was tried; return False after ``timeout`` seconds."""
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
@@ -96,7 +96,10 @@ class Outbox:
             return done
 
     def end(self, timeout: float) -> float:
-        """Begin to: deliver what waits, for at most ``timeout`` seconds; when that is over."""
+        """Start closing: deliver queued events for at most ``timeout`` seconds.
+
+        Return the deadline.
+        """
         with self._changed:
             if self._closing_at is None:
                 self._closing_at = self._clock() + timeout
@@ -104,12 +107,15 @@ class Outbox:
             return self._closing_at
 
     def close(self, timeout: float) -> None:
-        """Deliver what waits, for at most ``timeout`` seconds, then stop; count what is left."""
+        """Deliver queued events for at most ``timeout`` seconds, then stop.
+
+        Count the rest as lost.
+        """
         over = self.end(timeout) + LAST_ACT_S
         self._thread.join(max(0.0, over - self._clock()))
         with self._changed:
             self._closed = True
-            # A batch that the sink still holds counts too: nobody will wait for it any more.
+            # A batch that the sink still holds is lost too: nobody will wait for it any more.
             if left := self.depth + self._pending:
                 self.lost["closed"] += left
             self._pending = 0
@@ -136,11 +142,11 @@ class Outbox:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         try:
             self.sink.close()
-        except Exception:  # noqa: BLE001 - closing is the last act; the failure is counted
+        except Exception:  # noqa: BLE001 - the thread ends anyway; the failure is counted
             self.failures += 1
 
     def _take(self) -> list[Event] | None:
-        """The next batch in order of arrival, or None when closing is over."""
+        """Return the next batch in order of arrival, or None once closing is over."""
         with self._changed:
             self._changed.wait_for(lambda: self.depth or self._closing_at is not None)
             if self._pace.gather_s:
@@ -157,28 +163,28 @@ class Outbox:
             return batch
 
     def _gather(self, seconds: float) -> None:
-        """Wait for a whole batch, at most so long, and not if somebody waits."""
+        """Wait until a whole batch is queued, for at most ``seconds``, unless somebody waits."""
         self._enough = min(BATCH, self._capacity)
         self._changed.wait_for(lambda: self.depth >= self._enough or self._urgent, seconds)
         self._enough = 1
 
     def _failed(self, reason: str, lost: int) -> None:
         with self._changed:
-            lost = min(lost, self._pending)  # nothing, where closing has counted the batch already
+            lost = min(lost, self._pending)  # 0 if closing has already counted the batch
             self.failures += 1
             self.lost[reason] += lost
             self._pending -= lost
         self._settle()
 
     def _settle(self) -> None:
-        """What is still pending of the batch was delivered."""
+        """Count what is still pending of the batch as delivered."""
         with self._changed:
             self.delivered += self._pending
             self._pending = 0
             self._changed.notify_all()
 
     def _rest(self, seconds: float) -> None:
-        """Leave the interpreter to others, unless somebody waits."""
+        """Leave the interpreter to other threads, unless somebody waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._urgent, seconds)
 

@@ -1,7 +1,7 @@
-"""What runs on the host's own threads, around a copy: digest, call, digest, append.
+"""What runs on the host's own threads around a copy: digest, call, digest, append.
 
-Nothing here waits, logs or raises on its own account. What the digests mean is worked out on the
-bus's thread (:mod:`hicache_dbg.tracer.judge`). Whole pages on a GPU are watched there
+Nothing here waits, logs or raises on its own account. The digests are judged on the bus's thread
+(:mod:`hicache_dbg.tracer.judge`). Whole pages on a GPU are watched there
 (:mod:`hicache_dbg.tracer.digest.watch`); everything else is digested by call.
 """
 
@@ -38,7 +38,7 @@ __all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
 
 
 class _Operation:
-    """One operation: what it copies, or else what a device follows of it, or its records."""
+    """One operation: its undescribed copies, or what a device follows of them, or their records."""
 
     __slots__ = ("copies", "followed", "records")
 
@@ -49,21 +49,21 @@ class _Operation:
 
 
 class _UnderWay(threading.local):
-    """This thread's operation."""
+    """The operation of the current thread."""
 
     now: _Operation | None = None
 
 
 class Probe(ByCall):
-    """Wraps one call that moves bytes.
+    """Wraps calls that move bytes.
 
     Args:
         bus: where records go.
         digester: takes the digests.
         settings: what is traced, and how closely.
-        errors: where failures of the probe itself are counted.
+        errors: counts failures of the probe itself.
         judge: turns a record into events; called on the bus's thread.
-        enforce: raises where the host asked to be stopped by an earlier finding.
+        enforce: raises if the host asked to be stopped by an earlier finding.
     """
 
     def __init__(
@@ -91,22 +91,23 @@ class Probe(ByCall):
         self._beside: Beside | None = None
         if self._watcher is not None and self._points and not self._samples:
             self._beside = Beside(self._watcher, bus, errors, self._by_call, self._judged)
-        #: Whether the attachment says what the engine has queued (:meth:`queued`).
+        #: Whether the attachment reports what the engine has queued, through :meth:`queued`.
         self.watching = False
-        #: Whether copies may be described on the bus's thread: what they refer to does not change.
+        #: Whether copies may be described later, on the bus's thread, because their arguments are
+        #: immutable.
         self.describes_later = False
         self._under_way = _UnderWay()
 
     def ahead(self) -> None:
-        """This thread's operation is under way, and the engine about to wait for it: there is time."""
+        """Describe this thread's operation now, while the engine is about to wait for it anyway."""
         if self._under_way.now is not None:
             self._describe(self._under_way.now)
 
     def queued(self, stream: int, under_way: int) -> None:
-        """The engine has given ``stream`` all copies of this thread's operation.
+        """Enqueue the digests: ``stream`` has all copies of this thread's operation.
 
-        To be called before the engine marks there what it waits for last: digests are joined
-        there. Of a load no more than the last ``under_way`` layers have not arrived.
+        Call it before the engine records its final event on the stream, because the digests are
+        joined there. During a load, at most the last ``under_way`` layers have not arrived yet.
         """
         now = self._under_way.now
         if now is None:
@@ -120,18 +121,21 @@ class Probe(ByCall):
             for part in record.watched:
                 try:
                     part.watch.queued(stream, under_way)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
+                except Exception as error:  # noqa: BLE001 - our failure must not stop the copy
                     record.skip = SkipReason.INTERNAL_ERROR
                     self._errors.record("digest/queued", error)
 
     def observe(self, copies: Copies, call: Callable[[], None], *, on_device: bool = False) -> None:
         """Run ``call``, which performs what ``copies()`` describes, with digests around it.
 
-        ``on_device``: a device may follow them, and the engine says what it has queued; they are then
-        described while they are under way.
+        An exception of ``call`` is recorded as the operation's status and propagates to the host;
+        one of our own is counted and swallowed.
 
-        An exception of ``call`` is recorded as the operation's status and goes on to the host;
-        one of ours is counted and goes no further.
+        Args:
+            copies: describes the copies; called before ``call`` or while it runs.
+            call: performs them.
+            on_device: the engine reports what it has queued, so a device may follow the copies;
+                they are then described while in flight.
         """
         if not self.enabled:
             call()
@@ -158,7 +162,7 @@ class Probe(ByCall):
         *,
         on_device: bool = False,
     ) -> None:
-        """As :meth:`observe`, for a load that says of each layer when its bytes are there."""
+        """Run ``call`` as :meth:`observe` does, for a load that reports each layer's arrival."""
         if not self.enabled:
             call(on_layer_done)
             return
@@ -190,7 +194,7 @@ class Probe(ByCall):
             self._run(copies, through_gates, gates.take_rest)
 
     def _note(self, copies: Copies, call: Callable[[], None]) -> None:
-        """Run ``call`` and leave everything else to the bus's thread: nothing is digested."""
+        """Run ``call`` without digests, and leave everything else to the bus's thread."""
         self._enforce()
         status, started = "ok", time.perf_counter()
         try:
@@ -205,7 +209,7 @@ class Probe(ByCall):
             self.overhead_s += time.perf_counter() - ended
 
     def _noted(self, noted: Noted) -> list[Event]:
-        """On the bus's thread: what :meth:`_run` would have said of the same copies."""
+        """Describe and judge copies that were not digested, on the bus's thread."""
         events: list[Event] = []
         for copy in noted.copies():
             if self._traced(copy):
@@ -216,7 +220,7 @@ class Probe(ByCall):
         return events
 
     def _described(self, copies: Copies) -> Sequence[Copy]:
-        """What is to be traced."""
+        """Return the copies that are to be traced."""
         try:
             return [copy for copy in copies() if self._traced(copy)]
         except Exception as error:
@@ -226,7 +230,7 @@ class Probe(ByCall):
             return ()
 
     def _describe(self, now: _Operation) -> None:
-        """Begin what an operation copies, if it is not."""
+        """Describe and begin an operation's copies unless that has been done."""
         copies = now.copies
         if copies is None:
             return
@@ -246,9 +250,9 @@ class Probe(ByCall):
         call: Callable[[], None],
         take: Callable[[Sequence[CopyRecord]], None],
     ) -> None:
-        """Run ``call``, and describe on the way what it copies: that takes no time of the operation's.
+        """Run ``call`` and describe its copies meanwhile, which adds no time to the operation.
 
-        ``take`` digests by call what no device follows by itself, once the bytes are there.
+        ``take`` digests by call what no device follows, once the bytes have arrived.
         """
         outer, now = self._under_way.now, _Operation(copies)
         self._under_way.now = now
@@ -274,7 +278,7 @@ class Probe(ByCall):
             self.overhead_s += time.perf_counter() - ended
 
     def _by_call(self, record: CopyRecord) -> None:
-        """Digest what no device follows, now that the bytes are there and still the operation's."""
+        """Digest a copy that no device follows, while the operation still owns the pages."""
         self._take_device_ends([record])
         self._join([record])
 
@@ -294,7 +298,7 @@ class Probe(ByCall):
             self._take(records, Point.SOURCE_BEFORE)
         outer, self._under_way.now = self._under_way.now, _Operation(None, records)
         started = time.perf_counter()
-        status, ours = "ok", 0.0  # seconds of our own inside the call
+        status, ours = "ok", 0.0  # seconds the instrument spent inside the call
         try:
             ours = call(records)
         except BaseException as error:
@@ -310,7 +314,7 @@ class Probe(ByCall):
                 self._join(records)
                 self._append(records, (ended - started - ours) * 1e6, status)
             spent = time.perf_counter() - ended + ours + started - began
-            self.overhead_s += spent  # nothing is called in between: another thread adds as well
+            self.overhead_s += spent  # no call within the addition: other threads add here too
 
     def _traced(self, copy: Copy) -> bool:
         settings, what = self._settings, (copy.mirror.pool, copy.op)
@@ -322,7 +326,7 @@ class Probe(ByCall):
         return traced
 
     def _opened(self, copies: Sequence[Copy]) -> list[CopyRecord]:
-        """Records of these copies; a device follows what it can."""
+        """Open records for these copies, and let a device follow what it can."""
         records: list[CopyRecord] = []
         with self._errors.at("probe/before"):
             records = [self._open(copy) for copy in copies]
@@ -335,22 +339,22 @@ class Probe(ByCall):
         if self._samples and copy.op in self._points:
             digested = chosen(copy.host_pages, copy.generations, self._settings.sample)
         skip = misfit(copy)
-        if skip is not None:  # whoever refuses it or not
+        if skip is not None:  # the ids are unusable, whether or not the engine refuses them
             none = np.zeros(len(copy.host_pages), np.int64)
             return CopyRecord(copy, self._judged, digested, none, skip=skip)
         return CopyRecord(copy, self._judged, digested, written(copy))
 
     def _judged(self, record: CopyRecord) -> list[Event]:
-        """On the bus's thread: read what the device found, then judge."""
+        """Read what the device found, then judge; on the bus's thread."""
         try:
             record.take_over()
-        except Exception as error:  # noqa: BLE001 - what cannot be read vouches for nothing
+        except Exception as error:  # noqa: BLE001 - digests that cannot be read prove nothing
             record.skip = SkipReason.INTERNAL_ERROR
             self._errors.record("digest/read", error)
         return self._judge(record)
 
     def _watch(self, records: Sequence[CopyRecord]) -> None:
-        """Let the device follow what it can: whole pages, of components that lie there."""
+        """Let the device follow what it can: whole pages of components in its memory."""
         if self._watcher is None or not self.watching:
             return
         for record in records:
@@ -368,7 +372,7 @@ class Probe(ByCall):
                 record.is_followed = followed
             except DigestRefusedError as refused:
                 record.skip = SkipReason(refused.reason)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the copy goes on
+            except Exception as error:  # noqa: BLE001 - our failure must not stop the copy
                 record.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record("digest/watch", error)
 

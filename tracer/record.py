@@ -40,20 +40,23 @@ class Digester(Protocol):
         first: int = 0,
         last: int | None = None,
     ) -> Digests:
-        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages].
+        """Compute XXH3-64 of slots ``first .. last - 1`` of each tile.
 
-        Of tiles on a CPU they are there on return, of others after :meth:`join`.
+        Digests of tiles in CPU memory are complete on return, others after :meth:`join`.
+
+        Returns:
+            uint64 ``[layers, pages]``.
         """
         ...
 
     def join(self) -> None:
-        """Wait until what this thread asked for can be read."""
+        """Wait until everything this thread asked for can be read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Digests that are readable after the digester's join, and where they belong."""
+    """Digests that become readable with the digester's join, and where to store them."""
 
     into: Digests
     at: tuple[slice, "slice | np.ndarray"]
@@ -67,11 +70,11 @@ class Point(StrEnum):
     SOURCE_AFTER = "source_after"
     DESTINATION = "destination"
 
-    __hash__ = str.__hash__  # an enum's own is Python, and asked for at every lookup
+    __hash__ = str.__hash__  # Enum.__hash__ is Python code, and every lookup hashes a Point
 
 
-#: Which digests the probe takes around an operation, by how much is asked for. ``ends`` adds the
-#: host end of a backup on the bus's thread, where it costs the host nothing.
+#: Which digests the probe takes around an operation, by checksum level. ``ends`` adds the host end
+#: of a backup on the bus's thread, where it costs the host nothing.
 _LOADS: dict[Op, tuple[Point, ...]] = {
     Op.BACKUP: (Point.SOURCE_BEFORE,),
     Op.LOAD: (Point.DESTINATION,),
@@ -85,7 +88,7 @@ POINTS: dict[Checksum, dict[Op, tuple[Point, ...]]] = {
         (Op.BACKUP, Op.LOAD), (Point.SOURCE_BEFORE, Point.SOURCE_AFTER, Point.DESTINATION)
     ),
 }
-#: The device end of an operation, which is where it is watched.
+#: The point at the device end of an operation, where it is watched.
 DEVICE_END = {Op.BACKUP: Point.SOURCE_BEFORE, Op.LOAD: Point.DESTINATION}
 
 
@@ -93,13 +96,13 @@ DEVICE_END = {Op.BACKUP: Point.SOURCE_BEFORE, Op.LOAD: Point.DESTINATION}
 class CopyRecord:
     """One copy and the digests taken around it, on its way to the judge.
 
-    ``digests`` maps (point, component) to uint64 [layers, digested pages]; ``digested`` marks the
-    pages (of the copy's order) that were digested, ``writes`` counts how often each host page had
-    begun to be written when this copy was. ``skip`` says why no tile can be judged, if none can.
-    ``pending`` are digests that a device may still be writing. ``watched`` is what it follows by
-    itself, and ``is_followed`` says that this is everything; ``confirmed`` marks, by component, the
-    digested pages that it found to be what was backed up: their digests at the destination are
-    not there, and need not be.
+    ``digests`` maps (point, component) to uint64 ``[layers, digested pages]``; ``digested`` marks
+    the digested pages in the copy's order; ``writes`` is how often writing each host page had been
+    begun at the time of this copy. ``skip`` is the reason if no tile can be judged. ``pending`` are
+    digests that a device may still be writing. ``watched`` is what a device follows by itself, and
+    ``is_followed`` says that nothing else is left. ``confirmed`` marks, by component, the digested
+    pages whose content the device found to equal the backup; their digests at the destination are
+    not copied back.
     """
 
     copy: Copy
@@ -117,13 +120,13 @@ class CopyRecord:
     confirmed: dict[str, Flags] = field(default_factory=dict)
 
     def settle(self) -> None:
-        """Take over what was pending; its digester was joined."""
+        """Take over the pending digests, after their digester was joined."""
         for part in self.pending:
             part.into[part.at] = part.digests
         self.pending.clear()
 
     def take_over(self) -> None:
-        """What the watches have seen; on the bus's thread, once :meth:`ready`."""
+        """Take over the results of the watches; on the bus's thread, once :meth:`ready`."""
         while self.watched:
             point = DEVICE_END[self.copy.op]
             part = self.watched.pop()
@@ -136,29 +139,32 @@ class CopyRecord:
             self.confirmed.setdefault(part.component, nothing)[part.columns] = seen.confirmed
 
     def room(self, point: Point, component: str) -> Digests:
-        """The array for the digests of one component at one point, made at first use."""
+        """Return the array for one component's digests at one point, created on first use."""
         shape = (len(self.copy.layers), int(self.digested.sum()))
         return self.digests.setdefault((point, component), np.zeros(shape, np.uint64))
 
     def ready(self) -> bool:
-        """Whether nothing is under way on a device: joined before the operation was complete."""
+        """Return whether no watch is still running on a device.
+
+        Digests by call were joined before the operation completed.
+        """
         return not self.watched or all(part.watch.ready() for part in self.watched)
 
     def events(self) -> list[Event]:
-        """The copy's event and what is wrong with it."""
+        """Return the copy's event and its findings."""
         return self.judge(self)
 
 
-@dataclass(slots=True, eq=False)  # not frozen, as below: that doubles the cost of making one
+@dataclass(slots=True, eq=False)  # not frozen: that would double the cost of creating one
 class Followed:
-    """One copy that a device follows by itself, as the host's thread leaves it to the bus's."""
+    """One copy that a device follows by itself, handed from the host's thread to the bus's."""
 
     copy: Copy
     writes: Pages
     judge: "Callable[[Followed], list[Event]]"
-    #: None until the engine has queued its copies; empty where its device could not follow them.
+    #: None until the engine has queued its copies; empty if the device could not follow them.
     watched: list[Part] | None = None
-    #: Of a copy that was digested by call.
+    #: Set if the copy was digested by call instead.
     record: CopyRecord | None = None
     skip: SkipReason | None = None
     time_ns: int = 0
@@ -166,17 +172,17 @@ class Followed:
     status: str = "ok"
 
     def ready(self) -> bool:
-        """Whether the device has come to the end of it."""
+        """Return whether the device has finished."""
         return all(part.watch.ready() for part in self.watched or ())
 
     def events(self) -> list[Event]:
-        """The copy's event and what is wrong with it."""
+        """Return the copy's event and its findings."""
         return self.judge(self)
 
 
 @dataclass(slots=True, eq=False)
 class Noted:
-    """Copies of which nothing is digested, still to be described."""
+    """Copies without digests that are still to be described."""
 
     describe: "Callable[[Noted], list[Event]]"
     copies: Copies
@@ -185,9 +191,9 @@ class Noted:
     status: str
 
     def ready(self) -> bool:
-        """Nothing is under way."""
+        """Return True: nothing is in flight."""
         return True
 
     def events(self) -> list[Event]:
-        """The copies' events."""
+        """Return the copies' events."""
         return self.describe(self)

@@ -1,4 +1,4 @@
-"""The one place that puts gate, attachments, bus and sinks together."""
+"""The one place that connects gate, attachments, bus and sinks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -16,29 +16,29 @@ __all__ = ["Attachment", "Runtime"]
 
 
 class Attachment(Protocol):
-    """What an attached system's wrappers do, seen from here."""
+    """The wrappers of an attached system, as the runtime sees them."""
 
     def attach(self) -> None:
-        """Wrap what is not wrapped yet; calling it again is harmless."""
+        """Wrap what is not wrapped yet; idempotent."""
         ...
 
     def detach(self) -> None:
-        """Put the system's own functions back; a second call changes nothing."""
+        """Restore the system's own functions; idempotent."""
         ...
 
     def pool_state(self) -> Iterable[PoolState]:
-        """Pages by pool, tier and state, and what became of those asked for; read when asked."""
+        """Return pages by pool, tier and state, and lookup outcomes, at the time of the call."""
         ...
 
 
-#: Makes the session and the attachment of one system.
+#: Creates the session and the attachment of one system.
 Build = Callable[[Settings, Sequence[Sink], InternalErrors], tuple[Session, Attachment]]
 
 
 class Runtime:
-    """A run of the tracer in this process: from :meth:`start` to :meth:`stop`.
+    """A run of the tracer in this process, from :meth:`start` to :meth:`stop`; a context manager.
 
-    Also a context manager. ``stop`` restores the very function objects that ``start`` wrapped.
+    ``stop`` restores the very function objects that ``start`` wrapped.
     """
 
     def __init__(self, session: Session, attachment: Attachment) -> None:
@@ -54,14 +54,17 @@ class Runtime:
         sinks: Sequence[Sink] | None = None,
         errors: InternalErrors | None = None,
         build: Build | None = None,
+        on: bool = True,
     ) -> "Runtime":
         """Build the sinks, start the bus, and attach.
 
         Args:
             settings: what is traced, and how closely.
-            sinks: instead of those that ``settings`` ask for.
-            errors: where failures of the tracer itself are counted.
-            build: makes session and attachment of the system to attach to; ours if left out.
+            sinks: used instead of those that ``settings`` ask for.
+            errors: counts failures of the tracer itself.
+            build: creates session and attachment of the system to attach to; by default our own
+                engine's.
+            on: whether to trace from the start, or only from :meth:`switch` on.
         """
         errors = errors if errors is not None else InternalErrors()
         holder: list[Attachment] = []
@@ -73,10 +76,12 @@ class Runtime:
         session, attachment = (build or _engine)(settings, chosen, errors)
         holder.append(attachment)
         runtime = cls(session, attachment)
+        if not on:
+            runtime.switch(on=False)
         try:
             attachment.attach()
         except BaseException:
-            runtime.stop()  # no half of it stays behind
+            runtime.stop()  # leave nothing half attached
             raise
         if runtime._scrubber is not None:
             runtime._scrubber.start()
@@ -87,13 +92,15 @@ class Runtime:
         self.session.switch(on=on)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until every event so far was offered to every sink; False if time ran out."""
+        """Wait until every event so far was offered to every sink; return False on timeout."""
         return self.session.bus.flush(timeout)
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Detach, then deliver what waits, in bounded time."""
+        """Detach, then deliver what is queued, in bounded time."""
         if self._scrubber is not None:
             self._scrubber.stop(timeout)
+        self.session.bus.settle(timeout)  # while writes to pages are still being counted
+        self.session.unwatch()
         self.attachment.detach()
         self.session.close(timeout)
 
@@ -110,7 +117,7 @@ class Runtime:
 
 
 def _scrubber(session: Session) -> Scrubber | None:
-    """Re-reads resting pages, where the gate says how fast."""
+    """Return a scrubber for resting pages if a scrub rate is set."""
     settings = session.settings
     if not settings.scrub_mb_s:
         return None
@@ -128,12 +135,12 @@ def _scrubber(session: Session) -> Scrubber | None:
     return scrubber
 
 
-#: NVML's readings that say of memory and bus what a flipped bit makes one ask.
+#: NVML counters of memory and bus errors, reported beside a flipped bit.
 _BESIDE_A_FLIP = ("ecc_errors", "remapped_rows", "retired_pages", "pcie_replays")
 
 
 def _gpu_counters() -> str:
-    """What each GPU counts beside a flipped bit; empty where there is no NVML."""
+    """Return each GPU's error counters as text; empty without NVML."""
     try:
         from hicache_dbg.exporters.nvml import Nvml
     except ImportError:
@@ -152,7 +159,7 @@ def _gpu_counters() -> str:
 def _engine(
     settings: Settings, sinks: Sequence[Sink], errors: InternalErrors
 ) -> tuple[Session, Attachment]:
-    """Our own engine, imported only where it is attached to."""
+    """Create session and attachment of our own engine, imported only here."""
     from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 
     session = Session(

@@ -1,4 +1,4 @@
-"""A word on standard error where no logging is set up yet."""
+"""Print to standard error before logging is set up."""
 
 import contextlib
 import sys
@@ -7,8 +7,8 @@ __all__ = ["say"]
 
 
 def say(text: str) -> None:
-    """Print one line; a stream that is closed, full or not there costs the line and nothing else."""
-    if sys.stderr is None:  # print would take standard output, which is the host's own
+    """Print one line; if stderr is closed, full or absent, drop the line silently."""
+    if sys.stderr is None:  # print would fall back to stdout, which belongs to the host
         return
     with contextlib.suppress(OSError, ValueError):
         print(f"hicache-dbg: {text}", file=sys.stderr)  # noqa: T201 - as above

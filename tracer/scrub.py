@@ -1,7 +1,7 @@
-"""Re-reads resting host pages at a bounded rate, on its own thread: a bit that flips at rest is found.
+"""Re-read resting host pages at a bounded rate on a separate thread, to find bit flips at rest.
 
-What a page should hold is asked of the ledger on the bus's thread; the bytes are read here, without
-a lock, and count only if the page was not given away or written again meanwhile.
+The bus's thread says what a page should hold. The bytes are read here without a lock, so they count
+only if the page was neither reallocated nor written again meanwhile.
 """
 
 import threading
@@ -23,9 +23,9 @@ from hicache_dbg.tracer.selfcheck import InternalErrors
 __all__ = ["Scrubber"]
 
 CHECK = "scrub"
-#: Bytes that are read between two pauses, at most; one page at least.
+#: Most bytes read between two pauses; always at least one page.
 PIECE = 4 << 20
-#: How long the bus may take to answer before the turn is given up, in seconds.
+#: How long to wait for the bus's answer before skipping a turn, in seconds.
 PATIENCE_S = 10.0
 IDLE_S = 0.5
 FEW = 8
@@ -52,15 +52,15 @@ class _Piece:
 
 
 class Scrubber:
-    """Visits the resting pages of every pool, in turn.
+    """Visits the resting pages of all pools in turn.
 
     Args:
-        rate: bytes a second that are read at most.
-        check: runs a detector on the bus's thread, in its turn; False where there is no room.
-        ledger: what pages should hold; asked on the bus's thread only.
-        digester: reads the bytes, on this thread.
-        errors: where failures of the tracer itself are counted.
-        counters: what the GPUs count beside a flipped bit, in words.
+        rate: most bytes to read per second.
+        check: runs a detector on the bus's thread, in order; returns False if the ring is full.
+        ledger: what pages should hold; queried on the bus's thread only.
+        digester: reads the bytes, on the scrubber's thread.
+        errors: counts failures of the tracer itself.
+        counters: returns the GPUs' error counters as text.
         rank: written into findings.
     """
 
@@ -88,17 +88,20 @@ class Scrubber:
         self._thread = threading.Thread(target=self._run, name="hicache-dbg-scrub", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """End, in bounded time; harmless where it never began."""
+        """Stop the thread in bounded time; harmless if it was never started."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     def judged(self, record: CopyRecord) -> None:
-        """On the bus's thread: a copy was judged, and its pages rest if it was a good backup."""
+        """Note the pages of a good backup as resting.
+
+        On the bus's thread, after each judged copy.
+        """
         copy = record.copy
         if copy.op is not Op.BACKUP or not copy.mirror.host or not copy.fits:
             return
@@ -113,11 +116,11 @@ class Scrubber:
             resting.forget(pages)
 
     def forget(self) -> None:
-        """On the bus's thread: whatever rests may have been written since, unseen."""
+        """Forget all resting pages: they may have been written unseen. On the bus's thread."""
         self._resting.clear()
 
     def turn(self) -> float:
-        """Read one piece of each component of each pool; the seconds to rest after it."""
+        """Read one piece of each component of each pool; return the seconds to rest afterwards."""
         answer: list[_Piece] = []
         ready = threading.Event()
 
@@ -141,7 +144,7 @@ class Scrubber:
                 pause = max(0.0, self.turn() - (time.monotonic() - began))
 
     def _pieces(self) -> list[_Piece]:
-        """On the bus's thread: what to read next, and what it should be."""
+        """Return what to read next and what it should hold; on the bus's thread."""
         pieces = []
         for mirror, resting in self._resting.items():
             widest = max(view.tile_bytes() * view.layers for view in mirror.host.values())
@@ -149,7 +152,7 @@ class Scrubber:
             for component, view in mirror.host.items() if pages.size else ():
                 device = mirror.device.get(component)
                 if device is None or device.tile_bytes() != view.tile_bytes():
-                    continue  # told at registration: its digests are of other bytes
+                    continue  # reported at registration; its digests cover other bytes
                 layers = tuple(range(view.layers))
                 book = self._ledger.book(mirror, component, device.layers, view.pages)
                 expected = book.expect(pages, generations, layers, (0, device.slots_per_page))
@@ -168,7 +171,7 @@ class Scrubber:
         return pieces
 
     def _look(self, piece: _Piece) -> int:
-        """Read a piece and tell what has changed; the bytes that were read."""
+        """Read a piece, report what has changed, and return the number of bytes read."""
         got = self._digester.digest(piece.mirror.host[piece.component], piece.layers, piece.pages)
         wrong = (got != piece.digests) & piece.known
         for column in np.flatnonzero(wrong.any(axis=0)).tolist():
@@ -204,7 +207,7 @@ class Scrubber:
         def tell() -> Sequence[Finding]:
             resting = self._resting.get(mirror)
             if resting is not None:
-                resting.forget(piece.pages[column : column + 1])  # once is enough
+                resting.forget(piece.pages[column : column + 1])  # report a page only once
             return (finding,)
 
         self._check(tell)

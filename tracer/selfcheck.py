@@ -1,4 +1,4 @@
-"""The tracer never breaks the host: its own failures are caught, counted, and shown."""
+"""The tracer never breaks the host: its own failures are caught, counted and shown."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ _log = logging.getLogger("hicache_dbg")
 
 
 class InternalErrors:
-    """Counts failures of the tracer itself, by place; says each place once.
+    """Counts failures of the tracer itself by place, and logs the first of each place.
 
-    Used as ``with errors.at("digest"): ...``. The exception is swallowed, unless ``reraise`` is
-    set, as our own tests set it: what production counts must fail a test.
+    Use as ``with errors.at("digest"): ...``. The exception is swallowed unless ``reraise`` is set,
+    as it is in our own tests: what production only counts must fail a test.
     """
 
     def __init__(self, *, reraise: bool = False) -> None:
@@ -25,9 +25,9 @@ class InternalErrors:
         self._lock = threading.Lock()
 
     def at(self, place: str, lost: Callable[[], None] | None = None) -> "_Guard":
-        """A context in which an exception is counted under ``place`` and goes no further.
+        """Return a context in which an exception is counted under ``place`` and swallowed.
 
-        ``lost`` is called where what was to be done in it was left undone, for whatever reason.
+        ``lost`` is called if the body did not complete, for whatever reason.
         """
         return _Guard(self, place, lost)
 
@@ -46,7 +46,7 @@ class InternalErrors:
             )
 
     def counts(self) -> dict[str, int]:
-        """Failures so far, by place."""
+        """Return the failures so far, by place."""
         with self._lock:
             return dict(self._counts)
 

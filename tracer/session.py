@@ -1,4 +1,4 @@
-"""What one attached run shares: probe, bus, judge, and the mirrors that were seen."""
+"""What one attached run shares: probe, bus, judge, and the mirrors seen so far."""
 
 import threading
 import time
@@ -25,14 +25,14 @@ __all__ = ["CorruptionFoundError", "Session"]
 
 
 class CorruptionFoundError(RuntimeError):
-    """``HICACHE_DBG_ACTION=raise``: something is wrong with the cache, and the host asked to stop."""
+    """Raised under ``HICACHE_DBG_ACTION=raise``: the cache has a finding and the host must stop."""
 
 
 class Session:
-    """The core of a run of the tracer, below attachments and sinks.
+    """The core of a run of the tracer, below attachments and above the sinks.
 
     Attachments call :meth:`register` for each mirror and :attr:`probe` for each copy. ``place``
-    says which of the system's ranks this is.
+    names this rank within the system.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class Session:
         self._system = system
         self._version = version
         self._place = place
-        self._mirrors: dict[str, MirrorInfo] = {}  # facts only: views keep a pool's memory alive
-        self._caches: dict[tuple[str, ...], None] = {}  # in the order in which they were told
+        self._mirrors: dict[str, MirrorInfo] = {}  # no views: they would keep pool memory alive
+        self._caches: dict[tuple[str, ...], None] = {}  # an ordered set
         self._built: set[str] = set()
         self._first: Finding | None = None
         self._budget = HostBudget(settings.host_gb)
         self._lock = threading.Lock()
         #: Called on the bus's thread with each copy that was judged while tracing is on.
         self.on_judged: list[Callable[[CopyRecord], None]] = []
-        #: Called on the bus's thread where what pages hold is not known any more.
+        #: Called on the bus's thread when the contents of pages are no longer known.
         self.on_gap: list[Callable[[], None]] = []
         self._on = True
-        self._switched, self._told = 0, 0  # how often, and how many of them the bus's thread knows
-        self.judge = Judge(settings, digester, self._watched)
+        self._switched, self._told = 0, 0  # switches, and how many the bus's thread has processed
+        self.judge = Judge(settings, digester, self.watched)
         self.bus = Bus(
             sinks,
             capacity=settings.queue,
@@ -91,13 +91,17 @@ class Session:
         unrecognised: Sequence[str] = (),
         cache: Sequence[str] = (),
     ) -> None:
-        """Announce mirrors: say what is attached to what, then what both ends' geometry says.
+        """Announce mirrors: publish a start record, then what is wrong with their geometry.
 
-        ``host_classes`` are all host pool classes the system has, built or not; ``built`` those of
-        pools without a mirror, ``unrecognised`` what could not be read, ``cache`` the pools that move
-        together with each other. Of pools that
-        ``HICACHE_DBG_POOLS`` leaves out only the class is told: a pool whose copies are not traced
-        would look like one that never moves.
+        Of pools that ``HICACHE_DBG_POOLS`` excludes, only the class is reported: a pool whose
+        copies are not traced would look like one that never moves.
+
+        Args:
+            mirrors: the mirrors to announce.
+            host_classes: all host pool classes of the system, built or not.
+            built: host pool classes of pools without a mirror.
+            unrecognised: what could not be read.
+            cache: names of the pools that move together.
         """
         now = time.time_ns()
         traced = [mirror for mirror in mirrors if self.settings.traces(mirror.pool)]
@@ -114,7 +118,7 @@ class Session:
             self.bus.publish(finding)
 
     def _started(self, now: int, classes: set[str], unrecognised: tuple[str, ...]) -> Started:
-        """The start record of all that was announced so far; whoever asks holds the lock."""
+        """Return the start record of everything announced so far (lock held)."""
         return Started(
             time_ns=now,
             rank=self.settings.rank,
@@ -130,7 +134,7 @@ class Session:
         )
 
     def is_wrong(self, mirror: MirrorViews) -> bool:
-        """Whether the geometry of a mirror's two ends is worth a finding."""
+        """Return whether the geometry of a mirror's two ends yields a finding."""
         return self.settings.traces(mirror.pool) and bool(self._geometry([mirror], 0))
 
     def _geometry(self, traced: Sequence[MirrorViews], now: int) -> list[Finding]:
@@ -144,11 +148,11 @@ class Session:
         return told
 
     def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
-        """Run ``detect`` on the bus's thread, in its turn; False if the ring had no room for it."""
+        """Run ``detect`` on the bus's thread, in order; return False if the ring is full."""
         return self.bus.push(_Check(detect))
 
     def push(self, record: Record) -> bool:
-        """Let ``record`` have its turn on the bus's thread; False if the ring had no room for it."""
+        """Queue ``record`` for the bus's thread; return False if the ring is full."""
         return self.bus.push(record)
 
     def state(
@@ -160,11 +164,16 @@ class Session:
         time_ns: int = 0,
         **about: Any,
     ) -> None:
-        """Say something that other processes must agree on; one rank by itself says nothing.
+        """Publish a statement that other processes must agree with.
 
-        ``about`` are further fields of :class:`~hicache_dbg.tracer.events.Stated`; with a ``role``,
-        or where it stands ``alone``, it is said by a single rank too. ``time_ns`` is when it was so; 0:
-        now.
+        A single rank publishes it only if it has a ``role`` or ``alone`` is set.
+
+        Args:
+            topic: what it is about.
+            values: what this process says.
+            alone: publish it even if there is only one rank.
+            time_ns: when it was true, in nanoseconds since the epoch; 0 means now.
+            about: further fields of :class:`~hicache_dbg.tracer.events.Stated`.
         """
         if self.settings.ranks > 1 or alone or about.get("role"):
             rank, when = self.settings.rank, time_ns or time.time_ns()
@@ -173,13 +182,18 @@ class Session:
             )
 
     def switch(self, *, on: bool) -> None:
-        """Start or stop tracing; what happens to pages in between is not seen, so nothing is known after."""
+        """Start or stop tracing, and forget the ledger: page writes in between are not seen."""
         self._switched += 1
         self.probe.enabled = self._on = on
         self.bus.insist(_Check(self._gap))
 
-    def _watched(self) -> bool:
+    def watched(self) -> bool:
+        """Return whether every page write has been counted since the ledger was last cleared."""
         return self._on and self._switched == self._told
+
+    def unwatch(self) -> None:
+        """Stop trusting the write counts: the wrappers that count are about to be removed."""
+        self._switched += 1
 
     def _gap(self) -> Sequence[Finding]:
         self._told += 1
@@ -189,7 +203,7 @@ class Session:
         return ()
 
     def enforce(self) -> None:
-        """Under ``HICACHE_DBG_ACTION=raise``, stop the host at the first finding.
+        """Under ``HICACHE_DBG_ACTION=raise``, raise the first finding in the host.
 
         Never on one rank of many: ranks that disagree about stopping hang each other.
         """
@@ -201,7 +215,7 @@ class Session:
             raise CorruptionFoundError(self._first.message)
 
     def close(self, timeout: float = 2.0) -> None:
-        """Stop the bus and deliver what waits, in bounded time."""
+        """Stop the bus and deliver what is queued, in bounded time."""
         self.probe.enabled = False
         self.bus.close(timeout)
 
@@ -218,7 +232,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """A detector's turn, in the order in which the host did what it looks at."""
+    """A detector that runs in order with the copies it examines."""
 
     detect: Callable[[], Sequence[Finding]]
 

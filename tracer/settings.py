@@ -1,7 +1,7 @@
 """The gate: every ``HICACHE_DBG*`` variable, read once into one frozen object.
 
-Code below this module never looks at the environment. A value that is not allowed is a
-:class:`SettingsError` that names the variable, the value and what is allowed.
+Code below this module never reads the environment. An invalid value raises :class:`SettingsError`,
+which names the variable, the value and what is allowed.
 """
 
 import os
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SINK_NAMES = ("journald", "prometheus", "otel", "recording", "stderr")
-#: Scrapers are other machines, as a rule.
+#: Default bind address: scrapers usually run on other machines.
 EVERYWHERE = "0.0.0.0"  # noqa: S104
 JOURNALD_SOCKET = Path("/run/systemd/journal/socket")
 
@@ -42,7 +42,7 @@ class SettingsError(ValueError):
 
 
 class Gate(StrEnum):
-    """Whether the instrument is in place."""
+    """Whether the instrument is installed."""
 
     OFF = "off"
     ON = "on"
@@ -50,17 +50,20 @@ class Gate(StrEnum):
 
 
 class Checksum(StrEnum):
-    """How much of what moves is digested; each member includes those before it, but ``sample``."""
+    """How much of what moves is digested.
+
+    Each level includes the previous ones, except ``sample``.
+    """
 
     OFF = "off"
     SAMPLE = "sample"  #: as ``loads``, for a share of the pages
     LOADS = "loads"  #: witness at backup, compare at load
     ENDS = "ends"  #: also the host end of each backup
-    THREE = "three"  #: also the source again, after the copy
+    THREE = "three"  #: also the source a second time, after the copy
 
 
 class Action(StrEnum):
-    """What a finding does to the host: nothing, or an exception."""
+    """What a finding does to the host: nothing, or raise an exception."""
 
     LOG = "log"
     RAISE = "raise"
@@ -70,7 +73,7 @@ class Lines(StrEnum):
     """Which operations get a line of text."""
 
     PATHS = "paths"  #: the first time a path is taken, every finding, one summary a minute
-    ALL = "all"  #: a line an operation
+    ALL = "all"  #: one line per operation
 
 
 E = TypeVar("E", bound=StrEnum)
@@ -126,18 +129,18 @@ def _whole(low: int, high: int, what: str) -> Callable[[str], int]:
 
 
 def _digits(text: str) -> int | None:
-    """The number that ``text`` writes in decimal digits and nothing else; None for any other text."""
-    # Python refuses thousands of digits with an error of its own.
+    """Return the number written in ``text`` as plain decimal digits, or None."""
+    # int() refuses thousands of digits with an error of its own.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 class Listen(int):
-    """A TCP port, and the address of this machine at which it is opened; all of them by default."""
+    """A TCP port together with the local address to bind; by default all addresses."""
 
     address: str
 
     def __new__(cls, port: int, address: str = EVERYWHERE) -> Self:
-        """A port number that knows its address."""
+        """Create a port number that carries its address."""
         listen = super().__new__(cls, port)
         listen.address = address
         return listen
@@ -167,7 +170,7 @@ def _globs(text: str) -> tuple[str, ...]:
 
 
 def _ops(text: str) -> tuple[str, ...]:
-    from hicache_dbg.tracer.events import Op  # an armed process imports as little as it can
+    from hicache_dbg.tracer.events import Op  # an armed process imports as little as possible
 
     globs = _globs(text)
     if not all(any(fnmatchcase(op, glob) for op in Op) for glob in globs):
@@ -179,7 +182,7 @@ def _sinks(text: str) -> tuple[str, ...]:
     names = _words(text)
     if not names or any(name not in SINK_NAMES for name in names):
         raise _Rejected("any of " + ",".join(SINK_NAMES))
-    return tuple(dict.fromkeys(names))  # a sink that is named twice would count everything twice
+    return tuple(dict.fromkeys(names))  # a sink named twice would count everything twice
 
 
 def _path(text: str) -> Path:
@@ -191,7 +194,7 @@ def _path(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable of the gate: its name, the field it fills, how it is read, what it means."""
+    """One variable of the gate: its name, the field it fills, its parser and its meaning."""
 
     name: str
     field: str
@@ -250,7 +253,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """Where recordings go by default: a folder under the user's state directory."""
+    """Return where recordings go by default: a folder in the user's state directory."""
     if state := environ.get("XDG_STATE_HOME"):
         return Path(state) / "hicache-dbg"
     try:
@@ -261,10 +264,10 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the gate's variables say; the defaults are those of an unset environment.
+    """The values of the gate's variables; the defaults are those of an unset environment.
 
-    ``sinks`` and ``lines`` are None where the variable is unset: the default depends on which
-    sinks answer, and is chosen where sinks are built.
+    ``sinks`` and ``lines`` are None if the variable is unset: their defaults depend on which sinks
+    answer, so they are chosen when the sinks are built.
     """
 
     gate: Gate = Gate.OFF
@@ -286,7 +289,7 @@ class Settings:
     ranks: int = 1
 
     def traces(self, pool: str) -> bool:
-        """Whether ``HICACHE_DBG_POOLS`` names ``pool``."""
+        """Return whether ``HICACHE_DBG_POOLS`` matches ``pool``."""
         return any(fnmatchcase(pool, glob) for glob in self.pools)
 
     @classmethod
@@ -294,8 +297,8 @@ class Settings:
         """Read every variable of the gate.
 
         Raises:
-            SettingsError: a variable holds a value that is not allowed, or a ``HICACHE_DBG_``
-                variable is set that does not exist (a typo would otherwise pass silently).
+            SettingsError: a variable holds a value that is not allowed, or an unknown
+                ``HICACHE_DBG_`` variable is set (a typo would otherwise pass silently).
         """
         environ = os.environ if environ is None else environ
         known = {variable.name for variable in VARIABLES}
@@ -322,6 +325,6 @@ RESERVED = frozenset({"HICACHE_DBG_TEST_REQUIRE_SERVICES"})
 
 
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:
-    """A number that torchrun and its kin set; ``default`` outside a distributed run."""
+    """Return a number set by torchrun or a similar launcher; ``default`` without one."""
     number = _digits(environ.get(name, ""))
     return default if number is None else number

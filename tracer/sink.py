@@ -1,4 +1,4 @@
-"""The seam between the bus and whatever takes events away."""
+"""The interface between the bus and everything that takes events away."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ __all__ = ["LookedUp", "Pace", "PoolPages", "PoolState", "PoolStateReader", "Sin
 
 
 class SinkError(Exception):
-    """A sink could not take a batch; the message says what and why.
+    """A sink could not take a batch; the message says what failed and why.
 
-    ``lost`` is how many events of the batch did not arrive. The bus counts them, backs off and
-    carries on: a sink never breaks the run.
+    ``lost`` is the number of events of the batch that did not arrive. The bus counts them, backs
+    off and carries on: a sink never breaks the run.
     """
 
     def __init__(self, message: str, *, reason: str, lost: int) -> None:
@@ -27,8 +27,8 @@ class Pace:
     """How a sink's thread shares the interpreter with the host and the other sinks.
 
     Args:
-        rest: seconds that it pauses for each second that it computed.
-        gather_s: the longest time that a first event waits for more to go with it.
+        rest: seconds to pause per second of CPU time used.
+        gather_s: longest time the first event of a batch waits for more.
     """
 
     rest: float = 0.0
@@ -36,9 +36,10 @@ class Pace:
 
 
 class Sink(Protocol):
-    """Takes batches of events away. Called from one thread that belongs to this sink alone.
+    """Takes batches of events away; called from one thread that belongs to this sink alone.
 
-    A sink that costs much may have a :class:`Pace` as ``pace``; without one it goes at full speed.
+    An expensive sink may have an attribute ``pace``, a :class:`Pace`; without it, it runs at full
+    speed.
     """
 
     name: str
@@ -48,13 +49,13 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and release everything, in bounded time; called once, after the last batch."""
+        """Flush and release everything in bounded time; called once, after the last batch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPages:
-    """How many pages of a pool are in a state, read at scrape time."""
+    """Number of pages of a pool in one state, read at scrape time."""
 
     pool: str
     tier: str
@@ -64,9 +65,9 @@ class PoolPages:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """How many pages that were asked for came to an end at a tier, since the start: read as above.
+    """Number of looked-up pages with one outcome at a tier since the start, read at scrape time.
 
-    The ends of one tier add up to the pages that it was asked for.
+    The outcomes (``end``) of a tier add up to the pages that were looked up there.
     """
 
     tier: str
@@ -75,5 +76,5 @@ class LookedUp:
 
 
 PoolState = PoolPages | LookedUp
-#: Reads the pools' state when a scrape asks for it, so that the hot path pays nothing.
+#: Reads the pools' state at scrape time, so that the hot path pays nothing.
 PoolStateReader = Callable[[], Iterable[PoolState]]

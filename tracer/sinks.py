@@ -1,4 +1,4 @@
-"""Which sinks a run gets: what was asked for, or the defaults that answer here."""
+"""Build the sinks of a run: those asked for, or the defaults that work here."""
 
 import logging
 import os
@@ -15,8 +15,8 @@ from hicache_dbg.tracer.sink import Pace, PoolStateReader, Sink, SinkError
 
 __all__ = ["BuiltSinks", "LateSink", "build_sinks", "default_sinks", "run_id"]
 
-#: A process's recording takes 4 GiB of disk at most: an aid for debugging must not fill it. What all
-#: of them may take together is ``HICACHE_DBG_DIR_GB``.
+#: A process's recording takes at most 4 GiB: a debugging aid must not fill the disk. The limit for
+#: all recordings together is ``HICACHE_DBG_DIR_GB``.
 PART_BYTES = 64 << 20
 PARTS_KEPT = 64
 
@@ -34,8 +34,8 @@ class BuiltSinks:
 def build_sinks(settings: Settings, pool_state: PoolStateReader) -> BuiltSinks:
     """Build every sink that ``settings`` ask for.
 
-    One that cannot be built is tried again while events wait for it: serving goes on, and the
-    other sinks tell what it loses.
+    A sink that cannot be built is retried while events wait for it: serving goes on, and the other
+    sinks report its losses.
     """
     built = BuiltSinks()
     for name in settings.sinks or default_sinks(settings.journald_socket):
@@ -51,15 +51,15 @@ def build_sinks(settings: Settings, pool_state: PoolStateReader) -> BuiltSinks:
 
 
 def default_sinks(journald_socket: Path) -> tuple[str, ...]:
-    """Where events go if nobody says where: the journal if it answers, and counters."""
+    """Return the default sinks: the journal if it answers, else stderr, and Prometheus."""
     return ("journald" if socket_answers(journald_socket) else "stderr", "prometheus")
 
 
 class LateSink:
-    """Stands for a sink that could not be built, and builds it when that becomes possible.
+    """Stands in for a sink that could not be built, and builds it once that is possible.
 
-    The bus waits between two batches that fail, five seconds at most, and so between two trials. What
-    is lost until then is lost but for the start records: without them nobody could read what follows.
+    The bus pauses for at most five seconds between failing batches, and so between attempts. Events
+    until then are lost, except the start records: without them nobody could read what follows.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink]) -> None:
@@ -71,11 +71,11 @@ class LateSink:
 
     @property
     def pace(self) -> Pace:
-        """That of the sink, if there is one by now."""
+        """Pace of the sink, once it exists."""
         return getattr(self._sink, "pace", Pace())
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Deliver ``events``, if the sink can be built by now; else they are lost."""
+        """Deliver ``events`` if the sink can be built by now; otherwise they are lost."""
         before: list[Started] = []
         if self._sink is None:
             before = list(self._started.values())
@@ -92,7 +92,7 @@ class LateSink:
         self._sink.emit([*before, *events] if before else events)
 
     def watch(self, health: Callable[[], Health]) -> None:
-        """As the sink's own, once there is one."""
+        """Pass the health source on to the sink, once it exists."""
         self._health = health
         _watched(self._sink, health)
 
@@ -103,19 +103,19 @@ class LateSink:
         return sink
 
     def close(self) -> None:
-        """Close the sink, if there is one by now."""
+        """Close the sink, if it exists."""
         if self._sink is not None:
             self._sink.close()
 
 
 def _watched(sink: Sink | None, health: Callable[[], Health]) -> None:
-    """Tell a sink that asks for the tracer's own state whom to ask."""
+    """Give the health source to a sink that has a ``watch`` method."""
     if watch := getattr(sink, "watch", None):
         watch(health)
 
 
 def socket_answers(path: Path) -> bool:
-    """Whether something listens on the datagram socket at ``path``."""
+    """Return whether something listens on the datagram socket at ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(str(path))
@@ -125,7 +125,7 @@ def socket_answers(path: Path) -> bool:
 
 
 def run_id(rank: int) -> str:
-    """A name for a run that sorts by time and is unique over ranks and processes."""
+    """Return a name for a run that sorts by time and is unique over ranks and processes."""
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     return f"{now}-rank{rank}-pid{os.getpid()}"
 
@@ -170,9 +170,9 @@ def _prometheus(settings: Settings, pool_state: PoolStateReader) -> Sink:
 
 @cache
 def _watch_gpus() -> None:
-    """Put the GPUs' own counters beside ours, once a process, where NVML answers.
+    """Register the GPUs' own counters once per process, if NVML works.
 
-    One rank tells of all GPUs of a host, and multiprocess mode takes no collector.
+    One rank reports all GPUs of a host, and Prometheus multiprocess mode takes no collector.
     """
     from prometheus_client import REGISTRY
 

@@ -1,9 +1,8 @@
-"""Where a tile's bytes are in a real tensor, read off that tensor.
+"""Where a tile's bytes lie in a real tensor, read off that tensor.
 
-A *tile* is the bytes of one (pool, layer, component, page). A :class:`View` says how to find
-every tile of one component at one end of a mirror. It is built from the tensor's own address,
-strides and item size, never from a declared formula: two ends that are read through the same
-wrong formula would agree with each other.
+A *tile* is the bytes of one (pool, layer, component, page). A :class:`View` locates every tile of
+one component at one end of a mirror. It is built from the tensor's own address, strides and item
+size, never from a declared formula: two ends read through the same wrong formula would agree.
 """
 
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ __all__ = ["Run", "View"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Bytes of one kind inside a page: a key run, a scale run, a value run.
+    """Bytes of one kind within a page, such as all keys or all scales.
 
-    Slot ``s`` of the page has ``rows`` rows of ``row_bytes`` bytes; row ``r`` begins at
-    ``offset + s * slot_stride + r * row_stride`` from the page's base. All values are bytes.
-    A tile's bytes are those of its runs in turn, in each run slot by slot, in each slot row by
-    row: the order in which the device stores the component, padding left out.
+    Slot ``s`` of the page has ``rows`` rows of ``row_bytes`` bytes; row ``r`` starts at ``offset +
+    s * slot_stride + r * row_stride`` from the page's base. All values are bytes. A tile's bytes
+    are its runs in order, each slot by slot, each slot row by row: the order in which the device
+    stores the component, without padding.
     """
 
     offset: int
@@ -29,17 +28,17 @@ class Run:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes one slot has in this run."""
+        """Bytes of one slot in this run."""
         return self.rows * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One component of one pool at one end of a mirror: where each tile's bytes are.
+    """Where each tile of one component lies at one end of a mirror.
 
-    ``bases[layer] + page * page_stride`` is the base address of a page (bytes). ``pages`` is how
-    many pages the tensor really holds; ``page_span`` the bytes one page occupies there, padding
-    included. ``owner`` keeps the tensors alive as long as the view is.
+    A page starts at address ``bases[layer] + page * page_stride`` (bytes). ``pages`` is the number
+    of pages the tensor really holds; ``page_span`` is the bytes a page occupies there, padding
+    included. ``owner`` keeps the tensors alive as long as the view.
     """
 
     pool: str
@@ -59,22 +58,23 @@ class View:
 
     @property
     def layers(self) -> int:
-        """How many layers this end has."""
+        """Number of layers at this end."""
         return len(self.bases)
 
     @property
     def slot_bytes(self) -> int:
-        """Payload bytes a slot has, over all runs."""
+        """Payload bytes of a slot, over all runs."""
         return sum(run.slot_bytes for run in self.runs)
 
     def tile_bytes(self, slots: int | None = None) -> int:
-        """Payload bytes of a tile of ``slots`` slots (default: a whole page), padding left out."""
+        """Return the payload bytes of ``slots`` slots (default: a whole page), without padding."""
         return self.slot_bytes * (self.slots_per_page if slots is None else slots)
 
     def segments(self, first: int = 0, last: int | None = None) -> list[tuple[int, int]]:
-        """``(offset, length)`` pieces of slots ``first .. last - 1`` from the page's base, in tile order.
+        """Return ``(offset, length)`` of the bytes of slots ``first .. last - 1``, in tile order.
 
-        Pieces that touch are joined, so that a contiguous tile is a single piece.
+        Offsets are relative to the page's base. Adjacent pieces are joined, so that a contiguous
+        tile is a single piece.
         """
         last = self.slots_per_page if last is None else last
         pieces: list[tuple[int, int]] = []
@@ -89,7 +89,11 @@ class View:
         return pieces
 
     def address(self, layer: int, page: int) -> int:
-        """The address of the page's base in ``layer`` (both checked against this end's extent)."""
+        """Return the address of a page's base in ``layer``.
+
+        Raises:
+            IndexError: layer or page lies outside this end's tensors.
+        """
         if not 0 <= layer < len(self.bases) or not 0 <= page < self.pages:
             raise IndexError(
                 f"{self.pool}.{self.component}: layer {layer}, page {page} lie outside the {self.tier} "

@@ -1,1 +1,1 @@
-"""From a pile of events to a verdict: what was falsified, what was confirmed, what is undecided."""
+"""From recorded events to a verdict: what is falsified, what is confirmed, what is undecided."""

@@ -1,4 +1,4 @@
-"""Hypotheses that a fault class settles: its checks ran, and found something or did not."""
+"""Build hypotheses that a fault class settles: its checks ran and found something, or did not."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from hicache_dbg.tracer.events import FaultClass, Finding, Op
 
 __all__ = ["all_loads_equal", "briefly", "by_class", "came_back_equal", "no_alibi", "no_traffic"]
 
-#: What comes back should have been compared: here a digest alone says nothing.
+#: Operations that bring data back, whose tiles must be compared: a digest alone proves nothing.
 BACK = (Op.LOAD, Op.FETCH, Op.RECV)
 
-#: Says why the cause is ruled out, or None where the evidence does not reach.
+#: Returns why the cause is ruled out, or None if the evidence is not sufficient.
 Alibi = Callable[[Evidence], str | None]
 
 
@@ -26,7 +26,7 @@ def by_class(
     decide_by: str = "",
     rank: int = 0,
 ) -> Hypothesis:
-    """A hypothesis that findings of ``classes`` confirm and that ``alibi`` falsifies."""
+    """Return a hypothesis that findings of ``classes`` confirm and that ``alibi`` falsifies."""
 
     def judge(evidence: Evidence) -> tuple[Verdict, str]:
         causes = [finding for finding in evidence.causes() if finding.cls in classes]
@@ -62,28 +62,28 @@ def by_class(
 
 
 def briefly(finding: Finding) -> str:
-    """What is wrong, without the accesses that led to it."""
+    """Return a finding's message without the accesses that led to it."""
     return finding.message.partition("; this access: ")[0]
 
 
 def no_alibi(_: Evidence) -> str | None:
-    """Nothing in an evidence rules the cause out."""
+    """Rule nothing out: no evidence can."""
     return None
 
 
 def all_loads_equal(evidence: Evidence) -> str | None:
-    """Every loaded tile was compared and equal: nothing that changes bytes happened to one."""
+    """Rule the cause out if every loaded tile was compared and is equal."""
     return came_back_equal(evidence, Op.LOAD)
 
 
 def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
-    """Every tile of ``ops`` was compared and equal, except where another cause is proven.
+    """Rule the cause out if every tile of ``ops`` is equal, except where another cause is proven.
 
-    One page has one cause: what differs in a pool whose cause is known needs no second one.
+    One page has one cause: a difference in a pool whose cause is known needs no second explanation.
     """
     known = {pool: finding.cls for finding in evidence.causes() for pool in finding.pool.split("+")}
     came = {pool for pool, op in evidence.by_pool if op in ops}
-    # A pool that should have come back and never did is not cleared by those that did.
+    # A pool that never came back is not cleared by those that did.
     explained: dict[str, str] = {
         p: known[p] for p in evidence.pools if p in known and p not in came
     }
@@ -106,7 +106,7 @@ def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
 
 
 def no_traffic(*ops: Op, what: str) -> Alibi:
-    """Nothing went that way; where it did, every tile of it must have been compared and equal."""
+    """Return an alibi: nothing moved by ``ops``, or every tile that did is equal."""
 
     def alibi(evidence: Evidence) -> str | None:
         if not evidence.paths or evidence.unseen:

@@ -1,4 +1,4 @@
-"""Two or more runs side by side: what is new, gone, changed."""
+"""Compare two or more runs side by side: what is new, gone or changed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ ABSENT = "-"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that runs have in common or not: its text in each, in their order."""
+    """One item of the comparison, with its text in each run, in the order of the runs."""
 
     kind: str
     what: str
@@ -23,21 +23,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows, those that differ first within each kind."""
+    """All rows, differing ones first within each kind."""
 
     runs: tuple[str, ...]
     rows: tuple[Row, ...]
 
     @property
     def differing(self) -> list[Row]:
-        """Rows whose values are not all the same."""
+        """Rows whose values differ."""
         return [row for row in self.rows if row.change != "same"]
 
 
 def compare(runs: Sequence[tuple[str, Evidence, Sequence[Answer]]]) -> Comparison:
-    """Set runs beside each other: geometry, paths, shares of tiles, findings, verdicts.
+    """Compare runs by geometry, paths, shares of tiles, findings and verdicts.
 
-    Counts of copies and tiles move with a run's length, so paths are compared by their being
+    Counts of copies and tiles depend on a run's length, so paths are compared by whether they were
     taken and tiles by their shares.
     """
     rows: list[Row] = []
@@ -116,7 +116,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _confirmed(_: Evidence, answers: Sequence[Answer]) -> Mapping[str, str]:
-    """What is confirmed: between falsified and undecided, a longer run moves many."""
+    """Return the confirmed hypotheses; the others may change just because a run is longer."""
     confirmed = [answer for answer in answers if answer.verdict is Verdict.CONFIRMED]
     return {answer.name: answer.verdict.value for answer in confirmed}
 

@@ -1,7 +1,7 @@
-"""A run's events in DuckDB: any number of files, more than memory holds, on the cores there are.
+"""A run's events in DuckDB: any number of files, larger than memory, on all cores.
 
-Every source offers the same table ``copies``, one row an operation, with the field names of
-:class:`~hicache_dbg.tracer.events.Copied`. The rare events stay whole and are read one by one.
+Every source provides the same table ``copies``, one row per operation, with the field names of
+:class:`~hicache_dbg.tracer.events.Copied`. The rare events stay complete and are read one by one.
 """
 
 import re
@@ -23,7 +23,7 @@ from hicache_dbg.tracer.events import Copied, Event, Finding
 
 __all__ = ["Database", "RecordingSource", "Source", "listed"]
 
-#: DuckDB's own cap; what does not fit goes to the spill folder.
+#: DuckDB's memory limit; the rest is spilled to disk.
 MEMORY = "1GB"
 
 #: The columns of ``copies`` and their types.
@@ -61,7 +61,7 @@ COLUMNS = {
     "bad_tiles": "BIGINT[][]",
     "trace_id": "VARCHAR",
 }
-#: Without these a row is no copy, whatever it says it is.
+#: A row counts as a copy only if all of these are present.
 WHOLE = " AND ".join(
     f"{name} IS NOT NULL"
     for name in (
@@ -80,7 +80,7 @@ WHOLE = " AND ".join(
 )
 
 
-#: What DuckDB takes for a pattern.
+#: Characters that DuckDB would interpret as a glob.
 _PATTERN = re.compile(r"[*?[]")
 
 
@@ -89,29 +89,29 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What a report calls it."""
+        """The source's name in reports."""
         ...
 
     def attach(self, database: "Database") -> None:
-        """Make the table ``copies`` in ``database``."""
+        """Create the table ``copies`` in ``database``."""
         ...
 
     def rare(self, database: "Database") -> Iterator[Event | Header]:
-        """Every event that is no copy, in the order in which it was written, and where files begin."""
+        """Yield every event except copies, in the order written, and headers where files begin."""
         ...
 
 
 class Database:
-    """One DuckDB in memory, with a folder to spill to that goes with it.
+    """An in-memory DuckDB with a spill folder that is removed with it.
 
     Args:
         source: where the events come from.
-        request: keep to the operations for this request, as the host calls it; of the findings to
-            those about it, and about no request in particular.
+        request: restrict the operations to those of this request, by the host's id; of the
+            findings, keep those about it or about no particular request.
 
     Raises:
         PartMissingError: DuckDB is not installed.
-        RecordingError: no operation is for ``request``.
+        RecordingError: no operation belongs to ``request``.
     """
 
     def __init__(self, source: Source, request: str = "") -> None:
@@ -124,13 +124,13 @@ class Database:
             config={
                 "memory_limit": MEMORY,
                 "temp_directory": str(self._folder / "spill"),
-                # Nothing may be fetched: what is needed came with the package.
+                # Never download anything: what is needed ships with the package.
                 "autoinstall_known_extensions": "false",
                 "preserve_insertion_order": "true",
             }
         )
         self._source, self._request = source, request
-        #: Operations that are for other requests, or for none, where one was asked for.
+        #: Number of operations excluded because they do not belong to the selected request.
         self.elsewhere = 0
         try:
             source.attach(self)
@@ -146,27 +146,30 @@ class Database:
         return self._folder
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of ``query``."""
+        """Return the rows of ``query``."""
         with _told(self._source):
             return self._connection.execute(query, list(parameters)).fetchall()
 
     def batches(
         self, query: str, parameters: Sequence[Any] = (), size: int = 10_000
     ) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows of ``query``, ``size`` at a time, however many there are."""
+        """Yield the rows of ``query``, ``size`` at a time, however many there are."""
         with _told(self._source):
             cursor = self._connection.cursor().execute(query, list(parameters))
         while rows := _fetched(cursor, size, self._source):
             yield rows
 
     def keep(self) -> None:
-        """Read every copy once, for whoever asks much of them; what memory lacks is spilled."""
+        """Materialize the copies for callers with many queries.
+
+        DuckDB spills what exceeds memory.
+        """
         self.sql("CREATE TABLE kept AS SELECT * FROM copies")
         self.sql("DROP VIEW copies")
         self.sql("ALTER TABLE kept RENAME TO copies")
 
     def rare(self) -> Iterator[Event | Header]:
-        """Every event that is no copy, and where files begin."""
+        """Yield every event except copies, and headers where files begin."""
         for event in self._source.rare(self):
             named = event.requests if isinstance(event, Finding) and self._request else ()
             if not named or self._request in named:
@@ -189,7 +192,7 @@ class Database:
         self.elsewhere = every - mine
 
     def close(self) -> None:
-        """Let go of memory and of the spill folder."""
+        """Release memory and the spill folder."""
         self._connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -203,15 +206,15 @@ class Database:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the database."""
         self.close()
 
 
 class RecordingSource:
-    """Recordings, plain or packed; ``say`` gets a sentence for each with lines that are not whole.
+    """Recordings, plain or compressed; ``say`` gets one sentence per file with damaged lines.
 
     Raises:
-        RecordingError: a file can't be read, is no recording, or follows a newer schema.
+        RecordingError: a file cannot be read, is not a recording, or has a newer schema.
     """
 
     def __init__(self, files: Sequence[Path], say: Callable[[str], None]) -> None:
@@ -226,12 +229,15 @@ class RecordingSource:
 
     @property
     def name(self) -> str:
-        """The files, or how many there are."""
+        """The file's name, or the first one and how many more there are."""
         first = Path(self._files[0]).name
         return first if len(self._files) == 1 else f"{first} and {len(self._files) - 1} more files"
 
     def attach(self, database: Database) -> None:
-        """One view over all files; a line that is not whole becomes a row of nothing."""
+        """Create one view over all files.
+
+        An incomplete line becomes an all-null row and is filtered out.
+        """
         columns = {"event": "VARCHAR", **COLUMNS}
         typed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
         database.sql(
@@ -241,10 +247,10 @@ class RecordingSource:
         )
 
     def rare(self, database: Database) -> Iterator[Event | Header]:
-        """Lines that do not begin as a copy does, decoded; those that are not whole are told."""
+        """Yield the decoded lines that are not copies; report incomplete ones."""
         decoder = msgspec.json.Decoder(Event)
         damaged = Counter[str]()
-        for file in self._files:  # one by one: of several at once DuckDB may mix the lines
+        for file in self._files:  # one by one: DuckDB may interleave the lines of several files
             query = (
                 "SELECT json::VARCHAR FROM read_ndjson_objects("  # noqa: S608 - quoted
                 f"{listed([file])}, ignore_errors=true) "
@@ -265,7 +271,7 @@ class RecordingSource:
 
     @staticmethod
     def _event(decoder: msgspec.json.Decoder[Event], text: str | None) -> Event | Header | None:
-        """What a line holds; None where it is not whole."""
+        """Decode a line; return None if it is incomplete."""
         if text is None:
             return None
         try:
@@ -276,7 +282,7 @@ class RecordingSource:
 
 @contextmanager
 def _told(source: Source) -> Iterator[None]:
-    """What DuckDB says in many lines, in one; Ctrl-C as Ctrl-C."""
+    """Turn DuckDB's multi-line errors into one line, and its interrupt into Ctrl-C."""
     import duckdb
 
     try:
@@ -302,7 +308,7 @@ def _header(text: str) -> Header | None:
 
 
 def listed(files: Sequence[str]) -> str:
-    """File names as a DuckDB list of strings, each of which means itself and no pattern."""
+    """Return file names as a DuckDB list of strings, with glob characters escaped."""
     return (
         "["
         + ", ".join("'" + _PATTERN.sub(r"[\g<0>]", f).replace("'", "''") + "'" for f in files)

@@ -1,4 +1,4 @@
-"""What a pile of events says, counted: the only thing hypotheses look at."""
+"""Counts over a run's events: the only input of the hypotheses."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -36,11 +36,11 @@ class Tiles:
 
     @property
     def moved(self) -> int:
-        """All of them."""
+        """All tiles."""
         return self.verified + self.witnessed + self.mismatched + self.skipped
 
     def __iadd__(self, other: "Tiles") -> Self:
-        """Count another's tiles as well."""
+        """Add the counts of another."""
         self.verified += other.verified
         self.witnessed += other.witnessed
         self.mismatched += other.mismatched
@@ -48,7 +48,7 @@ class Tiles:
         return self
 
     def add(self, event: Copied) -> None:
-        """Count one copy's tiles."""
+        """Add the tiles of one copy."""
         self.verified += event.verified
         self.witnessed += event.witnessed
         self.mismatched += event.mismatched
@@ -59,9 +59,9 @@ class Tiles:
 class Evidence:
     """Counts over all events of a run, and the rare events themselves.
 
-    ``sessions_corrupted`` is what an oracle outside the tracer says; None where there is none.
-    ``mirrors`` are those of all ranks and runs, each geometry once. ``sql`` asks the table
-    ``copies`` (the fields of :class:`Copied`) where the events came from recordings or a journal.
+    ``sessions_corrupted`` is the verdict of an oracle outside the tracer, None without one.
+    ``mirrors`` are those of all ranks and runs, each geometry once. ``sql`` queries the table
+    ``copies`` (the fields of :class:`Copied`) if the events came from recordings or a journal.
     """
 
     paths: Counter[PathKey] = field(default_factory=Counter)
@@ -72,11 +72,11 @@ class Evidence:
     classes_built: set[str] = field(default_factory=set)
     classes_unbuilt: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
-    #: The last word of each run: of one rank there may be several.
+    #: The last health event of each run; one rank may have several runs.
     last_words: list[Health] = field(default_factory=list)
-    #: Copies of each that were made before the events begin, where they begin in mid-run.
+    #: For each of these, the copies made before the first event, if the events start in mid-run.
     earlier: list[int] = field(default_factory=list)
-    #: Last words that earlier recordings have said; a word of a later run replaces none of them.
+    #: Number of last words from earlier runs, which later runs must not replace.
     settled: int = 0
     run: str = ""
     unrecognised: set[str] = field(default_factory=set)
@@ -86,24 +86,24 @@ class Evidence:
     starts: set[tuple[str, str, str]] = field(default_factory=set)
     ranks: set[int] = field(default_factory=set)
     sessions_corrupted: int | None = None
-    #: Whether what the processes stated was compared.
+    #: Whether the statements of several processes were compared.
     joined: bool = False
-    #: Operations that were left aside on purpose.
+    #: Operations excluded on purpose.
     elsewhere: int = 0
-    #: What could not be taken into account, by place.
+    #: Number of items that could not be read, by place.
     errors: Counter[str] = field(default_factory=Counter)
     sql: Sql | None = None
 
     @classmethod
     def of(cls, events: Iterable[Event], *, sessions_corrupted: int | None = None) -> "Evidence":
-        """Read all of ``events`` once."""
+        """Build the evidence from ``events``, read once."""
         evidence = cls(sessions_corrupted=sessions_corrupted)
         for event in events:
             evidence.add(event)
         return evidence
 
     def add(self, event: Event) -> None:
-        """Take one event into account."""
+        """Add one event."""
         match event:
             case Copied():
                 self._copied(event)
@@ -123,13 +123,13 @@ class Evidence:
                 self._health(event)
 
     def begin(self, run: str) -> None:
-        """What follows was written by the run of this name."""
+        """Announce that the following events belong to this run."""
         if run != self.run:
             self.run, self.settled = run, len(self.last_words)
 
     @property
     def health(self) -> Health | None:
-        """What all runs say of themselves, added up; None where none said a word."""
+        """The last health events of all runs, added up; None if there is none."""
         if not self.last_words:
             return None
         dropped, errors = Counter[str](), Counter[str]()
@@ -145,10 +145,10 @@ class Evidence:
 
     @property
     def unseen(self) -> int:
-        """Operations that were traced and are not here.
+        """Number of operations that were traced but are missing here.
 
         The bus had no room for them, the tracer failed on them, or the sink that kept these events
-        lost them. What other sinks lost is none of it.
+        lost them. Losses of other sinks do not count.
         """
         health = self.health
         if health is None:
@@ -160,18 +160,18 @@ class Evidence:
 
     @property
     def pools(self) -> list[str]:
-        """The names of the mirrored pools, each once."""
+        """Names of the mirrored pools, without duplicates."""
         return list(dict.fromkeys(mirror.pool for mirror in self.mirrors))
 
     def of_class(self, *classes: FaultClass) -> list[Finding]:
-        """The findings of these classes."""
+        """Return the findings of these classes."""
         return [finding for finding in self.findings if finding.cls in classes]
 
     def causes(self) -> list[Finding]:
-        """Findings that no other explains: of one pool those whose class comes first.
+        """Return the findings that no other finding explains: per pool, those of the first class.
 
-        The classes stand in the order in which the first that holds names the cause; what follows
-        from it on the same pool (a mismatch after a reuse, say) is no cause of its own.
+        Fault classes are ordered such that the first that applies names the cause. What follows
+        from it on the same pool (a mismatch after a reuse, for example) is not a cause of its own.
         """
         first: dict[str, int] = {}
         for finding in self.findings:
@@ -184,7 +184,7 @@ class Evidence:
         ]
 
     def of_op(self, *ops: Op) -> Tiles:
-        """Tiles of all pools under these operations."""
+        """Return the tiles of all pools under these operations."""
         total = Tiles()
         for (_, op), tiles in self.by_pool.items():
             if op in ops:
@@ -192,13 +192,13 @@ class Evidence:
         return total
 
     def of_pool(self, pool: str, op: Op) -> Tiles:
-        """Tiles of one pool under one operation."""
+        """Return the tiles of one pool under one operation."""
         return self.by_pool.get((pool, op.value), Tiles())
 
     def kinds_of_finding(self) -> list[Finding]:
-        """Findings of a kind (class, pool, op, component, check) as one, with how many there were.
+        """Merge findings by kind (class, pool, op, component, check), with their total count.
 
-        The first one's text stands; what the bus held back comes later with its count.
+        The first one's text is kept; findings that the bus held back follow later with their count.
         """
         merged: dict[tuple[str, ...], Finding] = {}
         for finding in self.findings:
@@ -213,7 +213,10 @@ class Evidence:
 
     @property
     def checked_share(self) -> float:
-        """The share of loaded tiles that were compared; of received ones where none was loaded, else 0."""
+        """Share of loaded tiles that were compared.
+
+        Of received tiles if none was loaded, else 0.
+        """
         for way in (Op.LOAD, Op.RECV):
             back = [tiles for (_, op), tiles in self.by_pool.items() if op == way.value]
             moved = sum(tiles.moved for tiles in back)
@@ -225,7 +228,7 @@ class Evidence:
         for at, word in enumerate(self.last_words[self.settled :], self.settled):
             if word.rank == event.rank and not word.closing and word.events <= event.events:
                 if event.rank not in self.ranks and not self.earlier[at]:
-                    self.earlier[at] = word.copies  # its start is not here: nor is what came before
+                    self.earlier[at] = word.copies  # the events start in mid-run
                 self.last_words[at] = event
                 return
         self.last_words.append(event)

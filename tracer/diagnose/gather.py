@@ -1,4 +1,4 @@
-"""From a database of events to the counts that hypotheses look at."""
+"""From a database of events to the counts that the hypotheses use."""
 
 from hicache_dbg.exporters.recording_format import Header
 from hicache_dbg.tracer.diagnose.database import Database
@@ -8,7 +8,7 @@ from hicache_dbg.tracer.events import SkipReason
 __all__ = ["gather"]
 
 #: One pass over the copies. A copy's ``skipped`` maps reasons to tiles: copies with the same
-#: reasons are one group, in which the n-th reason's tiles add up.
+#: reasons form one group, in which the tiles of the n-th reason are summed.
 _COUNTS = f"""
     SELECT pool, op, token_granular, layout, map_keys(skipped) AS reasons,
            count(*), sum(verified), sum(witnessed), sum(mismatched),
@@ -18,7 +18,7 @@ _COUNTS = f"""
 
 
 def gather(database: Database) -> Evidence:
-    """Count everything in ``database``: copies by one query, the rare events one by one."""
+    """Count everything in ``database``: copies in one query, the rare events one by one."""
     evidence = Evidence(sql=database.sql, elsewhere=database.elsewhere)
     for event in database.rare():
         if isinstance(event, Header):

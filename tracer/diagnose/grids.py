@@ -1,4 +1,4 @@
-"""Tiles of each pool as a map: layers down, pages across, the worst that is known in each cell."""
+"""Tiles of each pool as a map: layers down, pages across, the worst known state in each cell."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from hicache_dbg.tracer.diagnose.database import Database
 __all__ = ["grids_of"]
 
 MOST_COLUMNS = 160
-#: What differs is said in so many pieces at most; the map has it all.
+#: Most differing parts listed in words; the map shows all of them.
 MOST_PIECES = 8
-#: More layers are drawn as this many bands.
+#: Most rows; more layers are grouped into bands.
 MOST_ROWS = 128
 
-#: A page's state is that of the operations it was in: of one with a mismatch, whose tiles are
-#: listed apart, the others are beside it.
+#: A page's state is that of the operations it took part in. If one of them has a mismatch, whose
+#: tiles are listed separately, the other pages of that operation are BESIDE.
 _PAGES = f"""
     SELECT pool, page,
            CASE WHEN bool_or(mismatched > 0) THEN {Cell.BESIDE}
@@ -30,8 +30,9 @@ _PAGES = f"""
           FROM copies)
     GROUP BY pool, page ORDER BY pool, page
 """  # noqa: S608 - nothing of it comes from outside
-#: Each query reads every recording: what one pass can tell is asked in one. Long operations list the
-#: first of their bad tiles; where one lists all and skipped none, its others are equal.
+#: Each query reads every recording, so what one pass can answer is in one query. Long operations list
+#: only the first of their bad tiles. If an operation lists all and skipped none, its other tiles are
+#: equal.
 _POOLS = """
     SELECT pool, max(layers), list(DISTINCT rank), bool_or(
         mismatched > len(bad_tiles)
@@ -56,7 +57,7 @@ class _Bad:
 
 
 def grids_of(database: Database) -> Iterator[Grid]:
-    """One map a pool that moved pages whose ids are known."""
+    """Yield one map for each pool that moved pages with known ids."""
     pools = database.sql(_POOLS)
     unlisted = {pool for pool, *_, some in pools if some}
     pages: dict[str, list[tuple[int, Cell]]] = defaultdict(list)
@@ -70,7 +71,7 @@ def grids_of(database: Database) -> Iterator[Grid]:
         bad[pool].append(_Bad(*where))
     for pool, layers, ranks, _ in pools:
         if pages[pool]:
-            # An operation on some layers only has fewer of them than the pool.
+            # An operation on a subset of layers has fewer of them than the pool.
             tall = max([1, layers, *(one.layers[-1] + 1 for one in bad[pool])])
             yield _grid(pool, tall, pages[pool], bad[pool], len(ranks))
 
@@ -82,7 +83,7 @@ def _grid(
     bad: Sequence[_Bad],
     ranks: int,
 ) -> Grid:
-    """Pages that moved, in the order of their ids, in as many columns as fit."""
+    """Lay out the pages that moved, in the order of their ids, in as many columns as fit."""
     wide = -(-len(pages) // MOST_COLUMNS)
     groups = [pages[at : at + wide] for at in range(0, len(pages), wide)]
     tall = -(-layers // MOST_ROWS)
@@ -106,7 +107,7 @@ def _grid(
 
 
 def _where(bad: Sequence[_Bad], ranks: int) -> str:
-    """Which tiles differ: pages by the layers that they differ in, and the rank where there are several."""
+    """Describe which tiles differ: pages by differing layers, and the rank if there are several."""
     told = []
     for one in bad[:MOST_PIECES]:
         rank = f" on rank {one.rank}" if ranks > 1 else ""

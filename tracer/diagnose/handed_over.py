@@ -1,4 +1,4 @@
-"""Tiles that decode received, compared with what prefill sent: known only once both are joined."""
+"""Compare the tiles that decode received with what prefill sent, once both are joined."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,15 +11,15 @@ __all__ = ["settle"]
 
 #: Request, pool, component, logical page.
 Place = tuple[str, str, str, int]
-#: What an end stated of each page: a dictionary of every tile of a long run would not fit.
+#: What an end stated about each page; a dictionary of all tiles of a long run would not fit.
 Pages = dict[Place, list[Stated]]
 
 
 def settle(evidence: Evidence, recordings: Sequence[Iterable[Event]]) -> None:
-    """Count received tiles as verified or mismatched where both ends stated their digests.
+    """Count received tiles as verified or mismatched if both ends stated their digests.
 
-    Either end by itself can only witness them. ``recordings`` are those that ``evidence`` is of.
-    Statements that have not one value a layer are counted as errors, at ``join/tiles``.
+    Either end alone can only witness them. ``recordings`` are those that ``evidence`` was built
+    from. Statements without exactly one value per layer are counted as errors, at ``join/tiles``.
     """
     ends = _pages(recordings, evidence.errors)
     equal, different = Counter[str](), Counter[str]()
@@ -49,7 +49,7 @@ def _pages(recordings: Sequence[Iterable[Event]], errors: Counter[str]) -> dict[
                 if len(event.layers) != len(event.values):
                     errors["join/tiles"] += 1
             elif event.topic is Topic.RECEIVED and event.values[1:] != ("complete",):
-                lost.add(event.request)  # its tiles count as failed, whatever is in them
+                lost.add(event.request)  # its tiles count as failed, whatever they contain
     found["decode"] = {
         place: said for place, said in found["decode"].items() if place[0] not in lost
     }
@@ -57,5 +57,5 @@ def _pages(recordings: Sequence[Iterable[Event]], errors: Counter[str]) -> dict[
 
 
 def _digests(stated: Iterable[Stated]) -> dict[int, str]:
-    """The digest of each layer; of one that was stated twice the last counts."""
+    """Return the digest of each layer; if one was stated twice, the last counts."""
     return {layer: digest for said in stated for layer, digest in tiles_of(said)}

@@ -1,4 +1,4 @@
-"""What a hypothesis is, and how all of them are asked."""
+"""What a hypothesis is, and how all of them are evaluated."""
 
 import importlib
 import pkgutil
@@ -16,7 +16,7 @@ __all__ = ["Answer", "Hypothesis", "Verdict", "ask_all", "in_order", "known_hypo
 
 
 class Verdict(StrEnum):
-    """What the evidence does to a hypothesis."""
+    """What the evidence says about a hypothesis."""
 
     CONFIRMED = "confirmed"
     FALSIFIED = "falsified"
@@ -27,11 +27,11 @@ class Verdict(StrEnum):
 class Hypothesis:
     """A cause that people argue about, and what would settle it.
 
-    ``words`` say it where it is confirmed. ``judge`` returns the verdict and the evidence for it
-    in one sentence with its numbers. ``rank`` orders the confirmed ones: 0 names a cause by
-    itself, 1 adds to it, 2 is about the tracer's own sight. ``decide_by`` is a command that would
-    settle an undecided one. ``cause`` is the fault class that it stands for, if it stands for one:
-    among equal ranks the class that comes first leads.
+    ``words`` state it once it is confirmed. ``judge`` returns the verdict and, in one sentence with
+    numbers, its evidence. ``rank`` orders confirmed ones: 0 names a cause by itself, 1 adds to a
+    cause, 2 is about the tracer's own coverage. ``decide_by`` is a command that would settle an
+    undecided one. ``cause`` is the fault class it stands for, if any: among equal ranks, the
+    earlier class leads.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Hypothesis:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A hypothesis, asked."""
+    """A hypothesis with its verdict."""
 
     name: str
     question: str
@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def known_hypotheses() -> tuple[Hypothesis, ...]:
-    """Every hypothesis that has a file here, in their order."""
+    """Return every hypothesis that has a file here, in order."""
     found = [
         importlib.import_module(f"{hypotheses.__name__}.{module.name}").HYPOTHESIS
         for module in pkgutil.iter_modules(hypotheses.__path__)
@@ -69,7 +69,7 @@ def known_hypotheses() -> tuple[Hypothesis, ...]:
 
 
 def in_order(asked: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """By rank, then by fault class, then by name."""
+    """Sort by rank, then by fault class, then by name."""
     return tuple(sorted(asked, key=_key))
 
 
@@ -80,11 +80,11 @@ def _key(hypothesis: Hypothesis) -> tuple[int, int, str]:
 
 
 def _judged(hypothesis: Hypothesis, evidence: Evidence) -> tuple[Verdict, str]:
-    """A hypothesis that fails (a user's, say) takes nothing away from the others."""
+    """Evaluate one hypothesis; a failing one (a user's, for example) is reported as undecided."""
     try:
         verdict, reason = hypothesis.judge(evidence)
         return Verdict(verdict), str(reason)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code; the error is the evidence
         reason = f"it could not be asked: {type(error).__name__}: {error}"
         return Verdict.UNDECIDED, " ".join(reason.split())
 
@@ -93,7 +93,7 @@ _ORDER = (Verdict.CONFIRMED, Verdict.UNDECIDED, Verdict.FALSIFIED)
 
 
 def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> list[Answer]:
-    """Every hypothesis's answer: confirmed first, then undecided, then falsified."""
+    """Return every hypothesis's answer: confirmed first, then undecided, then falsified."""
     answers = []
     for hypothesis in known_hypotheses() if asked is None else asked:
         verdict, reason = _judged(hypothesis, evidence)

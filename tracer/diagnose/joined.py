@@ -1,4 +1,4 @@
-"""Recordings of several processes of one run, joined: what they disagree about."""
+"""Join recordings of several processes of one run: what they disagree about."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,14 +14,13 @@ __all__ = ["joined"]
 
 
 def joined(evidence: Evidence, files: Sequence[Path], say: Callable[[str], None]) -> list[Finding]:
-    """What the processes that wrote ``files`` disagree about; of one process, nothing.
+    """Return what the processes that wrote ``files`` disagree about; nothing for one process.
 
-    What decode received and prefill sent is counted in ``evidence`` as compared.
-
-    Each file is read by itself: two processes may both be rank 0, one of prefill, one of decode.
+    Tiles that decode received and prefill sent are counted in ``evidence`` as compared. Each file
+    is read separately, because two processes may both be rank 0: one of prefill, one of decode.
 
     Raises:
-        RecordingError: a file can't be read.
+        RecordingError: a file cannot be read.
     """
     recordings = [list(_rare(file, say)) for file in files]
     settle(evidence, recordings)

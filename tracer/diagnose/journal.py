@@ -1,7 +1,8 @@
-"""The journal as a source of events: what ``journalctl -o json`` prints, read by DuckDB.
+"""The journal as a source of events: the output of ``journalctl -o json``, read by DuckDB.
 
-A copy's entry has its fields as text, so the table ``copies`` is made of casts; of several skip
-reasons it names all and counts them together. The rare events carry themselves as a record.
+A copy's entry holds its fields as text, so the table ``copies`` consists of casts. Several skip
+reasons of one copy are kept as one combined reason with their total. The rare events carry a
+complete record.
 """
 
 import shlex
@@ -16,9 +17,9 @@ from hicache_dbg.tracer.events import Copied, Event
 __all__ = ["JournalError", "JournalMissingError", "JournalSource"]
 
 _RECORD = "HICACHE_RECORD"
-#: Where a column of ``copies`` is not the field of its own name.
+#: Columns of ``copies`` whose journal field has another name.
 _NAMED = {"cls": "HICACHE_CLASS", "trace_id": "TRACE_ID"}
-#: What entries do not carry, with the value that stands for "not known".
+#: Columns that entries lack, with the value that means "unknown".
 _ABSENT = {
     "op_id": "0",
     "host_pages": "[]::BIGINT[]",
@@ -40,19 +41,19 @@ _FIELDS = sorted(
 
 
 class JournalError(Exception):
-    """The journal can't be read as asked; the message says why and what to do."""
+    """The journal cannot be read as requested; the message says why and what to do."""
 
 
 class JournalMissingError(JournalError):
-    """There is no journal here."""
+    """There is no journal on this machine."""
 
 
 class JournalSource:
-    """Entries that a journalctl call selects.
+    """Entries selected by a journalctl call.
 
     Args:
-        arguments: the call, ``-o json`` among its arguments.
-        say: gets one sentence where entries were not whole.
+        arguments: the command line, including ``-o json``.
+        say: gets one sentence if entries could not be read.
     """
 
     def __init__(self, arguments: Sequence[str], say: Callable[[str], None]) -> None:
@@ -61,15 +62,15 @@ class JournalSource:
 
     @property
     def name(self) -> str:
-        """The call that asked the journal."""
+        """The command line that queried the journal."""
         return shlex.join(self._arguments[:-1])
 
     def attach(self, database: Database) -> None:
-        """Run journalctl once into the database's folder.
+        """Run journalctl once, into the database's folder.
 
         Raises:
-            JournalMissingError: journalctl is absent.
-            JournalError: it did not succeed, or holds no entry.
+            JournalMissingError: journalctl is not installed.
+            JournalError: it failed, or selected no entry.
         """
         entries = database.folder / "entries.jsonl"
         with entries.open("wb") as file:
@@ -103,7 +104,7 @@ class JournalSource:
         )
 
     def rare(self, database: Database) -> Iterator[Event]:
-        """The records of entries that are no copies."""
+        """Yield the records of entries that are not copies."""
         decoder = msgspec.json.Decoder(Event)
         unread = 0
         for rows in database.batches(f"SELECT {_RECORD} FROM entries WHERE {_RECORD} IS NOT NULL"):  # noqa: S608

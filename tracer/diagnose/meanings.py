@@ -1,4 +1,4 @@
-"""What each fault class means, in a few words for who meets its name first."""
+"""What each fault class means, in a few words for readers new to it."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

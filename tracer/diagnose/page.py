@@ -1,4 +1,4 @@
-"""From a run's events to the page that shows them."""
+"""Build the contents of the report page from a run's events."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ _ANSWERS = {
     "unknown": "Not known",
 }
 
-#: What a reader may not know.
+#: Glossary for the reader.
 WORDS = (
     (
         "tier",
@@ -47,7 +47,7 @@ WORDS = (
 
 
 def page_of(database: Database, evidence: Evidence, report: Report, source: str) -> Page:
-    """The page; ``source`` says where the events came from."""
+    """Return the page's contents; ``source`` says where the events came from."""
     confirmed = [one for one in report.hypotheses if one.verdict is Verdict.CONFIRMED]
     innocent = any(one.name == INNOCENT for one in confirmed)
     state = "bad" if report.corrupt else "good" if innocent else "unknown"
@@ -83,7 +83,7 @@ def page_of(database: Database, evidence: Evidence, report: Report, source: str)
 
 
 def _headline(evidence: Evidence, grids: Sequence[Grid]) -> str:
-    """What, where, how often; of the tiles that differ all of them."""
+    """Summarize what is wrong, where, and how often."""
     causes = evidence.causes()
     if not causes:
         return ""
@@ -134,7 +134,7 @@ def _stored(evidence: Evidence, grids: Sequence[Grid]) -> str:
 
 
 def _never_back(grids: Sequence[Grid]) -> int:
-    """Cells of the map that were backed up and not read back, by their pages."""
+    """Count the tiles on the maps that were backed up and never read back."""
     return sum(
         size
         for grid in grids
@@ -145,7 +145,7 @@ def _never_back(grids: Sequence[Grid]) -> int:
 
 
 def _findings(evidence: Evidence) -> list[Item]:
-    """The causes, then what may follow from them."""
+    """Return the causes, followed by what may follow from them."""
     causes = {finding.cls for finding in evidence.causes()}
     kinds = evidence.kinds_of_finding()
     return [
@@ -185,7 +185,7 @@ def _asked(answer: Answer) -> Item:
 
 
 def _ruled_out(answers: Sequence[Answer]) -> list[Item]:
-    """What is falsified, by what falsifies it."""
+    """Group falsified hypotheses by the evidence that falsifies them."""
     alike: dict[str, list[str]] = {}
     for answer in answers:
         if answer.verdict is Verdict.FALSIFIED:
@@ -194,7 +194,7 @@ def _ruled_out(answers: Sequence[Answer]) -> list[Item]:
 
 
 def _paths(evidence: Evidence, report: Report) -> Table:
-    """The paths taken, and a row of none for a pool that stayed out where its companions moved."""
+    """Return the paths taken, and a zero row for each pool left out of an operation."""
     rows = [(p.pool, p.op, str(p.token_granular), p.layout, f"{p.count:,}") for p in report.paths]
     operations = dict.fromkeys(path.op for path in report.paths)
     moved = {(path.pool, path.op) for path in report.paths}
@@ -209,7 +209,7 @@ def _paths(evidence: Evidence, report: Report) -> Table:
 
 
 def _unchecked(evidence: Evidence, report: Report, grids: Sequence[Grid]) -> Iterator[str]:
-    """Everything that a reader must not take for checked."""
+    """Yield everything that a reader must not assume to be checked."""
     for reason, count in sorted(report.skipped.items()):
         if count:
             yield f"{count:,} tiles that moved were not looked at: {reason}"

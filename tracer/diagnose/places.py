@@ -1,4 +1,4 @@
-"""Where a user says that events are: recordings, folders of them, or the journal."""
+"""Resolve where a user says the events are: recordings, or folders of them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,16 +10,16 @@ __all__ = ["files_at", "recordings_at"]
 
 
 def recordings_at(places: Sequence[Path], say: Callable[[str], None]) -> RecordingSource:
-    """All recordings at ``places`` (files, or folders that hold some) as one source.
+    """Return all recordings at ``places`` (files, or folders that hold some) as one source.
 
     Raises:
-        RecordingError: a place holds none, or one of them can't be read.
+        RecordingError: a place holds none, or one of them cannot be read.
     """
     return RecordingSource(files_at(places), say)
 
 
 def files_at(places: Sequence[Path]) -> list[Path]:
-    """The recordings at ``places``, in order, each once.
+    """Return the recordings at ``places``, in order and without duplicates.
 
     Raises:
         RecordingError: a place holds none.
@@ -30,6 +30,6 @@ def files_at(places: Sequence[Path]) -> list[Path]:
         if not inside:
             raise RecordingError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
         for file in inside:
-            # Named twice, or in a folder that is named as well, it is still one recording.
+            # A file may be named twice, or also lie in a named folder.
             files.setdefault(file.resolve(), file)
     return list(files.values())

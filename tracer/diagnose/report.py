@@ -1,4 +1,4 @@
-"""What a run comes to, as data: the shape of ``--json`` and the source of what is shown."""
+"""The result of a run as data: the shape of ``--json`` and the source of everything shown."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ __all__ = ["FindingRow", "PathRow", "Report", "TileCounts", "build_report", "ver
 
 
 class TileCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Tiles by outcome; the four add up to those moved."""
+    """Tiles by outcome; the four outcomes add up to ``moved``."""
 
     moved: int
     verified: int
@@ -33,7 +33,7 @@ class PathRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of finding: the first one's text, and how many there were."""
+    """A kind of finding: the text of the first one, and their number."""
 
     cls: str = msgspec.field(name="class")
     pool: str
@@ -51,7 +51,7 @@ class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Paths, tiles, findings, geometry and hypotheses; ``repro`` adds what it knows of sessions."""
+    """Paths, tiles, findings, geometry and hypotheses; ``repro`` adds session results."""
 
     verdict: str
     tiles: TileCounts
@@ -73,7 +73,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> Report:
-    """Everything that ``evidence`` supports; ``asked`` are the hypotheses (default: all of ours)."""
+    """Report everything ``evidence`` supports; ``asked`` are the hypotheses (default: all)."""
     tiles, health, answers = evidence.tiles, evidence.health, ask_all(evidence, asked)
     return Report(
         verdict=verdict_of(evidence, answers)[0],
@@ -101,10 +101,10 @@ def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) 
 
 
 def verdict_of(evidence: Evidence, answers: Sequence[Answer]) -> tuple[str, str]:
-    """The verdict as one sentence, and what to do about it.
+    """Return the verdict as one sentence, and what to do about it.
 
-    It is the first confirmed hypothesis. A finding that none of those that name a cause is about
-    speaks for itself, before what only adds to a cause.
+    It is the first confirmed hypothesis. If no confirmed one names a cause, a finding speaks for
+    itself and precedes hypotheses that only add to a cause.
     """
     confirmed = [one for one in answers if one.verdict is Verdict.CONFIRMED]
     causes = evidence.causes()

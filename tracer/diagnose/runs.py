@@ -1,7 +1,7 @@
-"""Which recordings in a folder are of one run: those that were written at the same time.
+"""Group the recordings of a folder into runs: those written at the same time.
 
-A folder keeps what all processes of a machine recorded, one restart after the other; what was wrong
-before the last one is no evidence of what is wrong now.
+A folder keeps what all processes of a machine recorded, over many restarts. What was wrong before
+the last restart is no evidence of what is wrong now.
 """
 
 import re
@@ -16,21 +16,21 @@ from hicache_dbg.tracer.diagnose.places import files_at
 
 __all__ = ["Run", "chosen_at", "runs_of"]
 
-#: Of the end of a file, in which the last event's time is looked for.
+#: How much of the end of a file is searched for the last event's time.
 TAIL_BYTES = 64 << 10
 _TIME = re.compile(rb'"time_ns":(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Recordings whose times overlap, in nanoseconds since 1970: a process a rank, say."""
+    """Recordings whose times overlap (one process per rank, for example); ns since the epoch."""
 
     files: tuple[Path, ...]
     began_ns: int
     ended_ns: int
 
     def __str__(self) -> str:
-        """When it was, in UTC."""
+        """Return its time span, in UTC."""
         began, ended = (
             datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
             for time_ns in (self.began_ns, self.ended_ns)
@@ -39,10 +39,10 @@ class Run:
 
 
 def runs_of(files: Sequence[Path]) -> list[Run]:
-    """The runs that ``files`` are of, the oldest first.
+    """Return the runs that ``files`` belong to, oldest first.
 
     Raises:
-        RecordingError: a file is no recording.
+        RecordingError: a file is not a recording.
         PartMissingError: one is compressed, and zstandard is not installed.
     """
     runs: list[Run] = []
@@ -56,12 +56,12 @@ def runs_of(files: Sequence[Path]) -> list[Run]:
 
 
 def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool) -> list[Path]:
-    """The recordings at ``places``, each once; of each place the ``last`` run alone, if so asked.
+    """Return the recordings at ``places``, without duplicates; with ``last``, of the last run only.
 
     ``say`` gets one sentence for each place whose runs are read as one.
 
     Raises:
-        RecordingError: a place holds none, or a file is none.
+        RecordingError: a place holds none, or a file is not a recording.
         PartMissingError: one is compressed, and zstandard is not installed.
     """
     chosen: list[Path] = []
@@ -80,7 +80,7 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
 
 
 def _by_process(files: Sequence[Path]) -> list[Run]:
-    """Each process's recording, which may have several parts."""
+    """Return each process's recording, which may have several parts."""
     parts: defaultdict[tuple[Path, str], list[Path]] = defaultdict(list)
     for file in files:
         parts[file.parent, run_of(file)].append(file)
@@ -95,9 +95,10 @@ def _began_ns(file: Path) -> int:
 
 
 def _ended_ns(file: Path) -> int:
-    """When the last event was; where that is not at hand, when the file was written.
+    """Return the time of the last event, or else the file's modification time.
 
-    It is not at hand in a compressed part, and behind an operation on thousands of pages.
+    The event's time is not found in a compressed part, or if the last operation's line is very
+    long.
     """
     status = file.stat()
     times: list[int] = []

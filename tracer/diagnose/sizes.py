@@ -1,4 +1,4 @@
-"""Both ends of a pool's components, drawn where they differ in size."""
+"""Draw both ends of a pool's components where they differ in size."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +10,14 @@ __all__ = ["geometry", "same_size"]
 
 
 def geometry(mirrors: Sequence[MirrorInfo]) -> Iterator[Geometry]:
-    """A drawing for each component whose ends differ in bytes a slot."""
+    """Yield a drawing for each component whose ends differ in bytes per slot."""
     for mirror, device, host in _ends(mirrors):
         if device.slot_bytes != host.slot_bytes:
             yield _drawn(mirror, device, host)
 
 
 def same_size(mirrors: Sequence[MirrorInfo], drawn: Sequence[Geometry]) -> str:
-    """What there is to say of the components that need no drawing."""
+    """Describe the components that need no drawing."""
     alike = [
         f"{_name(mirror, device)} {device.slot_bytes:,} B"
         for mirror, device, host in _ends(mirrors)

@@ -1,4 +1,4 @@
-"""What happened to one bad page: the operations it was in, and the accesses that conflict."""
+"""What happened to one bad page: the operations it took part in, and the conflicting accesses."""
 
 import re
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from hicache_dbg.tracer.events import Finding
 
 __all__ = ["accesses", "story_of"]
 
-#: Operations shown up to and including the first bad one, and after it.
+#: Number of operations shown up to and including the first bad one, and after it.
 BEFORE, AFTER = 10, 3
 
 _FIRST_BAD = """
     SELECT pool, rank, bad_tiles[1][2], bad_tiles[1][1], time_ns
     FROM copies WHERE len(bad_tiles) > 0 ORDER BY time_ns LIMIT 1
 """
-#: One page's operations; ``{end}`` is the list that its number is looked for in.
+#: One page's operations; ``{end}`` is the column to search for the page's id.
 _STEPS = """
     SELECT time_ns, op, op_id, verified, witnessed, mismatched,
            coalesce(list_sum(map_values(skipped)), 0), duration_us, status,
@@ -40,12 +40,12 @@ _PARTS = {
 
 
 def story_of(database: Database, evidence: Evidence) -> Story | None:
-    """The story of the first tile that differed, else of the first page that a finding names."""
+    """Tell the story of the first tile that differed, or else of the first page of a finding."""
     first = database.sql(_FIRST_BAD)
     conflicts = [f for f in evidence.causes() if "; this access: " in f.message]
     if first:
         pool, rank, page, layer, until = first[0]
-        # Accesses to another pool are another story.
+        # Accesses to other pools are unrelated.
         own = next((f for f in conflicts if pool in f.pool.split("+")), None)
         pair = tuple(accesses(own)) if own is not None else ()
         title = f"The first bad tile: {pool}, host page {page}, layer {layer}"
@@ -62,7 +62,7 @@ def story_of(database: Database, evidence: Evidence) -> Story | None:
 
 
 def accesses(finding: Finding) -> Iterator[Step]:
-    """The two accesses that do not go together, and where the page came from, in their order."""
+    """Yield the two conflicting accesses, and where the page was allocated, in order of time."""
     told = {match["part"]: match["what"] for match in _ACCESSES.finditer(finding.message)}
     for part, name in _PARTS.items():
         what = told.get(part, "")

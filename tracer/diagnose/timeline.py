@@ -1,7 +1,7 @@
-"""The timeline of a run: copies as slices, findings as instants, and where a page went next.
+"""The timeline of a run: copies as slices, findings as instants, pages as flows.
 
 A flow leaves the operation that last wrote a host page (a backup or a fetch) and arrives at each
-that read it under the same generation (a load or a store).
+operation that read it under the same generation (a load or a store).
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from hicache_dbg.tracer.events import Finding
 
 __all__ = ["findings_of", "slices_of"]
 
-#: Host pages of each operation, one row a page.
+#: Host pages of each operation, one row per page.
 _PAGES = """
     CREATE TABLE page_uses AS
     SELECT rank, pool, op, op_id, time_ns, op IN ('backup', 'fetch') AS writes,
            unnest(host_pages) AS page, unnest(generations) AS generation
     FROM copies WHERE op IN ('backup', 'fetch', 'load', 'store')
 """
-#: Each pair of operations between which a page flows, once, whatever the number of its pages. The ids
-#: of operations begin anew with each process, so their time tells them apart.
+#: Each pair of operations connected by pages, once, whatever the number of pages. Operation ids
+#: restart with each process, so the time distinguishes them.
 _FLOWS = """
     CREATE TABLE flows AS
     SELECT row_number() OVER () AS id, * FROM (
@@ -62,7 +62,7 @@ _DETAILS = (
 
 
 def slices_of(database: Database) -> Iterator[Slice]:
-    """One slice a copy, in the order of their start."""
+    """Yield one slice per copy, in the order of their start."""
     database.sql(_PAGES)
     database.sql(_FLOWS)
     for rows in database.batches(_SLICES):
@@ -86,7 +86,7 @@ def _slice(row: tuple[Any, ...]) -> Slice:
 
 
 def findings_of(findings: list[Finding]) -> Iterator[Instant]:
-    """One instant a finding, beside the copies of its pool."""
+    """Yield one instant per finding, beside the copies of its pool."""
     for finding in findings:
         yield Instant(
             track=(f"rank {finding.rank}", finding.pool, "findings"),

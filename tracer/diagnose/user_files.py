@@ -1,4 +1,4 @@
-"""Hypotheses that users bring along: a Python file each, run because its user named it."""
+"""Load a user's hypothesis from a Python file, which is executed because its user named it."""
 
 import importlib.util
 from pathlib import Path
@@ -9,14 +9,14 @@ __all__ = ["HypothesisFileError", "hypothesis_from"]
 
 
 class HypothesisFileError(Exception):
-    """A file holds no hypothesis that can be asked; the message says why and what to do."""
+    """A file holds no usable hypothesis; the message says why and what to do."""
 
 
 def hypothesis_from(path: Path) -> Hypothesis:
-    """The ``HYPOTHESIS`` of the Python file at ``path``.
+    """Return the ``HYPOTHESIS`` defined in the Python file at ``path``.
 
     Raises:
-        HypothesisFileError: the file can't be run, or has no :class:`Hypothesis` of that name.
+        HypothesisFileError: the file cannot be run, or defines no :class:`Hypothesis` of that name.
     """
     if not path.is_file():
         raise HypothesisFileError(f"there is no file {path}: expected a Python file")

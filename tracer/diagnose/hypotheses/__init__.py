@@ -1,1 +1,1 @@
-"""One small file a hypothesis; each holds one ``HYPOTHESIS``."""
+"""One small file per hypothesis; each defines one ``HYPOTHESIS``."""

@@ -6,12 +6,12 @@ from hicache_dbg.tracer.events import FaultClass
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """The ledger watches from the first allocation; what it did not see it says."""
+    """Rule it out if the ledger saw every allocation; it reports what it did not see."""
     unwitnessed = evidence.skipped["unwitnessed"]
     if not evidence.paths or not evidence.starts or unwitnessed or evidence.unseen:
         return None
     if not all(word.closing for word in evidence.last_words) or not evidence.last_words:
-        return None  # what is still held is told at the close
+        return None  # leaks are reported only when a run closes
     return "every allocation and free was seen, and they add up"
 
 

@@ -6,7 +6,7 @@ from hicache_dbg.tracer.events import FaultClass, Op
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """What came back from a tier, by whatever key, is what was put there."""
+    """Rule it out if everything that came back, by whatever key, is what was stored."""
     return came_back_equal(evidence, Op.LOAD, Op.FETCH)
 
 

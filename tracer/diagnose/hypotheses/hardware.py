@@ -7,7 +7,7 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass
 
-#: What stands beside a flip that the scrubber found: a name and a number each.
+#: A GPU counter in the message of a bit flip that the scrubber found: a name and a number.
 _COUNTER = re.compile(r"([a-z_][a-z_ ]*) ([0-9.]+)(?=,|;|$)")
 _BESIDE = "; GPU counters: "
 

@@ -6,7 +6,7 @@ from hicache_dbg.tracer.events import FaultClass
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """A CPU pool needs no pinned mirror; a GPU's mirror must say that it is."""
+    """Rule it out if all pools are on the CPU, or if every host pool is pinned."""
     if not evidence.mirrors:
         return None
     if all(mirror.device.device == "cpu" for mirror in evidence.mirrors):

@@ -1,4 +1,4 @@
-"""The host mirror was sized by the formula of another dtype."""
+"""The host mirror was sized by the formula for another dtype."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import ComponentInfo, FaultClass, MirrorInfo
 
-#: Bytes a slot of ``n`` elements takes in each way that index and latent caches are stored.
+#: Bytes of a slot with ``n`` elements, for each storage format of index and latent caches.
 FORMULAS: dict[str, Callable[[int], int]] = {
     "fp8 with one fp32 scale per 128": lambda n: n + n // 128 * 4,
     "fp8": lambda n: n,
@@ -17,7 +17,7 @@ FORMULAS: dict[str, Callable[[int], int]] = {
 
 
 def _formula(device: ComponentInfo, host: ComponentInfo) -> str | None:
-    """The formula that gives the host's bytes from the device's element count, if one does."""
+    """Return the formula that yields the host's bytes from the device's element count, or None."""
     for itemsize in (1, 2, 4):
         if device.slot_bytes % itemsize:
             continue
@@ -28,7 +28,7 @@ def _formula(device: ComponentInfo, host: ComponentInfo) -> str | None:
 
 
 def disagreeing(mirror: MirrorInfo) -> list[tuple[ComponentInfo, ComponentInfo]]:
-    """Components (device, host) whose bytes a slot differ, or whose host page runs into the next."""
+    """Return components (device, host) that differ in slot bytes, or whose host page is longer."""
     host = {component.name: component for component in mirror.host.components}
     return [
         (component, host[component.name])
@@ -49,7 +49,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         return Verdict.UNDECIDED, "no mirror's geometry was recorded"
     for mirror in evidence.mirrors:
         for device, host in disagreeing(mirror):
-            if device.slot_bytes == host.slot_bytes:  # padding, which no dtype makes
+            if device.slot_bytes == host.slot_bytes:  # differs only in padding: no dtype does that
                 continue
             formula = _formula(device, host)
             mismatched = sum(

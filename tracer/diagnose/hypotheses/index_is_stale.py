@@ -6,7 +6,7 @@ from hicache_dbg.tracer.events import FaultClass, Op
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """What the index promised came back as it was."""
+    """Rule it out if what the index promised came back as it was stored."""
     return came_back_equal(evidence, Op.LOAD, Op.FETCH)
 
 

@@ -1,4 +1,4 @@
-"""A tensor was read in another order than it was written in."""
+"""A tensor was read in an order other than the one it was written in."""
 
 from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
 from hicache_dbg.tracer.events import FaultClass

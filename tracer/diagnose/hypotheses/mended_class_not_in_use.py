@@ -1,4 +1,4 @@
-"""The formula was mended in a host pool class that is never built."""
+"""The formula was fixed in a host pool class that is never built."""
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypotheses.host_sized_for_another_dtype import disagreeing

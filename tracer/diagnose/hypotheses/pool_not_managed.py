@@ -33,24 +33,24 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
 
 
 def _left_behind(pool: str, used: set[str], caches: set[tuple[str, ...]]) -> bool:
-    """Whether other pools of its cache moved; where no cache is known, whether any did."""
+    """Return whether other pools of its cache moved; if no cache is known, whether any pool did."""
     own = [cache for cache in caches if pool in cache]
     return not own or any(used & set(cache) for cache in own)
 
 
 def _of_idle(evidence: Evidence, idle: str) -> tuple[Verdict, str]:
-    """Of pools of which no copy is here: there may have been some."""
+    """Judge pools without recorded copies: the copies may be missing from the recording."""
     none = f"no copy of {idle} was recorded, and "
     if evidence.unseen:
         return Verdict.UNDECIDED, f"{none}{evidence.unseen} operations are not here"
     if _most_copies(evidence) < 2:
-        # The pools of an operation are told one after the other: a recording may end between them.
+        # The pools of an operation are recorded one after another: a recording may end in between.
         return Verdict.UNDECIDED, f"{none}no more than one of any other pool"
     return Verdict.CONFIRMED, f"mirrored and never copied: {idle}"
 
 
 def _most_copies(evidence: Evidence) -> int:
-    """Of one pool, either way."""
+    """Return the largest number of copies of any one pool, over all operations."""
     copies = Counter[str]()
     for (pool, *_), count in evidence.paths.items():
         copies[pool] += count

@@ -1,4 +1,4 @@
-"""Prefill and decode disagree in geometry or counts, or a page arrived different."""
+"""Prefill and decode disagree in geometry or counts, or a page arrived with different bytes."""
 
 from hicache_dbg.tracer.diagnose.by_class import by_class, no_traffic
 from hicache_dbg.tracer.events import FaultClass, Op

@@ -1,4 +1,4 @@
-"""A race that wider rows make likelier."""
+"""A race that wider rows make more likely."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,11 @@ from hicache_dbg.tracer.events import FaultClass, Op
 
 RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.SLOT_REUSE)
 
-#: Tiles of a pool that must differ, all of them, before chance is ruled out.
+#: If at least this many tiles of a pool were compared and all differ, chance is ruled out.
 OFTEN = 8
 
 
-def _judge(evidence: Evidence) -> tuple[Verdict, str]:  # noqa: PLR0911 - one verdict after the other
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:  # noqa: PLR0911 - one early return per verdict
     raced = [f for f in evidence.findings if f.cls in RACES]
     if raced:
         return Verdict.CONFIRMED, briefly(raced[0])

@@ -6,7 +6,7 @@ from hicache_dbg.tracer.events import FaultClass
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """Agreement needs two, and somebody who compared them."""
+    """Rule it out if at least two ranks were compared."""
     if len(evidence.ranks) < 2 or not evidence.joined:
         return None
     return f"ranks {', '.join(map(str, sorted(evidence.ranks)))} agree"

@@ -1,4 +1,4 @@
-"""A component did not move with the page that it belongs to."""
+"""A component did not move with the page it belongs to."""
 
 from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
 from hicache_dbg.tracer.diagnose.evidence import Evidence
@@ -6,7 +6,7 @@ from hicache_dbg.tracer.events import FaultClass, Op
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """Every mirrored pool moves, and what it moves is equal."""
+    """Rule it out if every mirrored pool moves and everything loaded is equal."""
     still = [pool for pool in evidence.pools if not evidence.of_pool(pool, Op.BACKUP).moved]
     return None if still or not evidence.pools else all_loads_equal(evidence)
 

@@ -8,7 +8,7 @@ HYPOTHESIS = by_class(
     FaultClass.STORE_BEFORE_WRITE,
     question="Does a backup read pages that are still being written?",
     words="a backup reads its source before the writer is done",
-    # Not even under three: a writer who comes after the second look changes nothing before it.
+    # Not even checksum=three rules it out: a writer may come after the second digest of the source.
     alibi=no_alibi,
     falsified_by="nothing that is recorded: a writer may come after every look at the source",
     advice="make the backup's stream wait for the event of the last writer",

@@ -8,7 +8,7 @@ HYPOTHESIS = by_class(
     FaultClass.CONTROL_TABLE,
     question="Is a page table overwritten while a copy still reads it?",
     words="a page table is overwritten while a copy reads it",
-    # The pages' bytes say nothing of the table's.
+    # The bytes of pages say nothing about those of the table.
     alibi=no_alibi,
     falsified_by="nothing that is recorded: equal pages say nothing of the table that led to them",
     advice="give each operation its own table, or wait for its event before the table is filled again",

@@ -6,7 +6,7 @@ from hicache_dbg.tracer.events import FaultClass, Op
 
 
 def _alibi(evidence: Evidence) -> str | None:
-    """Each way down is answered by its way up."""
+    """Rule it out if every operation into a tier is matched by one out of it."""
     ways = ((Op.BACKUP, Op.LOAD), (Op.STORE, Op.FETCH))
     used = [(down, up) for down, up in ways if evidence.of_op(down).moved]
     if not used or not all(evidence.of_op(up).moved for _, up in used):

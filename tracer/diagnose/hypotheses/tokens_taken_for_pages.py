@@ -1,4 +1,4 @@
-"""An index meant one thing to who gave it and another to who used it."""
+"""The giver and the user of an index disagree about its meaning."""
 
 from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
 from hicache_dbg.tracer.events import FaultClass
