@@ -20,15 +20,17 @@ DEVICES = ("cpu", "cuda")
 MODELS = ("smollm2",)
 """Real models that chats can be held with."""
 
-_COUNTS = (
-    "sessions",
-    "rounds",
-    "max_tokens",
-    "device_pages",
-    "host_pages",
-    "max_running",
-    "scale",
-)
+_LIMITS = {
+    "sessions": (1, 10_000),
+    "rounds": (1, 10_000),
+    "ctx": (4, 1_000_000),
+    "max_tokens": (1, 1_000_000),
+    "device_pages": (1, 100_000_000),
+    "host_pages": (1, 100_000_000),
+    "max_running": (1, 10_000),
+    "scale": (1, 512),
+}
+"""Least and most of each: a number beyond is taken for a typing error."""
 
 
 class ConfigError(ValueError):
@@ -90,10 +92,10 @@ class RunConfig:
     model: str = ""
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
-        _require(self.ctx is None or self.ctx >= 4, "ctx", self.ctx, "at least 4")
+            _require(value is None or value >= least, name, value, f"at least {least}")
+            _require(value is None or value <= most, name, value, f"at most {most}")
         _require(self.seed >= 0, "seed", self.seed, "at least 0")
         _require(self.timeout > 0, "timeout", self.timeout, "above 0 seconds")
         _require(

@@ -24,8 +24,9 @@ from hicache_dbg.repro.faults.base import Target
 from hicache_dbg.repro.model import LayerGate, Model, open_gate
 from hicache_dbg.repro.pd_process import PrefillProcess
 from hicache_dbg.repro.result import EngineStats
-from hicache_dbg.repro.run import OnEngine, Run, workload_of
+from hicache_dbg.repro.run import OnEngine, Run
 from hicache_dbg.repro.scheduler import Scheduler
+from hicache_dbg.repro.sizes import workload_of
 from hicache_dbg.repro.workload import Turn
 
 __all__ = ["PdRun"]

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,24 +10,24 @@ import torch
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.transfer import TransferError
-from hicache_dbg.repro.chats.workload import ChatWorkload, exchanges
-from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.chats.workload import exchanges
+from hicache_dbg.repro.config import RunConfig
 from hicache_dbg.repro.engine import EnginePlan, device_pools, mirrors, plan_of, torch_device
 from hicache_dbg.repro.fault_place import OPTIONS, misplaced, occasion_for
 from hicache_dbg.repro.faults.base import Fault, Target
 from hicache_dbg.repro.faults.page_table import HostAccess, PageTable, Uploads, untold
 from hicache_dbg.repro.kernels import Kernels, ToldKernels, Untold
-from hicache_dbg.repro.oracle import TRUTH_BATCH, ground_truth, judge
+from hicache_dbg.repro.oracle import ground_truth, judge
 from hicache_dbg.repro.result import EngineStats, Exchange, RunResult
 from hicache_dbg.repro.scheduler import Scheduler
-from hicache_dbg.repro.sessions import SessionWorkload
+from hicache_dbg.repro.sizes import sized, truth_sessions, workload_of
 from hicache_dbg.repro.storage import storage_tier
 from hicache_dbg.repro.tiered import TieredCache
-from hicache_dbg.repro.trace import Trace, TraceWorkload
+from hicache_dbg.repro.trace import Trace
 from hicache_dbg.repro.workload import Transcript, Truth, Workload
 from hicache_dbg.tracer.events import FaultClass
 
-__all__ = ["OnEngine", "OnProgress", "Run", "carry_out", "run", "sized", "stats_of", "workload_of"]
+__all__ = ["OnEngine", "OnProgress", "Run", "carry_out", "run", "stats_of"]
 
 OnProgress = Callable[[int, int, str], None]
 """Called with units done, units in all and what is being done, after each answered turn."""
@@ -115,8 +114,7 @@ class Run:
         if self._truth is not None:
             return
         workload = workload_of(self._config, self._trace)
-        # Sessions keep their pages between turns; a request of a trace has one turn only.
-        live = len(workload.transcripts) if self._trace is None else TRUTH_BATCH
+        live = truth_sessions(workload, self._trace)
         report = self._reporter(workload, "ground truth", phase=0)
         self._truth = ground_truth(self._config, workload, live, report)
         self._truth_seconds = time.perf_counter() - self._started
@@ -216,33 +214,6 @@ def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
         # Nothing can be added to a run over two processes, which takes no store.
         raise misplaced(fault, "" if config.pd else OPTIONS.get(fault.stage, ""))
     return fault.apply(plan)
-
-
-def workload_of(config: RunConfig, trace: Trace | None) -> Workload:
-    """The chats, the sessions, or the requests of ``trace``."""
-    if config.model:
-        return ChatWorkload(config)
-    return SessionWorkload(config) if trace is None else TraceWorkload(trace, config.scale)
-
-
-def sized(config: RunConfig, trace: Trace | None) -> RunConfig:
-    """Fill the sizes in and refuse pools that do not hold one session."""
-    pool_set = config.pool_set
-    if not config.model:
-        config = replace(config, ctx=config.first_prompt)
-    tokens = workload_of(config, trace).longest()
-    needed = config.pages_of(tokens)
-    natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
-    pages = config.device_pages or natural or needed
-    # With storage the host is as small as the device: too small for all.
-    host = config.host_pages or (pages if config.storage else pool_set.host_pages)
-    for name, given in (("device_pages", pages), ("host_pages", host)):
-        if given < needed:
-            raise ConfigError(
-                f"{name} is {given}, but one session needs {needed} pages "
-                f"({tokens} tokens at most); raise {name} or ask for less"
-            )
-    return replace(config, device_pages=pages, host_pages=host)
 
 
 def stats_of(controller: HiCacheController, cache: TieredCache) -> EngineStats:

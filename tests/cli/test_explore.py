@@ -51,6 +51,7 @@ def test_clean_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     "wrong",
     [
         ("--explore", "0"),
+        ("--explore", "99999999999999"),
         ("--explore", "5", "--sessions", "3"),
         ("--explore", "5", "--fault", "no_such_fault"),
     ],

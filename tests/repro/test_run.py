@@ -141,6 +141,15 @@ def test_pools_too_small_for_one_session_are_refused(name: str, config: RunConfi
     )
 
 
+@pytest.mark.parametrize("config", [RunConfig(device_pages=10**8), RunConfig(host_pages=10**8)])
+def test_pools_that_exceed_the_memory_are_refused(config: RunConfig) -> None:
+    """One line says what they take and what there is, before anything is built."""
+    with pytest.raises(
+        ConfigError, match=r"take \d+\.\d GB of this machine, which has \d+\.\d GB; "
+    ):
+        run(config)
+
+
 def test_one_session_runs_in_exactly_the_pages_it_needs(small_truth: Truth) -> None:
     """The size that the refusal names is enough, for many sessions one after the other."""
     result = run(replace(SMALL, device_pages=4), truth=small_truth)

@@ -20,6 +20,9 @@ from hicache_dbg.tracer.cli.exits import CORRUPT, OK, USAGE
 
 __all__ = ["Explored", "explore"]
 
+#: Schedules of one call at most; they take about four hours.
+MOST_SCHEDULES = 1_000_000
+
 _MARKS = {"this": "-->", "previous": "==>", "": ""}
 
 
@@ -58,8 +61,8 @@ def explore(
     Raises:
         ConfigError: nothing is to be run, or the fault has no place in a cache without sessions.
     """
-    if schedules < 1:
-        raise ConfigError(f"explore is {schedules}, expected at least 1 schedule")
+    if not 1 <= schedules <= MOST_SCHEDULES:
+        raise ConfigError(f"explore is {schedules}, expected 1 to {MOST_SCHEDULES} schedules")
     if fault is not None and fault.stage != "cache":
         raise misplaced(fault)
     name, ran, began = fault.name if fault else "", 0, time.perf_counter()

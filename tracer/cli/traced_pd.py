@@ -17,7 +17,8 @@ from hicache_dbg.repro.pd import PdRun
 from hicache_dbg.repro.pd_prefill import fingerprint, serve
 from hicache_dbg.repro.pd_process import PrefillProcess
 from hicache_dbg.repro.result import RunResult
-from hicache_dbg.repro.run import OnProgress, carry_out, sized
+from hicache_dbg.repro.run import OnProgress, carry_out
+from hicache_dbg.repro.sizes import sized
 from hicache_dbg.repro.trace import Trace
 from hicache_dbg.repro.workload import Truth
 from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
