@@ -1,15 +1,19 @@
 """What opening a host pool takes beside the pool's own memory."""
 
+import re
 import resource
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_c128
 from hicache_dbg.pools.geometry import Layout, PoolGeometry
 from hicache_dbg.pools.host import host_pool_for
+from hicache_dbg.pools.host_memory import host_zeros
 from hicache_dbg.pools.kinds import index_k, mha, mla
 
 GIB = 1 << 30
@@ -64,3 +68,25 @@ def test_the_book_of_64_gib_is_at_most_64_bytes_a_page() -> None:
     finally:
         tracemalloc.stop()
     assert allocator.nbytes <= peak <= 64 * pages
+
+
+def flags_of_the_mapping_at(address: int) -> set[str]:
+    """``VmFlags`` of the mapping that holds ``address``."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    raise AssertionError(f"no mapping holds {address:#x}")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages"
+)
+def test_host_memory_gets_huge_pages_where_the_kernel_gives_them_on_request() -> None:
+    """The mapping asks for them and is not shared: for shared memory the request is ignored."""
+    memory = host_zeros((8 << 20,), torch.uint8)
+    flags = flags_of_the_mapping_at(memory.data_ptr())
+    assert "hg" in flags
+    assert "sh" not in flags
