@@ -46,6 +46,8 @@ class MirrorViews:
         pinning: the outcome of page-locking the host memory; None if unknown.
         generation: reads the current allocation generations of host pages; None if nobody keeps
             them, in which case pages count as unchanged.
+        writes: how often writing each host page was begun, int64 [host pages]; by default a new
+            count. Several views of the same memory share one.
     """
 
     pool: str
@@ -61,8 +63,7 @@ class MirrorViews:
     generation: Callable[[Pages], Pages] | None = None
     pinning: Pinning | None = None
     one_item: bool = False
-    #: How often writing each host page was begun, int64 [host pages].
-    writes: Pages = field(init=False, repr=False)
+    writes: Pages = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
     #: Number of pages that every component has at the device end.
     device_pages: int = field(init=False, repr=False)
     #: The host end's layout.
@@ -80,7 +81,7 @@ class MirrorViews:
         pages = max((view.pages for view in self.host.values()), default=0)
         layout = next(iter(self.host.values())).layout if self.host else "none"
         for name, value in (
-            ("writes", np.zeros(pages, np.int64)),
+            ("writes", self.writes if self.writes.size else np.zeros(pages, np.int64)),
             ("device_pages", min((view.pages for view in self.device.values()), default=0)),
             ("layout", layout),
             ("item_bytes", sum(view.page_span for view in self.device.values())),

@@ -1,10 +1,11 @@
-"""Attachment to our own engine: ``hicache_dbg.pools``."""
+"""Attach to our own engine: ``hicache_dbg.pools``."""
 
 import importlib
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,15 +41,18 @@ __all__ = ["HiCacheAttachment"]
 
 SYSTEM = "hicache_dbg.pools"
 CONTROLLER = "hicache_dbg.pools.controller"
-#: Whose import says that this process hands pages over, or takes some.
+#: The module whose import means that this process takes part in a prefill-decode handover.
 HANDOVER = "hicache_dbg.pools.handover.decode"
 GenerationReader = Callable[[Pages], Pages]
-#: How long detaching waits, in seconds, for the bus to describe the copies it has.
+#: How long detaching waits for the bus to describe its queued copies, in seconds.
 _LAST_WORDS_S = 2.0
 
 
 class _Fixed(NamedTuple):
-    """What all copies of one mirror have in common; ``layers`` are all, ``model_layers`` their numbers."""
+    """What all copies on one mirror share.
+
+    ``model_layers`` are the model's numbers of ``layers``.
+    """
 
     views: MirrorViews
     host_slots: int
@@ -71,7 +75,7 @@ class HiCacheAttachment:
         self._session = session
         self._patches = Patches()
         self.lifetimes = LifetimeAttachment(session)
-        #: Follows pages from prefill to decode; None while no handover is imported.
+        #: Follows pages from prefill to decode; None until a handover module is imported.
         self.handover: HandoverAttachment | None = None
         self._ranks = RankStatements(session, self._views_of)
         self._requests = RequestSpans(session.errors)
@@ -84,7 +88,7 @@ class HiCacheAttachment:
         self._states = PoolStates()
 
     def attach(self) -> None:
-        """Wrap what is not wrapped yet; calling it again is harmless."""
+        """Wrap what is not wrapped yet; idempotent."""
         self._patches.replace(TransferEngine, "backup", self._around_backup)
         self._patches.replace(TransferEngine, "load", self._around_load)
         self._patches.replace(TransferEngine, "on_queued", self._around_on_queued)
@@ -92,8 +96,8 @@ class HiCacheAttachment:
         self._session.probe.watching = self._session.probe.describes_later = True
         if CONTROLLER not in sys.modules:
             importlib.import_module(CONTROLLER)
-        # While that module is being imported itself, the class is not there yet: the gate's hook
-        # for it comes back here.
+        # While that module is still being imported, the class does not exist yet: the gate's
+        # post-import hook for it calls attach() again.
         controller = getattr(sys.modules[CONTROLLER], "HiCacheController", None)
         if controller is not None:
             self._patches.replace(controller, "__init__", self._after_construction)
@@ -110,8 +114,11 @@ class HiCacheAttachment:
         self._requests.attach()
 
     def detach(self) -> None:
-        """Put the engine's own functions back; a second call changes nothing."""
-        self._requests.detach()  # these two first: they wrap what is wrapped here
+        """Restore the engine's own functions; idempotent."""
+        # The functions are restored one by one while the host runs. Whatever is seen in between is
+        # incomplete and would lead to false findings.
+        self._session.probe.enabled = False
+        self._requests.detach()  # these two first: they wrap our own wrappers
         self._ranks.detach()
         self.lifetimes.detach()
         self._storage.detach()
@@ -119,18 +126,21 @@ class HiCacheAttachment:
             self.handover.detach()
         self._patches.undo()
         self._session.probe.watching = self._session.probe.describes_later = False
-        self._session.bus.settle(_LAST_WORDS_S)  # it may still have copies to describe
+        self._session.bus.settle(_LAST_WORDS_S)  # the bus may still have copies to describe
         self._views.clear()
         self._fixed.clear()
         self._pinned.clear()
 
     def pool_state(self) -> Iterator[PoolState]:
-        """Pages by pool, tier and state, and what became of those asked for; read when asked."""
+        """Return pages by pool, tier and state, and lookup outcomes, at the time of the call."""
         return self._states.read()
 
     def _around_backup(self, original: Callable[..., None]) -> Callable[..., None]:
         def backup(engine: TransferEngine, op: CopyOp) -> None:
-            if op.after is not None:  # the writer of the source: the engine waits for it as well
+            if not self._session.probe.enabled:
+                original(engine, op)
+                return
+            if op.after is not None:  # the source's writer, for which the engine would wait anyway
                 op.after.synchronize()
             self._look_at(op)
             asked = self._requests.of(op)
@@ -144,6 +154,9 @@ class HiCacheAttachment:
 
     def _around_load(self, original: Callable[..., None]) -> Callable[..., None]:
         def load(engine: TransferEngine, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
+            if not self._session.probe.enabled:
+                original(engine, op, on_layer_done)
+                return
             self._look_at(op)
             asked = self._requests.of(op)
             self._session.probe.observe_layers(
@@ -181,13 +194,13 @@ class HiCacheAttachment:
             try:
                 self._session.enforce()
             except CorruptionFoundError:
-                controller.close()  # its workers run already, and nobody will ever hold it
+                controller.close()  # its workers are running, and no caller will ever own it
                 raise
 
         return __init__
 
     def _look_at(self, op: CopyOp) -> None:
-        """What must be seen now: the copies themselves may be described later."""
+        """Check the pinning now, before the copy; the copies themselves may be described later."""
         try:
             for copy in op.copies:
                 mirror = copy.mirror
@@ -247,7 +260,7 @@ class HiCacheAttachment:
         return fixed
 
     def _look_at_coverage(self, group: PoolGroup) -> None:
-        """Say so where a device pool under these pages is never copied and nobody waived it."""
+        """Report device pools under these pages that are never copied and not waived."""
         bytes_of = {
             pool.geometry.name: pool.nbytes // pool.pages for pool in group.unmirrored if pool.pages
         }
@@ -255,7 +268,7 @@ class HiCacheAttachment:
         self._session.check(lambda: check_coverage(bytes_of, group.waived, time_ns=now, rank=rank))
 
     def _look_at_pinning(self, mirror: Mirror) -> None:
-        """Say so where host memory is not as it was when the pool was registered."""
+        """Report host memory whose pinning changed since the pool was registered."""
         state = mirror.host.pinned
         before = self._pinned.get(id(mirror))
         if before is state:
@@ -263,30 +276,38 @@ class HiCacheAttachment:
         self._pinned[id(mirror)] = state
         if before is None:
             return
-        was, pin = self._views[id(mirror)].pinning, pinning_of(mirror.host)
+        was, pin = self._views_of(mirror).pinning, pinning_of(mirror.host)
         now, rank = time.time_ns(), self._session.settings.rank
         self._session.check(
             lambda: check_pinning(mirror.name, pin, time_ns=now, rank=rank, was=was)
         )
 
     def _views_of(self, mirror: Mirror) -> MirrorViews:
-        if id(mirror) not in self._views:  # an engine used without a controller, or a late attach
-            self._register([mirror], None)
-        return self._views[id(mirror)]
+        views = self._views.get(id(mirror))
+        if views is None:  # the engine is used without a controller, or we attached late
+            (views,) = self._register([mirror], None)
+        return views
 
-    def _register(self, mirrors: Iterable[Mirror], generation: GenerationReader | None) -> None:
+    def _register(
+        self, mirrors: Iterable[Mirror], generation: GenerationReader | None
+    ) -> list[MirrorViews]:
         """Read both ends of each mirror off the tensors, check them, and announce them.
 
-        ``generation`` is the allocator's of the cache that the mirrors make up; None of one mirror.
+        ``generation`` reads the host allocator of the cache that the mirrors form; None for a
+        single mirror.
         """
         seen, known = [], tuple(self._views.values())
         for mirror in mirrors:
-            views = self._views[id(mirror)] = mirror_views(mirror, generation)
+            views, before = mirror_views(mirror, generation), self._views.get(id(mirror))
+            if before is not None:  # an earlier cache had these pools, or they were met alone
+                views = replace(views, writes=before.writes)
+            self._views[id(mirror)] = views
+            self._fixed.pop(id(mirror), None)
             self._pinned[id(mirror)] = mirror.host.pinned
             weakref.finalize(mirror, self._views.pop, id(mirror), None)
             weakref.finalize(mirror, self._pinned.pop, id(mirror), None)
             seen.append(views)
-        # A mirror that is met alone may have sisters that nobody has met yet.
+        # A mirror registered alone may belong to a cache whose other mirrors are not known yet.
         cache = () if generation is None else [views.pool for views in seen]
         self._session.register(seen, host_classes=host_classes(), cache=cache)
         now, rank = time.time_ns(), self._session.settings.rank
@@ -297,10 +318,11 @@ class HiCacheAttachment:
                 for finding in check_readings(views, known, time_ns=now, rank=rank)
             ]
         )
+        return seen
 
 
 def _on_device(op: CopyOp) -> bool:
-    """Whether a device can follow every copy."""
+    """Return whether a device can follow every copy."""
     return all(copy.mirror.device.device.type != "cpu" for copy in op.copies)
 
 
@@ -309,7 +331,7 @@ def _generations_of(allocator: PageAllocator) -> GenerationReader:
 
 
 def host_classes() -> tuple[str, ...]:
-    """Names of every host pool class of the engine, built or not."""
+    """Return the names of every host pool class of the engine, built or not."""
     found, waiting = [], list(HostPool.__subclasses__())
     while waiting:
         cls = waiting.pop()
