@@ -52,7 +52,9 @@ class Backups:
             self._start(nodes)
 
     def close(self) -> None:
-        """Finish the queued backups and stop the worker."""
+        """Finish the queued backups, start no more, and stop the worker."""
+        with self._state.changed:
+            self._state.before_eviction = None
         self._worker.close()
 
     def _start(self, nodes: Sequence[Node]) -> None:

@@ -104,7 +104,6 @@ class HiCacheController:
         self.storage = storage.open(self._state) if storage is not None else None
         if self.storage is not None:
             self._state.on_host_copy = self.storage.offer
-        self._closed = False
 
     # -- one request --------------------------------------------------------------------------
 
@@ -121,14 +120,14 @@ class HiCacheController:
         Returns:
             The number of pages gained.
         """
-        self._require_open()
+        self._state.require_open()
         return self.storage.prefetch(tokens, timeout) if self.storage is not None else 0
 
     def match(self, tokens: Tokens) -> Match:
         """Find the longest cached prefix of ``tokens``, in whole pages, and lock it."""
         state = self._state
         with state.changed:
-            self._require_open()
+            self._state.require_open()
             found = state.tree.match(tokens)
             asked = len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else len(tokens)
             state.tree.lock(found.node)
@@ -152,7 +151,7 @@ class HiCacheController:
             ValueError: the match is already unlocked.
         """
         with self._state.changed:
-            self._require_open()
+            self._state.require_open()
             self._require_locked(match)
             if match.ticket is None:
                 try:
@@ -208,7 +207,7 @@ class HiCacheController:
         state = self._state
         pages = np.asarray(device_pages, dtype=np.int64)
         with state.changed:
-            self._require_open()
+            self._state.require_open()
             loading = self._loads.loading(pages)
             if loading.size:
                 raise ValueError(
@@ -286,7 +285,8 @@ class HiCacheController:
         Raises:
             TransferError: a copy failed and no caller has seen its error yet.
         """
-        self._closed = True
+        with self._state.changed:  # no caller is inside a method that would queue another copy
+            self._state.closed = True
         self._backups.close()
         self._loads.close()
         if self.storage is not None:
@@ -332,10 +332,6 @@ class HiCacheController:
             if error is None:
                 raise
             error.add_note(f"while closing: {failed}")  # do not mask the original error
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ValueError("the controller was closed: its workers are gone; open a new one")
 
     @staticmethod
     def _require_locked(match: Match) -> None:

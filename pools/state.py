@@ -46,6 +46,8 @@ class CacheState:
         self.changed = Condition(RLock())
         self.stats = ControllerStats()
         self.in_flight = 0
+        #: Set by ``close``, under the lock: from then on nobody queues a copy.
+        self.closed = False
         #: Backs a node up before the device evicts it (write-back only).
         self.before_eviction: Backup | None = None
         #: Called with a node and the number of last pages of its path that got a host copy
@@ -59,6 +61,11 @@ class CacheState:
         self.beside_captures = guard_for(group.mirrors[0].device.device)
         self._backend = backend
         self._op_ids = count(1)
+
+    def require_open(self) -> None:
+        """Raise ``ValueError`` if the cache was closed: its workers take no more copies."""
+        if self.closed:
+            raise ValueError("the controller was closed: its workers are gone; open a new one")
 
     # -- operations ---------------------------------------------------------------------------
 
@@ -106,10 +113,12 @@ class CacheState:
 
         Raises:
             OutOfPages: nothing is in flight, or nothing ended in time.
+            ValueError: the cache was closed meanwhile.
         """
         patience = ROOM_TIMEOUT_S if self.in_flight else self.storing()
         if not patience or not self.changed.wait(patience):
             raise OutOfPages(self.device.name, pages, self.device.available)
+        self.require_open()
 
     def try_host(self, pages: int) -> Ids | None:
         """Allocate host pages, evicting others; return None if held pages prevent it."""
