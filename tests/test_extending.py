@@ -1,7 +1,8 @@
-"""docs/extending.md: what it shows works, and what it names is there."""
+"""What the documents show works, and what they name is there."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,18 @@ def test_what_is_shown_works() -> None:
     shown: dict[str, object] = {"__name__": "extending"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), shown)  # noqa: S102 - the page's own code
+
+
+def test_the_script_to_start_from_runs() -> None:
+    """The script of docs/pools.md runs as it stands: its pages are evicted, and loaded back."""
+    (script,) = re.findall(
+        r"^```python\n(.*?)^```",
+        (ROOT / "docs" / "pools.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    shown: dict[str, Any] = {"__name__": "script"}
+    exec(compile(script, "docs/pools.md", "exec"), shown)  # noqa: S102 - the page's own code
+    assert shown["cache"].stats.loads == 1
 
 
 @pytest.mark.parametrize("page", ["docs/extending.md", "CONTRIBUTING.md", "README.md"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hicache_dbg.tracer.attach.sglang import survey
 from hicache_dbg.tracer.cli.doctor_checks import State, examine
 from hicache_dbg.tracer.cli.main import main
 
@@ -169,12 +170,34 @@ def test_the_table_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for part in told["parts"]:
         assert part["name"] in text
+    assert text.endswith(
+        "nothing is missing; no HICACHE_DBG or OTEL variable asks for what is absent\n"
+    )
 
 
 def test_without_sglang_its_table_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 3 and where to run it instead; never a traceback."""
     assert main(["doctor", "--sglang"]) == 3
     assert "sglang is not installed here" in capsys.readouterr().err
+
+
+def test_modules_of_sglang_that_fail_are_told_once_with_their_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row names them all; the last line counts what would be attached to."""
+    rows = (
+        survey.Row("MLATokenToKVPoolHost", "missing", "its module cannot be imported here"),
+        survey.Row("HiCacheFile", "attached", "mem_cache.hicache_storage: batch_set_v2"),
+    )
+    why = "ImportError: needs torchvision"
+    failed: dict[str, str] = {"mem_cache.a": why, "mem_cache.b": why}
+    found = survey.Survey("0.5.23", supported=True, rows=rows, unimportable=failed)
+    monkeypatch.setattr(survey, "survey", lambda: found)
+    assert main(["doctor", "--sglang"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "cannot be imported (ImportError: needs torchvision): mem_cache.a, mem_cache.b" in text
+    assert text.count("torchvision") == 1
+    assert text.endswith("1 of 2 places would be attached to")
 
 
 def test_the_expected_cost_grows_with_what_is_digested() -> None:

@@ -18,7 +18,7 @@ def command(
     vary: Annotated[
         list[str],
         typer.Option(
-            help="An option of the run and its values, name=value,value; given again, every "
+            help="An option of repro and its values: name=value,value. Given more than once, every "
             "combination is run.",
             show_default=False,
             rich_help_panel="Comparison",
@@ -26,15 +26,16 @@ def command(
     ],
     as_json: RunAsJson = False,
 ) -> None:
-    """Repeat one seed under two or more settings, and say what the corruption moves with.
+    """Repeat one seed under two or more settings, and say which of them change the corruption.
 
-    With --vary gate=... this tells whether the instrument changes what it measures. Exits 1 if any of
-    the runs is corrupt, 2 if one of them proves nothing: no page came back, or its fault had no occasion.
+    --vary gate=off,loads tells whether tracing itself changes the outcome.
+    Exits 1 if any of the runs is corrupt, 2 if one of them proves nothing:
+    no page came back, or its fault never took effect.
 
     Examples:
       hicache-dbg ab --fault host_sized_for_fp8 --vary gate=off,events,loads,three
-      hicache-dbg ab --fault host_sized_for_fp8 --vary index_dtype=bf16,fp8 --vary sessions=4,15,30
-      hicache-dbg ab --vary layout=layer_first,page_first --vary io_backend=kernel,direct
+      hicache-dbg ab --fault host_sized_for_fp8 --vary index_dtype=bf16,fp8
+      hicache-dbg ab --vary layout=layer_first,page_first --vary sessions=15,30
     """
     from hicache_dbg.tracer.cli import ab_output
     from hicache_dbg.tracer.cli.ab_runs import Compared, plan, variables

@@ -18,8 +18,8 @@ __all__ = ["command"]
 
 
 _LEGEND = (
-    "hicache-dbg: ratios of 'cpu' and 'device' are of speeds, more is better; all others are of times, "
-    "less is better"
+    "hicache-dbg: 'A over B' is the ratio of A to B. 'cpu' and 'device' rows compare speeds, more is better; "
+    "all other rows compare times, less is better. 1 means no difference; goals are the project's own"
 )
 
 
@@ -31,14 +31,17 @@ class Device(StrEnum):
 
 
 def command(
-    device: Annotated[Device, typer.Option(help="Where digests are measured.")] = Device.CPU,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs behind each ratio of the engine.")] = 7,
+    device: Annotated[Device, typer.Option(help="Where to measure digests.")] = Device.CPU,
+    pairs: Annotated[
+        int,
+        typer.Option(min=1, help="Number of runs, with and without tracing, behind each ratio."),
+    ] = 7,
     digests_only: Annotated[
-        bool, typer.Option("--digests-only", help="Leave the engine's part out.")
+        bool, typer.Option("--digests-only", help="Measure digests only, without the engine.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the overhead here, on and off, as ratios of one run.
+    """Measure what tracing costs on this machine, as ratios of with and without.
 
     Example: hicache-dbg bench --device cuda
     """

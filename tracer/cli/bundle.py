@@ -11,20 +11,22 @@ from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.bundle_archive import GZIP, ZSTD, Contents, fill, opened
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["command"]
 
 
 def command(
-    place: Annotated[Path, typer.Argument(help="A recording, or a folder that holds recordings.")],
+    place: Annotated[Path, typer.Argument(help="A recording, or a folder of recordings.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The archive: NAME.tar.zst or NAME.tar.gz.")
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Pack recordings, doctor's findings, settings and versions, with no contents and no ids.
+    """Pack recordings, doctor's findings, settings and versions for a colleague.
 
-    Says what is in the archive and what was left out.
+    No cache contents and no request ids go in. Prints what was packed and what
+    was left out.
 
     Example: hicache-dbg bundle ~/.local/state/hicache-dbg -o run.tar.zst
     """
@@ -64,7 +66,7 @@ def _say(output: Path, done: Contents, *, as_json: bool) -> None:
         print_json(told)
         return
     typer.echo(
-        f"{output}: {output.stat().st_size} B, {done.events} events in {len(done.files)} files"
+        f"{output}: {output.stat().st_size} B, {counted(done.events, 'event')} in {counted(len(done.files), 'file')}"
     )
     for line in done.left_out:
         typer.echo(f"left out: {line}")

@@ -30,22 +30,23 @@ __all__ = ["app"]
 _ORDER = {board.uid: place for place, board in enumerate(BOARDS)}
 
 app = typer.Typer(
-    help="Hand out, check and preview the Grafana dashboards and Prometheus rules.",
+    help="Export, check and preview the Grafana dashboards and Prometheus rules.",
     no_args_is_help=True,
     add_completion=False,
 )
 
-_URL = typer.Option(help="Ask this Prometheus, such as http://127.0.0.1:9090.", metavar="URL")
+_URL = typer.Option(help="Address of a Prometheus, such as http://127.0.0.1:9090.", metavar="URL")
 _FOLDER = typer.Option(
-    "--dir", help="Dashboards and rules in this folder instead of those that are shipped."
+    "--dir", help="Use the dashboards and rules of this folder, not the ones shipped."
 )
 
 
 @app.command("export")
 def export_command(
-    folder: Annotated[Path, typer.Argument(help="Where the files go; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Where the files go. It is made if missing.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace files that were changed there.")
+        bool,
+        typer.Option("--replace", help="Overwrite files that were changed since the last export."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,11 +73,11 @@ def check_command(
     prometheus: Annotated[str, _URL] = "",
     folder: Annotated[Path | None, _FOLDER] = None,
     span: Annotated[
-        int, typer.Option(min=1, help="Seconds that the boards show, for the live check.")
+        int, typer.Option(min=1, help="With --prometheus: seconds that queries look back.")
     ] = 3600,
     as_json: AsJson = False,
 ) -> None:
-    """Check every dashboard and rule; against a Prometheus, that every query returns series.
+    """Check every dashboard and rule; with --prometheus, that every query returns series.
 
     Exits 1 if anything is wrong.
 
@@ -112,14 +113,14 @@ def check_command(
 @app.command("preview")
 def preview_command(
     prometheus: Annotated[str, _URL],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "dashboards.html"
     ),
     folder: Annotated[Path | None, _FOLDER] = None,
     span: Annotated[int, typer.Option(min=1, help="Seconds to show, up to now.")] = 900,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page with what every panel shows now; it needs no Grafana and no network.
+    """Write what every panel shows now as one HTML page, which needs no Grafana and no network.
 
     Example: hicache-dbg dashboards preview --prometheus http://127.0.0.1:9090 -o now.html
     """

@@ -33,46 +33,54 @@ __all__ = ["command"]
 
 def command(
     recordings: Annotated[
-        list[Path] | None, typer.Argument(help="Recordings, or folders that hold them.")
+        list[Path] | None, typer.Argument(help="Recordings, or folders of recordings.")
     ] = None,
     journal: Annotated[
         bool, typer.Option("--journal", help="Read the journal instead of recordings.")
     ] = False,
-    since: Annotated[str, typer.Option(help="With --journal: from this time on.")] = "",
+    since: Annotated[
+        str, typer.Option(help="With --journal: from this time on, such as '1 hour ago'.")
+    ] = "",
     until: Annotated[str, typer.Option(help="With --journal: up to this time.")] = "",
     namespace: Annotated[
-        str, typer.Option(help="With --journal: the namespace that the service logs to.")
+        str, typer.Option(help="With --journal: the journal namespace that the service logs to.")
     ] = "",
     together: Annotated[
         bool,
         typer.Option(
-            "--together", help="Several places are one run (its ranks, say), not several."
+            "--together", help="Treat all places as one run: its ranks, or prefill and decode."
         ),
     ] = False,
     last: Annotated[
         bool,
-        typer.Option("--last", help="Of each folder only the newest run: what was written last."),
+        typer.Option("--last", help="Read only the newest run of each folder."),
     ] = False,
     request: Annotated[
-        str, typer.Option(help="Only what was copied for this request, as its host calls it.")
+        str, typer.Option(help="Judge only what was copied for this request (in SGLang, its rid).")
     ] = "",
     hypothesis: Annotated[
         list[Path] | None,
-        typer.Option(help="A Python file with a HYPOTHESIS of yours; it is run. May be repeated."),
+        typer.Option(
+            help="A Python file with a HYPOTHESIS of your own; it is executed. May be repeated."
+        ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write the report here as one page that needs no network.")
+        Path | None,
+        typer.Option(help="Also write the report as one HTML page that needs no network."),
     ] = None,
     perfetto: Annotated[
         Path | None,
-        typer.Option(help="Write the run's timeline here, to be opened in ui.perfetto.dev."),
+        typer.Option(help="Also write the run's timeline, to open in ui.perfetto.dev."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say, hypothesis by hypothesis, what recordings or the journal falsify and confirm.
+    """Judge every possible cause, one by one, from recordings or the journal.
 
-    Two places are two runs and are compared: what is new, gone, changed. Exits 1 if a run holds a
-    mismatched tile or a finding, 2 if no tile of it was compared and so it proves nothing.
+    Each hypothesis is confirmed, falsified or undecided, with the evidence.
+    Recordings lie in HICACHE_DBG_DIR, by default ~/.local/state/hicache-dbg.
+    Two places are two runs, and are compared: what is new, gone, changed.
+    Exits 1 if a run holds a mismatched tile or a finding, 2 if no tile of it was
+    compared, so that it proves nothing.
 
     Examples:
       hicache-dbg diagnose ~/.local/state/hicache-dbg --last
@@ -112,7 +120,8 @@ def _require_one_kind(
     places: Sequence[Path], journal: bool, *, of_journal: bool, of_recordings: bool
 ) -> None:
     if journal == bool(places):
-        raise CommandError("name recordings to read, or --journal, and not both")
+        where = "" if places else "; recordings are in HICACHE_DBG_DIR (~/.local/state/hicache-dbg)"
+        raise CommandError(f"name recordings to read, or --journal, and not both{where}")
     if journal and of_recordings:
         raise CommandError(
             "--together and --last choose among recordings: leave them out with --journal"

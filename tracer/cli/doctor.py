@@ -1,6 +1,6 @@
 """``hicache-dbg doctor``: what works on this machine."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,9 @@ from hicache_dbg.tracer.cli.doctor_checks import Part, State, examine
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.sglang.survey import Row
+
 __all__ = ["command"]
 
 _STYLE = {State.OK: "green", State.ABSENT: "dim", State.MISSING: "bold red"}
@@ -19,14 +22,18 @@ _STYLE = {State.OK: "green", State.ABSENT: "dim", State.MISSING: "bold red"}
 
 def command(
     sglang: Annotated[
-        bool, typer.Option("--sglang", help="What would be attached to the SGLang installed here.")
+        bool,
+        typer.Option(
+            "--sglang", help="Instead, show what would be attached to the SGLang installed here."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what works here: versions, GPU, NVML, pinned memory, journald, ports, folders, extras, cost.
+    """Check this machine: versions, GPU, NVML, pinned memory, journald, ports, folders, extras, cost.
 
-    What the HICACHE_DBG and OTEL variables ask for and does not work is missing; what is not there
-    and nothing asks for is absent. Exits 3 if anything is missing.
+    missing: a HICACHE_DBG or OTEL variable asks for it, and it does not work.
+    absent: it is not there, and nothing asks for it.
+    Exits 3 if anything is missing.
 
     Examples:
       HICACHE_DBG_SINKS=journald,otel hicache-dbg doctor
@@ -38,6 +45,7 @@ def command(
         print_json({"missing": missing, "parts": parts})
     else:
         Console().print(_table(parts))
+        typer.echo(_summary(parts, sglang=sglang))
     raise typer.Exit(MISSING if missing else OK)
 
 
@@ -54,10 +62,30 @@ def _sglang() -> list[Part]:
         ) from error
     supported = "supported" if found.supported else "not a version the tables were written for"
     states = {"attached": State.OK, "events only": State.ABSENT, "missing": State.ABSENT}
+    head = f"{found.version}, {supported}"
+    for why in dict.fromkeys(found.unimportable.values()):
+        names = [name for name, reason in found.unimportable.items() if reason == why]
+        head += f"\ncannot be imported ({why}): {', '.join(names)}"
     return [
-        Part("sglang", State.OK, f"{found.version}, {supported}"),
-        *(Part(row.name, states[row.state], f"{row.state}: {row.detail}") for row in found.rows),
+        Part("sglang", State.OK, head),
+        *(Part(row.name, states[row.state], _seen(row)) for row in found.rows),
     ]
+
+
+def _seen(row: "Row") -> str:
+    """What the state does not say already."""
+    return row.detail if row.state == "attached" else f"{row.state}: {row.detail}"
+
+
+def _summary(parts: list[Part], *, sglang: bool) -> str:
+    """What the table comes to, in a line."""
+    if sglang:
+        attached = sum(part.state is State.OK for part in parts[1:])
+        return f"{attached} of {len(parts) - 1} places would be attached to"
+    missing = [part.name for part in parts if part.state is State.MISSING]
+    if missing:
+        return f"missing: {', '.join(missing)}"
+    return "nothing is missing; no HICACHE_DBG or OTEL variable asks for what is absent"
 
 
 def _table(parts: list[Part]) -> Table:

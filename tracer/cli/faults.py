@@ -11,10 +11,10 @@ __all__ = ["command"]
 def command(
     as_json: AsJson = False,
 ) -> None:
-    """List the fault classes, what each means, and the faults of it that selftest rehearses.
+    """List the fault classes, what each means, and the faults of each that selftest injects.
 
-    The faults marked with a star can also be injected into sessions: hicache-dbg repro --fault NAME,
-    with the option that stands behind the star, if any.
+    Faults marked with a star can also be injected into sessions, with
+    hicache-dbg repro --fault NAME and the option behind the star, if any.
 
     Example: hicache-dbg faults
     """

@@ -64,28 +64,29 @@ class Query:
 
 
 def command(
-    pool: Annotated[
-        list[str] | None, typer.Option(help="Of this pool; may be given more than once.")
-    ] = None,
+    pool: Annotated[list[str] | None, typer.Option(help="Only this pool. May be repeated.")] = None,
     op: Annotated[
-        list[Op] | None, typer.Option(help="Of this operation; may be given more than once.")
+        list[Op] | None, typer.Option(help="Only this operation. May be repeated.")
     ] = None,
     finding: Annotated[
         list[str] | None,
         typer.Option(
-            help="Findings of this class, or 'any'; may be given more than once.",
+            help="Only findings of this class, or 'any'. May be repeated.",
             metavar="CLASS",
             show_default=False,
         ),
     ] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Of this rank.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
     since: Annotated[
-        str, typer.Option(help="From this time on, as journalctl reads times: '10 min ago'.")
+        str, typer.Option(help="From this time on, as journalctl takes it: '10 min ago'.")
     ] = "",
     until: Annotated[str, typer.Option(help="Up to this time.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines.")
+    ] = False,
     paths: Annotated[
-        bool, typer.Option("--paths", help="A table of the paths that copies took.")
+        bool,
+        typer.Option("--paths", help="Print a table of the paths that copies took, with counts."),
     ] = False,
     times: Annotated[
         bool, typer.Option("--times", help="Put time, host and process before each line.")
@@ -95,7 +96,10 @@ def command(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every field.")] = False,
 ) -> None:
-    """Ask the journal for copies and findings: the query goes to standard error and is then run.
+    """Query the journal for copies and findings.
+
+    The journalctl query is printed on standard error, to be copied and changed,
+    and then run.
 
     Examples:
       hicache-dbg logs --finding any --since '1 hour ago'

@@ -12,10 +12,10 @@ __all__ = ["command"]
 
 
 def command(
-    pid: Annotated[int, typer.Option(help="The process in which tracing was switched on.")],
+    pid: Annotated[int, typer.Option(help="Id of the process in which tracing was switched on.")],
     as_json: AsJson = False,
 ) -> None:
-    """Detach from the running process and print the report of what was traced.
+    """Detach from a running process and print the report of what was traced.
 
     Example: hicache-dbg off --pid 4711
     """

@@ -19,21 +19,31 @@ _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
 
 
 def command(
-    pid: Annotated[int, typer.Option(help="The process; it was started with HICACHE_DBG=armed.")],
+    pid: Annotated[
+        int, typer.Option(help="Id of the process, which was started with HICACHE_DBG=armed.")
+    ],
     checksum: Annotated[
-        Checksum | None, typer.Option(help="HICACHE_DBG_CHECKSUM for this run.")
+        Checksum | None, typer.Option(help="As HICACHE_DBG_CHECKSUM: how much is digested.")
     ] = None,
     sinks: Annotated[
-        str, typer.Option(help="HICACHE_DBG_SINKS for this run, comma-separated.")
+        str, typer.Option(help="As HICACHE_DBG_SINKS: where events go, comma-separated.")
     ] = "",
-    pools: Annotated[str, typer.Option(help="HICACHE_DBG_POOLS for this run.")] = "",
-    ops: Annotated[str, typer.Option(help="HICACHE_DBG_OPS for this run.")] = "",
+    pools: Annotated[
+        str, typer.Option(help="As HICACHE_DBG_POOLS: a glob of the pools to trace.")
+    ] = "",
+    ops: Annotated[
+        str, typer.Option(help="As HICACHE_DBG_OPS: a glob of the operations to trace.")
+    ] = "",
     span: Annotated[
-        str, typer.Option("--for", help="Trace so long (60s, 5m), then detach and report.")
+        str,
+        typer.Option(
+            "--for",
+            help="Trace for this long (60s, 5m), then detach and report. Without it: until off.",
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Attach in the running process; with --for, detach after that time and print the report.
+    """Attach in a running process; with --for, detach after that time and print the report.
 
     Example: hicache-dbg on --pid 4711 --checksum loads --for 60s
     """

@@ -19,8 +19,8 @@ Schedules = Annotated[
     int | None,
     typer.Option(
         "--explore",
-        help="Run this many schedules of a small cache instead, each in an order of its own, and "
-        "shrink the first that breaks; --seed is the first one's.",
+        help="Instead of sessions, run this many schedules of a small cache, each in another order, "
+        "and shrink the first that breaks. --seed is the seed of the first.",
         rich_help_panel=WORKLOAD,
     ),
 ]
@@ -33,11 +33,12 @@ def command(
     record: Record = None,
     as_json: RunAsJson = False,
 ) -> None:
-    """Run multi-turn agent sessions through the tiered cache and say what was corrupted, and why.
+    """Run multi-turn agent sessions through a tiered cache and say what was corrupted, and why.
 
-    The model's tokens are compared with those of the same model with everything kept on the
-    device, and every copied page is digested. Exits 0 if all is clean, 1 if anything is corrupt, 2 if
-    the run proves nothing: no page came back, or the fault found no occasion.
+    Every copied page is digested and compared. The tokens are compared with
+    those of the same model with its whole cache on the device.
+    Exits 0 if all is clean, 1 if anything is corrupt, 2 if the run proves
+    nothing: no page came back, or the fault never took effect.
 
     Examples:
       hicache-dbg repro
@@ -45,7 +46,7 @@ def command(
       hicache-dbg repro --pools deepseek_v4 --layout layer_first
       hicache-dbg repro --trace conversation_trace.jsonl --requests 300
       hicache-dbg repro --pd --kill
-      hicache-dbg repro --model smollm2 --storage file --fault fetch_reported_without_its_bytes
+      hicache-dbg repro --model smollm2 --storage file
       hicache-dbg repro --explore 1000 --fault a_getter_without_a_wait
     """
     from hicache_dbg.tracer.cli import repro_output

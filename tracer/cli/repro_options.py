@@ -10,6 +10,7 @@ import typer
 from hicache_dbg.pools.choices import Layout
 from hicache_dbg.repro.config import DEVICES, MODELS, POOLS, ConfigError, RunConfig
 from hicache_dbg.tracer.cli.levels import GateLevel
+from hicache_dbg.tracer.words import counted
 
 if TYPE_CHECKING:
     from hicache_dbg.repro.faults.base import Fault
@@ -28,7 +29,10 @@ def _option(panel: str, text: str, **more: Any) -> Any:
 
 Record = Annotated[
     Path | None,
-    _option(TRACING, "Keep the events in this folder, made if need be, for diagnose."),
+    _option(
+        TRACING,
+        "Record the events into this folder, for hicache-dbg diagnose. It is made if missing.",
+    ),
 ]
 RunAsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=TRACING)]
 
@@ -37,21 +41,29 @@ RunAsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help
 class RunOptions:
     """What is run, in which engine, and how closely it is traced."""
 
-    sessions: Annotated[int, _option(WORKLOAD, "Agent sessions side by side.")] = DEFAULTS.sessions
-    rounds: Annotated[int, _option(WORKLOAD, "Replies a session gets.")] = DEFAULTS.rounds
+    sessions: Annotated[
+        int, _option(WORKLOAD, "Number of agent sessions that run side by side.")
+    ] = DEFAULTS.sessions
+    rounds: Annotated[int, _option(WORKLOAD, "Replies a session gets at most.")] = DEFAULTS.rounds
     ctx: Annotated[
         int | None,
-        _option(WORKLOAD, "Tokens of a session's first prompt (default: what suits the pool set)."),
+        _option(
+            WORKLOAD, "Tokens of each session's first prompt (default: depends on the pool set)."
+        ),
     ] = None
-    max_tokens: Annotated[int, _option(WORKLOAD, "Tokens of a reply.")] = DEFAULTS.max_tokens
-    timeout: Annotated[float, _option(WORKLOAD, "Seconds a turn may take.")] = DEFAULTS.timeout
-    tag: Annotated[str, _option(WORKLOAD, "A name for the run.")] = ""
-    seed: Annotated[int, _option(WORKLOAD, "Of the prompts.")] = DEFAULTS.seed
+    max_tokens: Annotated[int, _option(WORKLOAD, "Tokens of a reply at most.")] = (
+        DEFAULTS.max_tokens
+    )
+    timeout: Annotated[
+        float, _option(WORKLOAD, "Seconds a turn may take before its session ends as an error.")
+    ] = DEFAULTS.timeout
+    tag: Annotated[str, _option(WORKLOAD, "A name for the run, printed with its result.")] = ""
+    seed: Annotated[int, _option(WORKLOAD, "Seed of the prompts.")] = DEFAULTS.seed
     fault: Annotated[
         str,
         _option(
             WORKLOAD,
-            "Inject a fault; those with a star in hicache-dbg faults.",
+            "Inject this fault: any that hicache-dbg faults marks with a star.",
             show_default=False,
         ),
     ] = ""
@@ -59,46 +71,55 @@ class RunOptions:
         str,
         _option(
             WORKLOAD,
-            f"Hold chats with a real model instead ({', '.join(MODELS)}), at most 6 of 3 turns.",
+            f"Instead of agent sessions, chat with a real model ({', '.join(MODELS)}): at most 6 chats of 3 turns.",
             show_default=False,
         ),
     ] = ""
     trace: Annotated[
-        Path | None, _option(WORKLOAD, "Replay a Mooncake-format trace instead of sessions.")
+        Path | None,
+        _option(WORKLOAD, "Instead of agent sessions, replay a trace in Mooncake's format."),
     ] = None
     requests: Annotated[
-        int | None, _option(WORKLOAD, "Requests of the trace to replay (default: all).")
+        int | None, _option(WORKLOAD, "With --trace: replay only so many requests (default: all).")
     ] = None
     scale: Annotated[
-        int, _option(WORKLOAD, "Tokens that a 512-token block of the trace becomes.")
+        int, _option(WORKLOAD, "With --trace: how many tokens stand for a block of 512.")
     ] = DEFAULTS.scale
     pools: Annotated[str, _option(ENGINE, f"Pool set: {', '.join(POOLS)}.")] = DEFAULTS.pools
     layout: Annotated[
         str, _option(ENGINE, f"Host layout: {', '.join(Layout)} (page_head for mha only).")
     ] = DEFAULTS.layout
     io_backend: Annotated[
-        str, _option(ENGINE, "kernel or direct (default: what the layout is made for).")
+        str,
+        _option(
+            ENGINE, "How copies are made: kernel or direct (default: what the layout is made for)."
+        ),
     ] = ""
     device: Annotated[
-        str, _option(ENGINE, f"Where model and pools live: {' or '.join(DEVICES)}.")
+        str, _option(ENGINE, f"Where the model and its pools live: {' or '.join(DEVICES)}.")
     ] = DEFAULTS.device
     index_dtype: Annotated[
-        str, _option(ENGINE, "What the device stores index-K in: bf16 or fp8.")
+        str, _option(ENGINE, "Dtype in which the device stores index-K: bf16 or fp8.")
     ] = DEFAULTS.index_dtype
     device_pages: Annotated[
-        int | None, _option(ENGINE, "Pages in each device pool (default: too few for all).")
+        int | None,
+        _option(
+            ENGINE,
+            "Pages in each device pool (default: too few for all sessions, so that pages are evicted).",
+        ),
     ] = None
     host_pages: Annotated[
         int | None,
         _option(
-            ENGINE, "Pages in each host pool (default: enough, or with --storage too few for all)."
+            ENGINE,
+            "Pages in each host pool (default: enough for all sessions; with --storage too few).",
         ),
     ] = None
     storage: Annotated[
         str,
         _option(
             ENGINE,
-            "Keep pages behind the host in file[:DIR] or mooncake[:HOST:RPC_PORT:METADATA_PORT] "
+            "Add a storage tier: file[:DIR] or mooncake[:HOST:PORT:METADATA_PORT] "
             "(default: a folder, or a master, of the run's own).",
             show_default=False,
         ),
@@ -107,18 +128,25 @@ class RunOptions:
         bool,
         _option(
             ENGINE,
-            "First kill a process with the same run over the same store while it stores; with --pd "
-            "prefill while it hands a request over.",
+            "With --storage: first kill another process in the middle of the same run over the same "
+            "store. With --pd: kill prefill while it hands a request over.",
         ),
     ] = False
     pd: Annotated[
         bool,
         _option(
             ENGINE,
-            "Compute prompts in one process and replies in another, and hand the pages over (extra nixl).",
+            "Prefill and decode in two processes, with pages handed over through NIXL (extra nixl).",
         ),
     ] = False
-    gate: Annotated[GateLevel, _option(TRACING, "How closely to trace.")] = GateLevel.LOADS
+    gate: Annotated[
+        GateLevel,
+        _option(
+            TRACING,
+            "How closely to trace: off; events (no digests); loads (digest at backup, compare at "
+            "load); ends (also the host end of backups); three (also the source again).",
+        ),
+    ] = GateLevel.LOADS
 
     def config(self) -> RunConfig:
         """The run's own settings; raises ``ConfigError`` where one is not allowed."""
@@ -166,8 +194,6 @@ class RunOptions:
             raise ConfigError(f"requests is {self.requests}, expected at least 1")
         trace = read_trace(self.trace, self.requests)
         if trace.error is not None:
-            whole = len(trace.requests)
-            typer.echo(
-                f"hicache-dbg: {trace.error}; the {whole} requests before it are replayed", err=True
-            )
+            whole = counted(len(trace.requests), "request")
+            typer.echo(f"hicache-dbg: {trace.error}; replayed: {whole} before it", err=True)
         return trace

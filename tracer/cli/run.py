@@ -16,16 +16,19 @@ __all__ = ["command"]
 def command(
     context: typer.Context,
     checksum: Annotated[
-        Checksum | None, typer.Option(help="HICACHE_DBG_CHECKSUM for the command.")
+        Checksum | None, typer.Option(help="As HICACHE_DBG_CHECKSUM: how much is digested.")
     ] = None,
     sinks: Annotated[
-        str | None, typer.Option(help="HICACHE_DBG_SINKS for the command, comma-separated.")
+        str | None, typer.Option(help="As HICACHE_DBG_SINKS: where events go, comma-separated.")
     ] = None,
     record: Annotated[
-        str | None, typer.Option(help="Record into this folder (HICACHE_DBG_DIR), made if need be.")
+        str | None,
+        typer.Option(
+            help="Record into this folder, for hicache-dbg diagnose. It is made if missing."
+        ),
     ] = None,
 ) -> None:
-    """Run a command with the gate on, as HICACHE_DBG=1 in its environment does.
+    """Run a command with tracing on, as HICACHE_DBG=1 in its environment does.
 
     Example: hicache-dbg run --sinks stderr -- python serve.py --port 30000
     """

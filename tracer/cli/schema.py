@@ -31,10 +31,16 @@ _KINDS: dict[Shape, tuple[str, Any]] = {
 
 def command(
     of: Annotated[
-        Shape, typer.Option(help="Events as recordings hold them, or what diagnose prints.")
+        Shape,
+        typer.Option(
+            help="Events of a recording, or what diagnose --json prints for one run or for several."
+        ),
     ] = Shape.EVENTS,
 ) -> None:
-    """Print the JSON Schema of every event, or of what diagnose prints with --json.
+    """Print the JSON Schema of events and reports.
+
+    events: the lines of a recording. report, comparison: what diagnose --json
+    prints for one run, and for several.
 
     Examples:
       hicache-dbg schema > events.schema.json

@@ -10,6 +10,7 @@ from rich.table import Table
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.cli.progress import progress
+from hicache_dbg.tracer.words import counted
 
 if TYPE_CHECKING:
     from hicache_dbg.repro.faults.base import Fault
@@ -21,14 +22,15 @@ __all__ = ["command"]
 def command(
     fault: Annotated[
         list[str] | None,
-        typer.Option(help="Rehearse this fault only; may be given again.", show_default=False),
+        typer.Option(help="Rehearse only this fault. May be repeated.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the order in which queued kernels run.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order in which queued kernels run.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Inject every fault beside its clean twin, and show what was found and how it was named.
+    """Inject every fault, run the same case without it, and show what was found.
 
-    Exits 1 if a fault is not found or wrongly named, or if anything is found in a clean twin.
+    Exits 1 if a fault is not found or not named correctly, or if anything is
+    found in a run without a fault.
 
     Examples:
       hicache-dbg selftest
@@ -76,8 +78,8 @@ def _show(rows: "list[Row]") -> None:
     good = sum(row.good for row in rows)
     classes = len({row.cls for row in rows})
     console.print(
-        f"{good} of {len(rows)} faults of {classes} classes found and rightly named; "
-        f"{sum(row.clean_findings for row in rows)} findings in the clean twins",
+        f"{good} of {counted(len(rows), 'fault')} of {counted(classes, 'class')} found and rightly named; "
+        f"{counted(sum(row.clean_findings for row in rows), 'finding')} in the clean twins",
         style="bold green" if good == len(rows) else "bold red",
         soft_wrap=True,
     )

@@ -40,23 +40,23 @@ HELP = {"help_option_names": ["-h", "--help"]}
 #: In the order in which a person meets them.
 VERBS: Mapping[str, Verb] = MappingProxyType(
     {
-        "repro": Verb("Run agent sessions through the tiered cache and say what was corrupted."),
-        "ab": Verb("Repeat one run under two or more settings, side by side."),
-        "diagnose": Verb("Say what recordings or the journal falsify and confirm."),
-        "logs": Verb("Ask the journal for copies and findings."),
-        "doctor": Verb("Say what works on this machine, and what does not."),
-        "dashboards": Verb("Grafana dashboards: export, check, preview."),
-        "bundle": Verb("Pack everything a colleague needs to look, with no contents and no ids."),
-        "bench": Verb("Measure what tracing costs here, as ratios."),
-        "selftest": Verb("Inject every fault and show what detects it."),
-        "faults": Verb("List the fault classes and the faults that can be injected."),
-        "schema": Verb("Print the JSON Schema of events and reports."),
-        "on": Verb("Switch tracing on in a process that runs."),
-        "off": Verb("Switch it off again, and print what it saw."),
+        "repro": Verb("Run agent sessions through a tiered cache and say what was corrupted."),
+        "diagnose": Verb("Read recordings or the journal and judge every possible cause."),
         "run": Verb(
-            "Run a command with the gate set.",
+            "Run a command with tracing on.",
             {"ignore_unknown_options": True, "allow_extra_args": True},
         ),
+        "on": Verb("Switch tracing on in a running process (started with HICACHE_DBG=armed)."),
+        "off": Verb("Switch tracing off again and print what it saw."),
+        "logs": Verb("Query the journal for copies and findings."),
+        "doctor": Verb("Check what works on this machine; --sglang: what attaches to SGLang."),
+        "bundle": Verb("Pack recordings and versions for a colleague, without contents or ids."),
+        "dashboards": Verb("Export, check and preview Grafana dashboards and Prometheus rules."),
+        "ab": Verb("Repeat one run under several settings and compare."),
+        "selftest": Verb("Inject every fault and check that each is found and named correctly."),
+        "faults": Verb("List the fault classes and the faults that can be injected."),
+        "bench": Verb("Measure what tracing costs on this machine, as ratios."),
+        "schema": Verb("Print the JSON Schema of events and reports."),
     }
 )
 

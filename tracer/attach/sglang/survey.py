@@ -1,6 +1,6 @@
 """What would be attached to the SGLang of this environment: for ``hicache-dbg doctor --sglang``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -10,6 +10,9 @@ from hicache_dbg.tracer.attach.sglang.followed import FOLLOWED
 from hicache_dbg.tracer.attach.sglang.kinds import KINDS, known_classes, methods_of
 
 __all__ = ["Row", "Survey", "survey"]
+
+#: Left out of what a person reads: nearly every module begins with it.
+_PREFIX = "sglang.srt."
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The version that is installed, whether the tables were written for it, and what is found."""
+    """The version that is installed, whether the tables were written for it, and what is found.
+
+    ``unimportable`` gives the reason for each of SGLang's pool modules that cannot be imported here.
+    """
 
     version: str
     supported: bool
     rows: tuple[Row, ...]
+    unimportable: Mapping[str, str]
 
 
 def survey() -> Survey:
@@ -47,46 +54,56 @@ def survey() -> Survey:
     mine = [operation for operation in versions.OPERATIONS if version in operation.versions]
     rows += [_operation_row(operation) for operation in mine]
     rows += [_followed_row(*place) for place in FOLLOWED]
-    return Survey(version, versions.supported(version), tuple(rows))
+    return Survey(version, versions.supported(version), tuple(rows), failed)
 
 
 def _followed_row(module: str, name: str, methods: tuple[str, ...]) -> Row:
     try:
         owner = getattr(import_module(module), name)
     except Exception as error:  # noqa: BLE001 - SGLang imports what its platform has
-        return Row(name, "missing", f"{type(error).__name__}: {error}")
+        return Row(name, "missing", _reason(error))
     missing = [method for method in methods if not hasattr(owner, method)]
     if missing:
         return Row(name, "missing", f"without {', '.join(missing)}")
-    return Row(name, "attached", f"{module}: {', '.join(methods)}")
+    return Row(name, "attached", f"{_short(module)}: {', '.join(methods)}")
 
 
 def _import_all() -> Iterator[tuple[str, str]]:
-    """Import every module that may define pools; yields those that cannot be, and why."""
+    """Import every module that may define pools; yields those that are there and fail, and why."""
     for name in versions.POOL_MODULES:
         try:
             import_module(name)
         except Exception as error:  # noqa: BLE001 - SGLang imports what its platform has
-            yield name, f"{type(error).__name__}: {error}"
+            absent = isinstance(error, ModuleNotFoundError) and name.startswith(error.name or name)
+            if not absent:
+                yield _short(name), _reason(error)
 
 
 def _class_row(name: str, classes: dict[str, type], failed: dict[str, str]) -> Row:
     cls = classes.get(name)
     if cls is None:
-        why = "; ".join(
-            f"{module} cannot be imported ({error})" for module, error in failed.items()
-        )
-        return Row(name, "missing", why or "not defined by this version")
+        why = "its module cannot be imported here" if failed else "not defined by this version"
+        return Row(name, "missing", why)
     missing = [method for method in methods_of(name) if not hasattr(cls, method)]
     if missing:
         return Row(name, "attached", f"without {', '.join(missing)}, which this version has not")
-    return Row(name, "attached", f"{cls.__module__}, both ends")
+    return Row(name, "attached", f"{_short(cls.__module__)}, both ends")
 
 
 def _operation_row(operation: versions.Operation) -> Row:
     try:
         owner = getattr(import_module(operation.module), operation.cls)
     except Exception as error:  # noqa: BLE001 - as above
-        return Row(str(operation), "missing", f"{type(error).__name__}: {error}")
+        return Row(str(operation), "missing", _reason(error))
     found = hasattr(owner, operation.method)
-    return Row(str(operation), "attached" if found else "missing", operation.module)
+    return Row(str(operation), "attached" if found else "missing", _short(operation.module))
+
+
+def _reason(error: Exception) -> str:
+    """The error's type and the first line of its text: the rest repeats for every import."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first}"
+
+
+def _short(module: str) -> str:
+    return module.removeprefix(_PREFIX)
