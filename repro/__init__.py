@@ -1,1 +1,1 @@
-"""Workloads, fault injection, the model and the session oracle."""
+"""Workloads, fault injection, the models and the session oracle."""

@@ -1,4 +1,4 @@
-"""Where a turn's pages come from: the tiers, or, for the ground truth, a device that holds all."""
+"""Where a turn's pages come from: the tiers, or for the ground truth a device that holds all."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,8 +15,8 @@ __all__ = ["Cache", "Lease", "ResidentCache"]
 class Lease:
     """The pages of a running turn.
 
-    ``cached`` tokens are there already, or will be once ``gate(layer)`` has returned for the layer
-    that is to be read. ``table`` holds the page ids, int64, for the turn's full capacity.
+    ``cached`` tokens are valid, or will be once ``gate(layer)`` has returned for the layer to be
+    read. ``table`` holds the page ids, int64, for the turn's full capacity.
     """
 
     turn: Turn
@@ -26,21 +26,21 @@ class Lease:
 
 
 class Cache(Protocol):
-    """What a scheduler needs of a cache."""
+    """What a scheduler needs from a cache."""
 
     def begin(self, turn: Turn) -> Lease | None:
-        """Lease the turn's pages; None if there is no room for them now."""
+        """Lease the turn's pages; return None if there is no room for them now."""
         ...
 
     def finish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
         """End the lease of an answered turn.
 
-        ``tokens`` is the reply, whose last token was never computed on.
+        ``tokens`` is the reply; its last token was never fed back, so it has no cache entry.
         """
         ...
 
     def abandon(self, lease: Lease) -> None:
-        """End the lease of a turn that failed; what it computed is worth nothing."""
+        """End the lease of a failed turn; what it computed is discarded."""
         ...
 
     def forget(self, session: int) -> None:
@@ -49,7 +49,7 @@ class Cache(Protocol):
 
 
 class ResidentCache:
-    """Every session keeps its own pages on the device until it ends; nothing is shared or moved."""
+    """Keeps each session's pages on the device until it ends; nothing is shared or moved."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         self._page_size = page_size

@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked before anything is built."""
+"""What a run is asked to do, validated before anything is built."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +34,10 @@ _LIMITS = {
 
 
 class ConfigError(ValueError):
-    """A run that cannot be started as asked; the message says which value and what is allowed."""
+    """A run that cannot be started as requested.
+
+    The message names the value and what is allowed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +45,33 @@ class RunConfig:
     """Settings of one run.
 
     Attributes:
-        sessions: agent sessions that run side by side.
-        rounds: replies a session gets at most.
-        ctx: tokens of a session's first prompt, the shared system prompt among them; None: what
-            suits the pool set.
-        max_tokens: tokens of a reply at most.
+        sessions: number of concurrent agent sessions.
+        rounds: most replies per session.
+        ctx: tokens of a session's first prompt, including the shared system prompt; None chooses by
+            pool set.
+        max_tokens: most tokens per reply.
         timeout: seconds a turn may take from being ready to its last token.
-        tag: a name for the run, carried into its result.
-        seed: of the prompts (the model's weights have their own).
-        layout: of the host pools.
-        index_dtype: what the device stores index-K in, ``bf16`` or ``fp8``.
-        device_pages: pages in each device pool; None: what suits the pool set and the workload,
-            enough for any one session but not for many.
-        host_pages: pages in each host pool; None: enough for all sessions, or with storage too few.
+        tag: a name for the run, kept in its result.
+        seed: seed of the prompts (the model's weights have their own).
+        layout: layout of the host pools.
+        index_dtype: storage type of index-K on the device, ``bf16`` or ``fp8``.
+        device_pages: pages per device pool; None chooses by pool set and workload, enough for any
+            one session but not for many.
+        host_pages: pages per host pool; None means enough for all sessions, or too few if there is
+            storage.
         pools: the pool set, one of ``POOLS``.
-        io_backend: ``kernel`` or ``direct``; empty: what the layout is made for.
+        io_backend: ``kernel`` or ``direct``; empty chooses by layout.
         device: where model and pools live, one of ``DEVICES``.
-        max_running: turns that are decoded together at most.
-        scale: tokens a block of a trace stands for in a replay.
-        storage: the tier behind the host, see :mod:`hicache_dbg.repro.storage`; empty: none.
+        max_running: most turns decoded together.
+        scale: tokens that stand for one block of a trace in a replay.
+        storage: the tier behind the host, see :mod:`hicache_dbg.repro.storage`; empty for none.
         kill: whether a process with the same run over the same store is killed while it stores,
-            before this run begins; with ``pd`` the process that computes prompts, while it hands
-            one over.
-        pd: whether prompts are computed in one process and replies in another, see
+            before this run begins; with ``pd``, the process that computes prompts, during a
+            handover.
+        pd: whether prompts and replies are computed in separate processes, see
             :mod:`hicache_dbg.repro.pd`.
-        model: a real model to hold chats with, one of ``MODELS``; empty: the small one of the pool
-            set, with agent sessions.
+        model: a real model for chats, one of ``MODELS``; empty for the pool set's small model with
+            agent sessions.
     """
 
     sessions: int = 30
@@ -120,7 +124,7 @@ class RunConfig:
             _one_of("io_backend", self.io_backend, self._backends, f" for layout {self.layout}")
 
     def _require_of_chats(self) -> None:
-        """What chats with a real model have no place for is refused, not left out."""
+        """Refuse options that chats with a real model cannot honor."""
         _one_of("model", self.model, MODELS)
         for name in ("pools", "index_dtype", "ctx"):
             value = getattr(self, name)
@@ -137,7 +141,7 @@ class RunConfig:
 
     @property
     def weights(self) -> str:
-        """What pages of one run mean to another: the name of the model that wrote them."""
+        """Name of the model that wrote the pages: what they mean to another run."""
         return f"repro/{self.model or self.pools}"
 
     @property
@@ -151,12 +155,12 @@ class RunConfig:
         return IoBackend(self.io_backend) if self.io_backend else self._backends[0]
 
     def pages_of(self, tokens: int) -> int:
-        """Pages that a sequence of ``tokens`` tokens takes."""
+        """Return the number of pages that a sequence of ``tokens`` tokens takes."""
         return -(-tokens // self.pool_set.page_size)
 
     @property
     def _backends(self) -> tuple[IoBackend, ...]:
-        """What can serve the layout; the one that it is made for comes first."""
+        """Io backends that support the layout, the preferred one first."""
         from hicache_dbg.pools.validate import LAYOUTS_OF
 
         layout = Layout(self.layout)

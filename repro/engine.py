@@ -1,4 +1,4 @@
-"""How a run's engine is built: a plan that faults may change, and the building of it."""
+"""How a run's engine is built: a plan that faults may modify, and the construction itself."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ HostFormula = Callable[[DevicePool], PoolGeometry]
 
 
 class DeviceMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
-    """The device that a run asks for is not here."""
+    """The device that a run asks for is not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The decisions that an engine's builder takes, as tables.
+    """The decisions of an engine's builder, as tables.
 
-    ``pools`` are the device pools' geometries, the anchor first. ``host_class`` maps a pool's
-    name to the class of its mirror, ``host_formula`` a host pool class to how it sizes itself
-    (default: by the device's tensors). A class may have a formula and yet mirror no pool. ``pin``
-    says whether host memory is to be page-locked.
+    ``pools`` are the geometries of the device pools, the anchor first. ``host_class`` maps a pool's
+    name to the class of its mirror; ``host_formula`` maps a host pool class to the function that
+    sizes it (default: from the device's tensors). A class may have a formula without mirroring any
+    pool. ``pin`` says whether to page-lock host memory.
     """
 
     pools: tuple[PoolGeometry, ...]
@@ -48,7 +48,7 @@ class EnginePlan:
 
 
 def plan_of(config: RunConfig) -> EnginePlan:
-    """The plan without a fault: each host pool takes its geometry from the device's tensors."""
+    """Return the plan without a fault: host pools take their geometry from the device's tensors."""
     return EnginePlan(
         pools=config.pool_set.geometries(config.index_dtype),
         layout=Layout(config.layout),
@@ -61,10 +61,10 @@ def plan_of(config: RunConfig) -> EnginePlan:
 
 
 def torch_device(name: str) -> torch.device:
-    """The device called ``name`` (``cpu``, ``cuda``: the current one).
+    """Return the device called ``name`` (``cpu``, or ``cuda`` for the current one).
 
     Raises:
-        DeviceMissing: there is none, with what torch says of it.
+        DeviceMissing: there is none; the message includes torch's reason.
     """
     if name != "cuda":
         return torch.device(name)
@@ -79,7 +79,7 @@ def torch_device(name: str) -> torch.device:
 def device_pools(
     geometries: Iterable[PoolGeometry], pages: int, device: torch.device
 ) -> dict[str, DevicePool]:
-    """Device pools of ``pages`` pages each, by name."""
+    """Create device pools of ``pages`` pages each, by name."""
     return {geometry.name: DevicePool(geometry, pages, device) for geometry in geometries}
 
 

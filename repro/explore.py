@@ -1,7 +1,7 @@
-"""Schedules of a small cache, one after the other, until one breaks; and the fewest operations of it.
+"""Explore schedules of a small cache until one breaks, then shrink it to the fewest operations.
 
-A seed stands for operations of two readers and for the order in which threads, kernels and copies
-get to run, so what broke once breaks again. The tracer's checks look at every step as it is made.
+A seed determines the operations of two readers and the order in which threads, kernels and copies
+run, so what broke once breaks again. The tracer's checks examine every step as it happens.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +30,10 @@ class Broken:
 
     Attributes:
         case: what was done, in which order.
-        finding: of the check that saw it first; None: a reader met wrong bytes, or the engine refused.
+        finding: the finding of the first check that saw it; None if a reader got wrong bytes or the
+            engine refused.
         words: what is wrong, in one line.
-        steps: everything up to there; the last one, and the one it conflicts with, are marked.
+        steps: all steps up to the failure; the last one and the one it conflicts with are marked.
     """
 
     case: Case
@@ -42,7 +43,7 @@ class Broken:
 
     @property
     def what(self) -> str:
-        """The fault class, or what a reader met."""
+        """Fault class, or what a reader observed."""
         return self.finding.cls.value if self.finding else "wrong bytes"
 
 
@@ -61,19 +62,19 @@ class _Desk:
     listing: Listing | None = None
 
     def check(self, detect: Callable[[], object]) -> bool:
-        """Look at once."""
+        """Run the check at once."""
         detect()
         return True
 
     def push(self, record: Note) -> bool:
-        """Put a note's access on the list, with what is wrong with it."""
+        """Add a note's access to the listing, with what is wrong with it."""
         if self.listing is not None:
             self.listing.add(record)
         return True
 
 
 class Explorer:
-    """Runs schedules; made by :func:`exploring`."""
+    """Runs schedules; created by :func:`exploring`."""
 
     def __init__(self, fault: Fault | None, desk: _Desk, lifetimes: LifetimeAttachment) -> None:
         self._fault = fault
@@ -83,7 +84,7 @@ class Explorer:
     def first_broken(
         self, schedules: int, seed: int = 0, on_schedule: Callable[[int], None] = lambda _: None
     ) -> Broken | None:
-        """The first of ``schedules`` schedules, from ``seed`` on, that breaks; None: none does."""
+        """Return the first of ``schedules`` schedules, from ``seed`` on, that breaks, or None."""
         for number in range(schedules):
             broken = self.run(case_of(seed + number))
             on_schedule(number + 1)
@@ -92,11 +93,11 @@ class Explorer:
         return None
 
     def run(self, case: Case) -> Broken | None:
-        """Run one schedule; what broke, if anything did."""
+        """Run one schedule; return what broke, or None."""
         self._lifetimes.start_over()
         stage = Stage(case.seed, case.eagerness)
         listing = self._desk.listing = Listing(stage)
-        self._lifetimes.host_access("begin", ())  # from here on, order is looked at
+        self._lifetimes.host_access("begin", ())  # from here on, the order of accesses is checked
         with copies_on(stage.streams):
             readers = Readers(stage, case, self._fault, listing.met)
             try:
@@ -114,10 +115,10 @@ class Explorer:
         return Broken(case, listing.finding, listing.words, tuple(listing.steps))
 
     def shrink(self, broken: Broken) -> Broken:
-        """The simplest case that breaks in the same way: operations first, then switches.
+        """Return the simplest case that breaks in the same way: fewest operations and switches.
 
         Raises:
-            ModuleNotFoundError: hypothesis, which does it, is not installed.
+            ModuleNotFoundError: hypothesis, which does the shrinking, is not installed.
         """
         from hicache_dbg.repro.explore_shrink import simplest
 
@@ -129,7 +130,7 @@ class Explorer:
 
 
 def _to_the_end(stage: Stage, listing: Listing) -> None:
-    """Let everybody go on; who is stuck, or has failed, is a break as well."""
+    """Run all actors to the end; an actor that is stuck or has failed counts as a break."""
     stuck = stage.run()
     if stuck:
         listing.met(stuck[0], "waits for what nobody will do")
@@ -140,7 +141,7 @@ def _to_the_end(stage: Stage, listing: Listing) -> None:
 
 @contextmanager
 def exploring(fault: Fault | None = None) -> Iterator[Explorer]:
-    """An explorer of an engine with ``fault``, while its checks are attached."""
+    """Attach the checks to an engine with ``fault`` and yield an explorer for it."""
     desk = _Desk()
     lifetimes = LifetimeAttachment(desk)
     lifetimes.attach()

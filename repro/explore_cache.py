@@ -34,7 +34,7 @@ DEVICE_PAGES, HOST_PAGES = 8, 10
 
 
 def plan() -> EnginePlan:
-    """Latent rows and bf16 index-K, two layers, four tokens a page."""
+    """Return an engine plan: latent rows and bf16 index-K, two layers, four tokens per page."""
     return EnginePlan(
         pools=(
             mla(LAYERS, PAGE, torch.uint8, kv_lora_rank=128, rope_dim=2),
@@ -50,12 +50,12 @@ def plan() -> EnginePlan:
 
 
 class Readers:
-    """An engine whose threads are the stage's, and the readers of a case.
+    """An engine whose threads belong to the stage, and the readers of a case.
 
     Args:
-        stage: where all of it takes place.
+        stage: runs all threads and streams.
         case: what the readers do.
-        fault: what is wrong with the engine; None: nothing.
+        fault: the fault to inject, or None.
         seen: see :data:`Seen`.
     """
 
@@ -72,13 +72,13 @@ class Readers:
         )
         self._controller.alloc_device(
             1
-        )  # page 0 is for padding: no page is where one would count it
+        )  # page 0 is for padding, so page ids differ from their ordinal numbers
         self._take_over()
         if fault is not None:
             fault.install(Target(self._controller))
 
     def begin(self) -> None:
-        """Let the readers begin."""
+        """Start the readers."""
         for reader in range(READERS):
             own = [one for one in self._case.operations if one.reader == reader]
             if own:
@@ -91,11 +91,11 @@ class Readers:
         self._stage.act("closing", lambda: self._guarded("closing", self._controller.close))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._group.close()
 
     def _take_over(self) -> None:
-        """Put the stage's threads, locks and streams in the place of the engine's."""
+        """Replace the engine's threads, locks and streams by the stage's."""
         state = inside(self._controller)
         state.changed = StageCondition(self._stage)  # type: ignore[assignment]
         state.mark = self._forward.record
@@ -110,7 +110,7 @@ class Readers:
             self._guarded(name, partial(act, one))
 
     def _guarded(self, name: str, call: Callable[[], None]) -> None:
-        """Run ``call``; no room is no fault, and whatever else the engine refuses or reports is."""
+        """Run ``call``; lack of room is not a fault, but any other refusal or report is."""
         try:
             call()
         except OutOfPages:
@@ -132,7 +132,7 @@ class Readers:
     def _through(self, match: Match, tokens: Tokens, pages: int) -> None:
         controller = self._controller
         ticket = controller.load_back(match)
-        for load in ticket.loads:  # nobody has waited at its gates yet
+        for load in ticket.loads:  # safe to replace: nobody has waited at its gates yet
             load._changed = StageCondition(self._stage)  # type: ignore[assignment]  # noqa: SLF001
         cached = ticket.device_pages
         for layer in range(LAYERS):
@@ -160,7 +160,7 @@ class Readers:
                 self._seen("stream forward", f"wrong bytes: {name} layer {layer} page {page}")
 
     def _write(self, tokens: Tokens, pages: Ids, first: int) -> None:
-        """Queue the kernels that write what is new; nobody waits for them here."""
+        """Queue the kernels that write new pages, without waiting for them."""
         new = list(enumerate(pages.tolist()))[first:]
         layers = tuple(range(LAYERS))
         for pool in self._group.device.values():
@@ -175,13 +175,13 @@ class Readers:
 
 
 def _tile(pool: DevicePool, layer: int, page: int) -> npt.NDArray[np.uint8]:
-    """The bytes of one page of one layer, flat."""
+    """Return the bytes of one page of one layer, flat."""
     component = pool.geometry.components[0].name
     return pool.layer(component, layer)[page].view(torch.uint8).view(-1).numpy()
 
 
 def _stamp(tokens: Tokens, number: int, pool: DevicePool, layer: int) -> npt.NDArray[np.uint8]:
-    """What a model would compute for page ``number`` of ``tokens``: bytes that no other tile has."""
+    """Return the bytes for page ``number`` of ``tokens``, different from those of any other tile."""
     prefix = tokens[: (number + 1) * PAGE].tobytes()
     seed = zlib.crc32(prefix + f"{pool.geometry.name}/{layer}".encode())
     width = _tile(pool, layer, 0).size

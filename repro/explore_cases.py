@@ -1,4 +1,4 @@
-"""What readers do in an explored schedule: operations, and a case of them that a seed stands for."""
+"""Operations of readers in an explored schedule, and the case that a seed stands for."""
 
 from dataclasses import dataclass
 from random import Random
@@ -12,17 +12,17 @@ READERS = 2
 SEQUENCES = "abc"
 MOST_PAGES = 4
 MOST_OPERATIONS = 10
-#: How often the turn goes to somebody who need not have it; see :class:`Stage`.
+#: Probabilities of a preemption that is not forced; see :class:`Stage`.
 EAGERNESS = (0.0, 0.05, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing a reader does.
+    """One operation of a reader.
 
     A ``turn`` reads what is cached of the first ``pages`` pages of a sequence, computes the rest
-    and caches it; a ``drop`` takes that many device pages and gives them back, so that others are
-    evicted for them.
+    and caches it. A ``drop`` allocates that many device pages and frees them, which forces
+    evictions.
     """
 
     kind: Literal["turn", "drop"]
@@ -37,7 +37,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schedule: who does what, the order that ``seed`` chooses, and the engine's write policy."""
+    """A schedule: who does what, the order chosen by ``seed``, and the engine's write policy."""
 
     operations: tuple[Operation, ...]
     seed: int
@@ -46,7 +46,7 @@ class Case:
 
 
 def case_of(seed: int) -> Case:
-    """The case that ``seed`` stands for; always the same."""
+    """Return the case that ``seed`` stands for; deterministic."""
     random = Random(seed)  # noqa: S311 (cases to try, not secrets)
     count = random.randint(3, MOST_OPERATIONS)
     return Case(

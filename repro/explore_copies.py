@@ -1,4 +1,4 @@
-"""The engine's copies on simulated streams: begun by one thread, carried out when the stage says."""
+"""The engine's copies on simulated streams: queued by one thread, run when the stage decides."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,18 +12,18 @@ from hicache_dbg.tracer.attach.hicache_streams import Kernel
 
 __all__ = ["copies_on"]
 
-#: Layers of a load that are under way together, as on a GPU.
+#: Layers of a load that are in flight together, as on a GPU.
 IN_FLIGHT = 2
-#: Where the engine looks for a copier.
+#: Name of the function by which the engine finds a copier.
 _PLACE = "copier_for"
 
 
 @contextmanager
 def copies_on(streams: Streams) -> Iterator[None]:
-    """Let every copy of this process's engines be a piece of work on ``streams``.
+    """Run every copy of this process's engines as work on ``streams``.
 
-    The engine asks for the copier of a device type; simulated streams are of none, so they take the
-    place of what answers.
+    The engine looks up a copier by device type. Simulated streams have no device type, so this
+    replaces the lookup itself.
     """
 
     def on_streams(device_type: str, backend: IoBackend) -> Copier:

@@ -10,19 +10,19 @@ from hicache_dbg.repro.explore_stage import Stage
 from hicache_dbg.tracer.attach.hicache_flight import Flight
 from hicache_dbg.tracer.attach.hicache_streams import TableTouch, Touch
 from hicache_dbg.tracer.attach.notes import Note
-from hicache_dbg.tracer.checks.slots import ranges
 from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.words import ranges
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.events import Finding
 
 __all__ = ["Listing", "Step"]
 
-#: Steps that only say that the engine looks after its pages; listed if they are of the pair.
+#: Bookkeeping steps of the engine, listed only if they are part of the conflict.
 _QUIET = {"acquire", "release", "lock", "unlock", "pin", "unpin", "begin"}
 
 
-#: Actions on no page at all.
+#: Texts of actions on no page at all.
 _NOBODY = {"device ", "host "}
 
 
@@ -38,12 +38,12 @@ class Step:
 
     @property
     def quiet(self) -> bool:
-        """Whether the line may be left out."""
+        """Whether the line may be omitted."""
         return not self.mark and (self.what in _QUIET or self.pages in _NOBODY)
 
 
 class Listing:
-    """The steps of a schedule; the first thing that is wrong ends it."""
+    """The steps of a schedule; the first violation ends it."""
 
     def __init__(self, stage: Stage) -> None:
         self.steps: list[Step] = []
@@ -54,7 +54,7 @@ class Listing:
         self._made: list[Access | None] = []  # by step
 
     def add(self, note: Note) -> None:
-        """One more step, and what its check says."""
+        """Append a step and run its check."""
         if self.broken:
             return
         if note.by is not None:
@@ -65,7 +65,7 @@ class Listing:
             self.finding = note.findings(found[:1])[0]
 
     def met(self, actor: str, words: str) -> None:
-        """A reader met something wrong."""
+        """Append a step at which a reader observed something wrong."""
         if not self.broken:
             self._append(actor, words, "", None)
             self.steps[-1] = replace(self.steps[-1], mark="this")
@@ -88,7 +88,7 @@ class Listing:
 
 
 def _text(about: object) -> str:
-    """Which pages an access is to."""
+    """Return which pages an access refers to."""
     match about:
         case Flight():
             ends = [

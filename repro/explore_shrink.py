@@ -1,4 +1,4 @@
-"""The simplest case that still breaks, found by hypothesis, which the optional part ``cli`` brings."""
+"""Find the simplest case that still breaks, with hypothesis (optional, from the extra ``cli``)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,9 +15,9 @@ __all__ = ["simplest"]
 
 T = TypeVar("T")
 
-#: Orders that are tried beside the one that broke: fewer operations may want another one.
+#: Number of other orders to try: with fewer operations, another order may be needed to break.
 SEEDS = 16
-#: How many times likelier than each simpler value the one that broke is to be tried.
+#: How much likelier the original value is tried than each simpler one.
 WEIGHT = 16
 _SETTINGS = settings(
     max_examples=400,
@@ -30,13 +30,13 @@ _SETTINGS = settings(
 
 
 def simplest(case: Case, breaks: Callable[[Case], bool]) -> Case:
-    """The case with the fewest operations, pages and switches among those of ``case`` that breaks.
+    """Return the breaking case with fewest operations, pages and switches derived from ``case``.
 
-    Operations are left out or made smaller, never added; their order stays.
+    Operations are removed or made smaller, never added or reordered.
     """
     try:
         return find(_parts_of(case), breaks, settings=_SETTINGS)
-    except NoSuchExample:  # nothing near it breaks: it is as simple as it gets
+    except NoSuchExample:  # no simpler case breaks
         return case
 
 
@@ -53,7 +53,7 @@ def _parts_of(case: Case) -> st.SearchStrategy[Case]:
 
 
 def _smaller(one: Operation) -> st.SearchStrategy[Operation | None]:
-    """Nothing, or the same with smaller numbers."""
+    """Draw None, or the same operation with smaller numbers."""
 
     def build(kept: bool, pages: int, sequence: int, reader: int) -> Operation | None:
         return replace(one, pages=pages, sequence=sequence, reader=reader) if kept else None
@@ -68,5 +68,5 @@ def _smaller(one: Operation) -> st.SearchStrategy[Operation | None]:
 
 
 def _mostly(usual: T, simpler: Iterable[T]) -> st.SearchStrategy[T]:
-    """``usual`` far more often than not, so that the search begins near what broke."""
+    """Draw ``usual`` most of the time, so that the search starts near what broke."""
     return st.sampled_from((*simpler, *[usual] * WEIGHT))

@@ -1,8 +1,8 @@
-"""Threads and simulated streams that take turns, one step at a time, in an order that a seed chooses.
+"""Threads and simulated streams that take turns, one step at a time, in an order chosen by a seed.
 
-The engine's own code runs on real threads, but only one of them at a time: each goes on until it
-waits for something (a lock, a gate, an event, a task), and then the stage chooses who is next among
-all that could go on: threads, and streams whose next piece of work may run.
+The engine's own code runs on real threads, but only one at a time. Each runs until it waits for
+something (a lock, a gate, an event, a task). Then the stage chooses who is next among all that can
+run: threads, and streams whose next piece of work may run.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ Ready = Callable[[], bool]
 
 
 class _Over(BaseException):
-    """No error: it unwinds a thread whose schedule is over."""
+    """Unwinds a thread whose schedule is over; not an error."""
 
 
-#: Turns given and not yet taken. Ctrl-C may come between any two steps of the stage, so that one turn
-#: more is given than is taken: a lock would refuse it.
+#: Turns given but not yet taken. A queue rather than a lock: Ctrl-C between two steps of the stage may
+#: give one turn more than is taken, which a lock would refuse.
 _Turns = SimpleQueue[None]
 
 
@@ -35,7 +35,8 @@ def _always() -> bool:
 class Actor:
     """A thread that runs only when the stage lets it.
 
-    ``until`` says when it can go on; ``idle`` that nobody misses it if it never does.
+    ``until`` says when it can run; ``idle`` means that it may stay blocked forever without being
+    stuck.
     """
 
     def __init__(self, name: str, body: Callable[[], None], stage: "Stage") -> None:
@@ -51,11 +52,11 @@ class Actor:
         self.thread.start()
 
     def ready(self) -> bool:
-        """Whether it could go on now."""
+        """Return whether it could run now."""
         return not self.done and self.until()
 
     def step(self) -> None:
-        """Let it go on until it waits again; called by the stage."""
+        """Let it run until it waits again; called by the stage."""
         self._stage.resume(self)
 
     def _run(self) -> None:
@@ -65,19 +66,19 @@ class Actor:
                 self._body()
         except _Over:
             pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, the schedule shows it
+        except Exception as error:  # noqa: BLE001 - any error is a result of the schedule
             self.error = error
         self.done = True
         self._stage.hand_back()
 
 
 class Stage:
-    """Who runs next, and the step that it is.
+    """Chooses who runs next, and runs one step at a time.
 
     Args:
-        seed: chooses among all who could go on.
-        eagerness: how often the turn goes to somebody who need not have it, 0 to 1: at 0
-            everybody goes on until they must wait.
+        seed: chooses among all that could run.
+        eagerness: probability of an unforced preemption, 0 to 1; at 0 everybody runs until they
+            must wait.
     """
 
     def __init__(self, seed: int, eagerness: float) -> None:
@@ -91,19 +92,20 @@ class Stage:
 
     @property
     def current(self) -> Actor | None:
-        """The thread whose turn it is; None: it is the stage's own, or a stream's."""
+        """The thread whose turn it is; None if the stage itself or a stream is running."""
         return self._current
 
     def act(self, name: str, body: Callable[[], None]) -> Actor:
-        """One more thread, which runs ``body``."""
+        """Start one more thread, which runs ``body``."""
         actor = Actor(name, body, self)
         self.actors.append(actor)
         return actor
 
     def run(self) -> list[str]:
-        """Let everybody go on until nobody can, or the schedule is over.
+        """Run everybody until nobody can, or the schedule is over.
 
-        Returns the names of those who are stuck: they wait for what nobody will do.
+        Returns:
+            The names of stuck actors: they wait for something that nobody will do.
         """
         last: Actor | SimulatedStream | None = None
         while not self.over:
@@ -119,9 +121,9 @@ class Stage:
         return []
 
     def pause(self, until: Ready = _always) -> None:
-        """The running thread can go on once ``until`` holds; others may go first."""
+        """Suspend the running thread until ``until`` holds; others may run first."""
         actor = self._current
-        if actor is None:  # the stage itself: nobody else can run, so it must hold already
+        if actor is None:  # the stage itself waits: nobody else can run, so it must hold already
             if not until():
                 raise RuntimeError("the stage waits for itself; let a thread of its own do that")
             return
@@ -134,43 +136,43 @@ class Stage:
             raise _Over
 
     def resume(self, actor: Actor) -> None:
-        """Give ``actor`` the turn, and take it back when it waits or has ended."""
+        """Give ``actor`` the turn, and wait until it pauses or ends."""
         self._current = actor
         actor.go.put(None)
         self._handed_back.get()
         self._current = None
 
     def hand_back(self) -> None:
-        """The turn is the stage's again."""
+        """Return the turn to the stage."""
         self._handed_back.put(None)
 
     def clear(self) -> None:
         """End every thread, wherever it is."""
         self.over = True
         for actor in self.actors:
-            while not actor.done:  # on its way out it may want locks, which it is refused
+            while not actor.done:  # while unwinding it may ask for locks, which are refused
                 self.resume(actor)
             actor.thread.join()
 
 
 class StageStreams(SimulatedStreams):
-    """Simulated streams whose pieces of work the stage carries out, one a step."""
+    """Simulated streams whose work is run by the stage, one piece per step."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self._stage = stage
 
     def ready(self) -> list[SimulatedStream]:
-        """Streams whose next piece of work may run."""
+        """Return the streams whose next piece of work may run."""
         return [stream for stream in self._streams.values() if stream.ready()]
 
     def run_until(self, reached: Ready) -> None:
-        """Let others go on until ``reached``."""
+        """Let others run until ``reached``."""
         self._stage.pause(reached)
 
 
 class StageCondition:
-    """A re-entrant lock and condition as :class:`threading.Condition`, for threads of a stage."""
+    """A reentrant lock and condition like :class:`threading.Condition`, for threads of a stage."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -189,19 +191,19 @@ class StageCondition:
             self._owner = None
 
     def wait_for(self, holds: Ready, timeout: float | None = None) -> bool:
-        """Let the lock go until ``holds``; time does not pass on a stage, so it never runs out."""
+        """Release the lock until ``holds``; a stage has no time, so the timeout never expires."""
         del timeout
         depth, self._depth, self._owner = self._depth, 0, None
         self._take(holds, depth)
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Let the lock go until the next :meth:`notify_all`."""
+        """Release the lock until the next :meth:`notify_all`."""
         before = self._notified
         return self.wait_for(lambda: self._notified != before, timeout)
 
     def notify_all(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiters."""
         self._notified += 1
 
     def _take(self, holds: Ready, depth: int) -> None:
@@ -214,7 +216,7 @@ class _Queue(deque[Callable[[], None] | None]):
 
 
 class StageWorker(Worker):
-    """A worker whose thread is the stage's."""
+    """A worker whose thread belongs to the stage."""
 
     def __init__(self, name: str, stage: Stage) -> None:
         self._stage = stage
@@ -225,7 +227,7 @@ class StageWorker(Worker):
         self._thread = self._actor.thread
 
     def close(self) -> None:
-        """Finish what is queued."""
+        """Finish the queued tasks."""
         self._closed = True
         self._queue.append(None)
         self._stage.pause(lambda: self._actor.done)

@@ -1,4 +1,4 @@
-"""Where a fault is, which option of a run brings that place, and what gives it an occasion there."""
+"""Where a fault is located, which option of a run provides that place, and what triggers it."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -30,14 +30,14 @@ _OCCASIONS: Mapping[Stage, str] = MappingProxyType(
 
 
 def occasion_for(fault: Fault | None, config: RunConfig) -> str:
-    """What the fault needs in order to do anything; empty without one, or where it is none."""
+    """Return what the fault needs in order to take effect; empty if nothing or without a fault."""
     if fault is None or fault.right(config):
         return ""
     return fault.needs or _OCCASIONS.get(fault.stage, "")
 
 
 def misplaced(fault: Fault, option: str = "") -> ConfigError:
-    """What to say of a run that lacks the fault's place; ``option`` would bring it, if any would."""
+    """Return the error for a run without the fault's place; ``option`` would provide it, if any."""
     add = f"add {option}, or " if option else ""
     return ConfigError(
         f"fault {fault.name} is {_PLACES[fault.stage]}, which this run does not have; {add}run "

@@ -1,7 +1,7 @@
-"""The scores by which sparse attention chooses what to read.
+"""The scores by which sparse attention selects what to read.
 
-The formula is that of DeepSeek-V3.2's lightning indexer: a ReLU score per head, weighted by a
-gate of the query, summed over the heads.
+The formula is that of DeepSeek-V3.2's lightning indexer: a ReLU score per head, weighted by a gate
+of the query and summed over the heads.
 """
 
 import math
@@ -11,19 +11,19 @@ import torch
 
 __all__ = ["RaggedPages", "chosen", "index_scores", "index_scores_by_page"]
 
-#: Later keys win among equal scores (ReLU makes exact zeros). Far above float64 noise, far below
-#: a real difference, so the choice never hangs on the order in which a kernel visits the keys.
+#: Among equal scores (ReLU makes exact zeros) the later key wins. Far above float64 noise and far below
+#: a real difference, so the choice never depends on the order in which a kernel visits the keys.
 _TIE_BREAK = 1e-9
 
-#: Below every score of a key, above the -inf of one that comes later.
+#: Below every key's score, above the -inf of masked keys.
 _LEAST = torch.finfo(torch.float64).min
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedPages:
-    """The pages of sequences of different lengths, one after the other: M in all.
+    """The pages of sequences of different lengths, concatenated: M in all.
 
-    ``owner`` (M,) is the sequence a page belongs to, ``place`` (M,) the how-manieth it is there.
+    ``owner`` (M,) is the sequence a page belongs to, ``place`` (M,) its position in that sequence.
     """
 
     owner: torch.Tensor
@@ -66,14 +66,14 @@ def index_scores_by_page(
 ) -> torch.Tensor:
     """Score the cached keys of many sequences for one query each: (N, longest).
 
-    Work goes by the pages there are, not by the longest sequence.
+    The work is proportional to the number of pages, not to the longest sequence.
 
     Args:
         queries: (N, heads, dim).
         gates: (N, heads).
         keys: (M, page_size, dim) of the pages in ``pages``.
         last: (N,), the last key that each query may see; -1 for none.
-        pages: whose each page is, and where it stands.
+        pages: owner and position of each page.
 
     Returns:
         The scores, -inf beyond what each query may see.
@@ -87,9 +87,9 @@ def index_scores_by_page(
 
 
 def chosen(scores: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Which keys are among the ``top_k`` best of each query, as a mask like ``scores`` (T, C).
+    """Return which keys are among the ``top_k`` best of each query, as a mask (T, C).
 
-    A query that may see fewer keys than ``top_k`` keeps all of those.
+    A query that may see fewer than ``top_k`` keys keeps all of them.
     """
     kept = torch.topk(scores, min(top_k, scores.shape[-1]), sorted=False).values
     return scores >= kept.amin(-1, keepdim=True).clamp_(min=_LEAST)

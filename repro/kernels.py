@@ -1,9 +1,9 @@
-"""What the model's kernels touch, told as a GPU would do it: on a stream of their own.
+"""What the model's kernels touch, reported as a GPU would execute it: on a separate stream.
 
-On a CPU the model's reads and writes are done when they return, so a copy that does not wait for
-them does no harm here; on a GPU it would. They are told on a stream whose work is done at once, and
-the engine is given an event of it to wait for. The tracer's check of the order then finds a wait
-that is missing, whether or not a byte went wrong.
+On a CPU the model's reads and writes are complete when they return, so a copy that does not wait
+for them does no harm; on a GPU it would. They are therefore reported on a stream that executes work
+at once, and the engine gets an event of that stream to wait for. The tracer's ordering check then
+finds a missing wait, whether or not a byte went wrong.
 """
 
 from collections.abc import Callable
@@ -19,38 +19,41 @@ __all__ = ["Kernels", "ToldKernels", "Untold"]
 
 
 class Kernels(Protocol):
-    """Told of what the model's kernels touch."""
+    """Receives what the model's kernels touch."""
 
     def read(self, layer: int, pages: Ids) -> None:
-        """The model's ``layer`` is about to be read, in these pages."""
+        """Report that the model's ``layer`` is about to be read, in these pages."""
         ...
 
     def write(self, pages: Ids) -> None:
-        """Every layer of these pages was written."""
+        """Report that every layer of these pages was written."""
         ...
 
 
 class Untold:
-    """Tells nobody: on a device with streams, the device's own events say it."""
+    """Ignores reports: on a device with streams, the device's own events are observed."""
 
     def read(self, layer: int, pages: Ids) -> None:
-        """Tell nobody of a read."""
+        """Ignore a read."""
 
     def write(self, pages: Ids) -> None:
-        """Tell nobody of a write."""
+        """Ignore a write."""
 
 
 class _AtOnce(SimulatedStreams):
-    """Streams whose work is done before anybody can wait for it, so that any thread may."""
+    """Streams that execute work at once, so any thread may wait for them."""
 
     def run_until(self, reached: Callable[[], bool]) -> None:
-        """Nothing is ever left to run."""
+        """Do nothing: nothing is ever left to run."""
         if not reached():
             raise StreamError("an event of a stream that does its work at once is not passed")
 
 
 class ToldKernels:
-    """Kernels of a model on the CPU; the engine's copies come after those told so far."""
+    """Kernels of a model on the CPU.
+
+    The engine's copies are ordered after those reported so far.
+    """
 
     def __init__(self, controller: HiCacheController) -> None:
         self._pools = tuple(controller.group.device.values())
@@ -58,7 +61,7 @@ class ToldKernels:
         inside(controller).mark = self._mark
 
     def read(self, layer: int, pages: Ids) -> None:
-        """Put a kernel that reads a layer, in every pool that has it, on the stream."""
+        """Queue a kernel that reads a layer, in every pool that has it."""
         touches = (
             Touch(pool, (pool.geometry.layer_ids.index(layer),), pages.tolist(), writes=False)
             for pool in self._pools
@@ -67,7 +70,7 @@ class ToldKernels:
         self._put(f"read layer {layer}", tuple(touches) if pages.size else ())
 
     def write(self, pages: Ids) -> None:
-        """Put a kernel that writes every layer of every pool on the stream."""
+        """Queue a kernel that writes every layer of every pool."""
         touches = (
             Touch(pool, tuple(range(pool.geometry.layers)), pages.tolist(), writes=True)
             for pool in self._pools
@@ -86,4 +89,4 @@ class ToldKernels:
 
 
 def _nothing() -> None:
-    """The work itself was done where it is told of."""
+    """Do nothing: the work was done before it was reported."""

@@ -1,8 +1,8 @@
-"""The model's side of the device pools: tokens in and out of pages, in float64.
+"""The model's access to the device pools: tokens in and out of pages, in float64.
 
-Everything that is stored is rounded to what the pool holds (bf16, or fp8 keys with a scale) and
-read back from the pool before it is used, also within one forward pass: a value that was cached
-and one that was just computed are then the same number.
+Everything stored is rounded to what the pool holds (bf16, or fp8 keys with a scale) and read back
+from the pool before it is used, even within one forward pass. A cached value and one just computed
+are therefore the same number.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ _SCALE_BYTES = 4
 
 
 def fp8_values(device: torch.device) -> torch.Tensor:
-    """Every float8_e4m3fn value as float64, by its code.
+    """Return every float8_e4m3fn value as float64, indexed by its code.
 
-    A table is much faster on a CPU than the element-wise conversion.
+    On a CPU a table lookup is much faster than the element-wise conversion.
     """
     codes = torch.arange(256, dtype=torch.uint8)
     return codes.view(torch.float8_e4m3fn).double().to(device)
@@ -31,7 +31,7 @@ def fp8_values(device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Where tokens are: ``pages`` and ``offsets``, int64 tensors of one shape."""
+    """Where tokens are stored: ``pages`` and ``offsets``, int64 tensors of one shape."""
 
     pages: torch.Tensor
     offsets: torch.Tensor
@@ -42,11 +42,11 @@ class Slots:
         return cls(table.gather(1, positions // page_size), positions % page_size)
 
     def flat(self) -> "Slots":
-        """The same slots along one axis."""
+        """Return the same slots along one axis."""
         return Slots(self.pages.flatten(), self.offsets.flatten())
 
     def after(self, count: int) -> "Slots":
-        """Those along the first axis without the first ``count``."""
+        """Return the slots without the first ``count``, along the first axis."""
         return Slots(self.pages[count:], self.offsets[count:])
 
 
@@ -94,7 +94,7 @@ class Fp8IndexStore:
         self._scales = tuple(page[:, keys:end].view(torch.float32) for page in raw)
 
     def write(self, layer: int, slots: Slots, keys: torch.Tensor) -> None:
-        """Quantise each token with its own scale, largest magnitude / 448, and store both."""
+        """Quantize each token with its own scale, largest magnitude / 448, and store both."""
         largest = keys.abs().amax(-1)
         scales = torch.where(largest > 0, largest / FP8_MAX, 1.0).float()
         codes = (keys / scales.unsqueeze(-1)).float().clamp(-FP8_MAX, FP8_MAX)
@@ -104,7 +104,7 @@ class Fp8IndexStore:
         self._scales[layer][slots.pages, slots.offsets] = scales
 
     def read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
-        """Dequantise whole pages."""
+        """Dequantize whole pages."""
         codes = self._keys[layer][pages]
         values = self._values.index_select(0, codes.flatten().int()).view(codes.shape)
         return values.mul_(self._scales[layer][pages].unsqueeze(-1))
@@ -133,7 +133,7 @@ class RowStore:
     def read_by_head(self, layer: int, slots: Slots) -> torch.Tensor:
         """The same with heads before tokens: (..., heads, C, width) of ``slots`` (..., C)."""
         rows = self._rows[layer][self._row_ids(slots)]
-        return rows.transpose(-3, -2).contiguous().double()  # turned round while it is small
+        return rows.transpose(-3, -2).contiguous().double()  # transposed while still narrow
 
 
 def index_store(pool: DevicePool) -> IndexStore:

@@ -23,7 +23,7 @@ _PAGE_SIZE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MhaSpec(ModelSpec):
-    """The shape of the model: a key of ``head_dim``, a value of ``v_head_dim`` a head and token."""
+    """The shape of the model: a key of ``head_dim`` and a value of ``v_head_dim`` per head."""
 
     end_bias: float = -0.4
     heads: int = 8
@@ -52,7 +52,7 @@ def _draw(spec: MhaSpec, matrix: Matrix) -> _Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """A chunk's context, itself included, and its own part of that."""
+    """A chunk's context, itself included, and the chunk's own slots in it."""
 
     context: Slots
     own: Slots
@@ -61,7 +61,10 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """The contexts of a batch, (N, longest); ``later`` (N, longest) is what a query may not see."""
+    """The contexts of a batch, (N, longest).
+
+    ``later`` (N, longest) masks what a query may not see.
+    """
 
     context: Slots
     own: Slots
@@ -70,7 +73,7 @@ class _Batch:
 
 
 class MhaAttention:
-    """Caches keys and values, attends to all of them."""
+    """Caches keys and values, and attends to all of them."""
 
     def __init__(
         self, spec: MhaSpec, layers: tuple[_Layer, ...], keys: RowStore, values: RowStore
@@ -136,12 +139,12 @@ class MhaAttention:
 
 
 def mha_geometry(spec: MhaSpec) -> PoolGeometry:
-    """The pool of the model of ``spec``."""
+    """Return the pool geometry for a model of ``spec``."""
     return mha(spec.layers, _PAGE_SIZE, spec.heads, spec.head_dim, v_head_dim=spec.v_head_dim)
 
 
 def mha_model(spec: MhaSpec, pools: Mapping[str, DevicePool]) -> Model:
-    """The model of ``spec`` over its pool."""
+    """Build the model of ``spec`` over its pool."""
     pool = pools["mha"]
     frame, layers = seeded_weights(spec, pool.device, partial(_draw, spec))
     attention = MhaAttention(spec, layers, RowStore(pool, "k"), RowStore(pool, "v"))

@@ -1,7 +1,7 @@
-"""Latent attention over what an indexer picks: pools ``mla`` and ``dsa_index_k``.
+"""Latent attention over tokens selected by an indexer: pools ``mla`` and ``dsa_index_k``.
 
-Formulas follow DeepSeek-V3.2: its lightning indexer chooses ``top_k`` tokens, and multi-head latent
-attention reads only those.
+The formulas follow DeepSeek-V3.2: its lightning indexer selects ``top_k`` tokens, and multi-head
+latent attention reads only those.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ _PAGE_SIZE = 64
 class MlaSpec(ModelSpec):
     """The shape of the model.
 
-    ``kv_lora_rank + rope_dim`` values of latent KV and ``index_dim`` values of index-K are cached
-    per token and layer. ``top_k`` tokens are attended to.
+    Per token and layer, ``kv_lora_rank + rope_dim`` values of latent KV and ``index_dim`` values of
+    index-K are cached. ``top_k`` tokens are attended to.
     """
 
     heads: int = 2
@@ -77,7 +77,7 @@ def _draw(spec: MlaSpec, matrix: Matrix) -> _Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Queries:
-    """What R tokens ask of their context, each (R, heads, dim), and the gates (R, heads)."""
+    """The queries of R tokens, each (R, heads, dim), and the gates (R, heads)."""
 
     attention: torch.Tensor
     index: torch.Tensor
@@ -86,7 +86,7 @@ class _Queries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """Where a chunk is: its context, itself included, and its own part of that."""
+    """The slots of a chunk: its context, itself included, and its own part of that."""
 
     start: int
     pages: torch.Tensor
@@ -97,7 +97,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Batch:
-    """Where the tokens of a batch are, and the pages of their sequences."""
+    """The slots of a batch's tokens, and the pages of their sequences."""
 
     positions: torch.Tensor
     tables: torch.Tensor
@@ -108,7 +108,7 @@ class _Batch:
 
 
 class MlaAttention:
-    """Caches latents and index keys, scores all of the keys, attends to the best tokens."""
+    """Caches latents and index keys, scores all keys, and attends to the best tokens."""
 
     def __init__(
         self, spec: MlaSpec, layers: tuple[_Layer, ...], latent: RowStore, index: IndexStore
@@ -162,10 +162,10 @@ class MlaAttention:
     def _by_blocks(
         self, asked: _Queries, keys: torch.Tensor, expanded: "_Expanded", start: int
     ) -> torch.Tensor:
-        """Let each query of a chunk that begins at ``start`` look at what comes before it.
+        """Let each query of a chunk that begins at ``start`` attend to what precedes it.
 
-        By blocks of queries: what lies after a block is no work, and what is worked on stays in
-        the processor's cache.
+        Works by blocks of queries: nothing is computed beyond a block's last position, and the
+        working set stays in the CPU cache.
         """
         mixed = []
         for first in range(0, len(asked.gates), BLOCK):
@@ -181,7 +181,7 @@ class MlaAttention:
     def _cache(
         self, number: int, normed: torch.Tensor, rotation: Rotation, slots: Slots
     ) -> _Queries:
-        """Cache the latent KV and index-K of R tokens and return what they ask of the context."""
+        """Cache the latent KV and index-K of R tokens, and return their queries."""
         spec, layer = self._spec, self._layers[number]
         latent = normed @ layer.latent
         content, roped = latent[:, : spec.kv_lora_rank], latent[:, spec.kv_lora_rank :]
@@ -201,9 +201,9 @@ class MlaAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Expanded:
-    """The latents of one sequence out of the latent space, for many queries.
+    """The latents of one sequence expanded to keys and values, for many queries.
 
-    ``keys`` (heads, head_dim + rope_dim, C), ``values`` (heads, C, head_dim).
+    ``keys`` is (heads, head_dim + rope_dim, C), ``values`` is (heads, C, head_dim).
     """
 
     keys: torch.Tensor
@@ -222,8 +222,14 @@ class _Expanded:
     def attend(self, queries: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Attend to the tokens in ``mask`` (T, C), which may cover fewer than were expanded.
 
-        Dense work for a sparse result, because most tokens are chosen by one query or another.
-        ``queries`` is (T, heads, head_dim + rope_dim). Returns (T, heads * head_dim).
+        Dense work for a sparse result, because most tokens are chosen by some query.
+
+        Args:
+            queries: (T, heads, head_dim + rope_dim).
+            mask: (T, C), which tokens each query attends to.
+
+        Returns:
+            (T, heads * head_dim).
         """
         seen = mask.shape[-1]
         logits = queries.transpose(0, 1) @ self.keys[..., :seen]
@@ -238,9 +244,10 @@ def _attend_latents(
     latents: torch.Tensor,
     valid: torch.Tensor,
 ) -> torch.Tensor:
-    """Attend to tokens that were already gathered, one query a sequence (decoding).
+    """Attend to tokens that were already gathered, one query per sequence (decoding).
 
-    The query goes into the latent space instead of the latents out of it (the absorbed form).
+    The query is projected into the latent space instead of expanding the latents (the absorbed
+    form).
 
     Args:
         spec: of the model.
@@ -270,7 +277,7 @@ def _geometries(index_dtype: IndexDtype) -> tuple[PoolGeometry, ...]:
 
 
 def mla_model(spec: MlaSpec, pools: Mapping[str, DevicePool]) -> Model:
-    """The model of ``spec`` over its two pools."""
+    """Build the model of ``spec`` over its two pools."""
     latent = RowStore(pools["mla"], "latent")
     index = index_store(pools["dsa_index_k"])
     device = pools["mla"].device

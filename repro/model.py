@@ -1,7 +1,7 @@
 """A small transformer that reads and writes its cache through page tables.
 
-All of it is float64: results then do not depend on how a prompt was cut into chunks or batches,
-which is what lets a run through the tiers be compared with one that kept everything on the device.
+All of it is float64. Its results then do not depend on how a prompt was split into chunks or
+batches, so a run through the tiers can be compared with one that kept everything on the device.
 """
 
 from collections.abc import Callable
@@ -33,22 +33,25 @@ class Attention(Protocol):
     """The attention of all layers, over pools of its own kind."""
 
     def chunk(self, start: int, count: int, table: torch.Tensor) -> LayerStep:
-        """For ``count`` tokens of one sequence from position ``start`` on; ``table`` is (P,)."""
+        """Prepare ``count`` tokens of one sequence from position ``start`` on.
+
+        ``table`` is (P,).
+        """
         ...
 
     def batch(self, positions: torch.Tensor, tables: torch.Tensor) -> LayerStep:
-        """For one token of each of N sequences; ``positions`` is (N,), ``tables`` (N, P)."""
+        """Prepare one token of each of N sequences; ``positions`` is (N,), ``tables`` (N, P)."""
         ...
 
 
 def open_gate(_layer: int) -> None:
-    """Wait for nothing: everything that will be read is already on the device."""
+    """Return at once: everything to be read is already on the device."""
 
 
 class Model:
-    """Weights, and an attention over the pools that the model keeps its cache in.
+    """Weights, and an attention over the pools that hold the model's cache.
 
-    Tokens, positions and tables may come from any device.
+    Tokens, positions and tables may be on any device.
     """
 
     def __init__(self, frame: Frame, attention: Attention) -> None:
@@ -77,7 +80,7 @@ class Model:
             piece = tokens[first : first + CHUNK]
             step = self._attention.chunk(start + first, len(piece), table)
             hidden = self._layers(piece, step, gate)
-            gate = open_gate  # a layer that was once let through stays readable
+            gate = open_gate  # once its gate has opened, a layer stays readable
         return self._next_tokens(hidden[-1:], tokens[-1:])[0]
 
     def decode(

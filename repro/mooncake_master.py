@@ -1,4 +1,4 @@
-"""A Mooncake master of our own on the loopback, for a run that is given none."""
+"""Start a private Mooncake master on the loopback interface, for runs that are not given one."""
 
 import ctypes
 import shutil
@@ -22,35 +22,35 @@ _LIBC = ctypes.CDLL(None)
 
 
 class MasterMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
-    """The master's program is not here, or does not come up."""
+    """The master's program is missing, or does not start."""
 
 
 @dataclass(slots=True)
 class Master:
-    """A master that runs: where it answers, and its process."""
+    """A running master: its addresses and its process."""
 
     address: str
     metadata: str
     process: "subprocess.Popen[bytes]"
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it at once."""
         self.process.kill()
         self.process.wait()
 
 
 def master_binary() -> str | None:
-    """Where the master's program is: beside this Python, or on the path."""
+    """Return the path of the master's program, beside this Python or on PATH; None if missing."""
     beside = Path(sys.executable).with_name(BINARY)
     return str(beside) if beside.exists() else shutil.which(BINARY)
 
 
 @contextmanager
 def master(lease_ms: int = 5000) -> Iterator[Master]:
-    """A master with its metadata service on free loopback ports, gone with the context.
+    """Run a master with its metadata service on free loopback ports, within the context.
 
     Raises:
-        MasterMissing: its program is not here, or it did not answer within 20 s.
+        MasterMissing: its program is missing, or it did not answer within 20 s.
     """
     program = master_binary()
     if program is None:
@@ -80,12 +80,12 @@ def master(lease_ms: int = 5000) -> Iterator[Master]:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel end this process with the one that started it, also where that is killed."""
+    """Make the kernel end this process with its parent, even if the parent is killed."""
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held until each is known, so that they differ."""
+    """Return ports that are free now; all are held until each is known, so that they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for item in sockets:

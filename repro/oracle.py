@@ -1,9 +1,9 @@
-"""The ground truth, and the judgement of sessions against it.
+"""Compute the ground truth, and judge sessions against it.
 
-Truth is the same model given the same workload, with every session's cache kept on the device by
-itself: no host tier, no sharing, no eviction. The model's results depend neither on batches nor
-on chunks, so any token that differs was made from bytes that differ. A real model, which has no such
-promise, answers each turn anew in its own library's cache.
+The truth is the same model on the same workload with each session's cache kept on the device: no
+host tier, no sharing, no eviction. The model's results depend neither on batches nor on chunks, so
+any token that differs was computed from bytes that differ. A real model gives no such guarantee, so
+it answers each turn anew in its own library's cache.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,16 +28,16 @@ def ground_truth(
     live_sessions: int,
     on_answer: Callable[[], None],
 ) -> Truth:
-    """Answer ``workload`` with everything on the device, or with no pools at all.
+    """Answer ``workload`` with everything on the device, or without any pools.
 
     Args:
-        config: of the run, for the pools, what they store and where they live.
-        workload: asks; its transcripts are the truth.
+        config: of the run, for the pools, their storage types and their device.
+        workload: produces the turns; its transcripts become the truth.
         live_sessions: how many sessions may hold pages at once, which sizes the device.
         on_answer: called after each answered turn.
 
     Raises:
-        RuntimeError: a session failed, which has nothing to do with the tiers.
+        RuntimeError: a session failed for a reason unrelated to the tiers.
     """
     alone = config.pool_set.alone
     if alone is None:
@@ -98,7 +98,7 @@ def _report(session: int, truth: Transcript, got: Transcript, end: End) -> Sessi
 
 
 def first_divergence(truth: Transcript, got: Transcript) -> Divergence | None:
-    """Where the replies first differ, or None."""
+    """Return where the replies first differ, or None."""
     for number in range(max(len(truth.replies), len(got.replies))):
         expected, actual = _tokens(truth, number), _tokens(got, number)
         for index in range(max(len(expected), len(actual))):

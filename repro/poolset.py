@@ -1,4 +1,4 @@
-"""A pool set: which pools a model keeps its cache in, and the sizes that suit it."""
+"""A pool set: the pools in which a model keeps its cache, and the sizes that suit it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,18 +18,20 @@ class PoolSet:
     """Pools under one anchor, and the model over them.
 
     Attributes:
-        page_size: tokens a page, in every pool of the set.
-        ctx: tokens of a session's first prompt by default.
-        session_device_pages: device pages by default: any one session fits, thirty do not; None: as
-            many as the longest session needs.
+        page_size: tokens per page, in every pool of the set.
+        ctx: default number of tokens of a session's first prompt.
+        session_device_pages: default device pages: enough for any one session, not for thirty; None
+            for as many as the longest session needs.
         trace_device_pages: the same for the replay of a trace.
         host_class: the class that mirrors each pool, by the pool's name.
-        geometries: of the device pools, the anchor first, given what index-K is stored in.
-        model: over device pools of those geometries, by name; its weights lie where they do.
-        alone: how the ground truth answers a turn where it wants no pools; None: by the same model
-            over pools that hold all.
-        host_pages: host pages by default, enough for all sessions.
-        kill_after: pages that a process is to have stored before it is killed.
+        geometries: returns the device pools' geometries, the anchor first, for an index-K storage
+            type.
+        model: builds the model over device pools of those geometries, by name; its weights are on
+            the same device.
+        alone: answers a turn of the ground truth without pools; None to use the same model over
+            pools that hold everything.
+        host_pages: default host pages, enough for all sessions.
+        kill_after: pages a process must have stored before it is killed.
     """
 
     page_size: int
@@ -45,6 +47,6 @@ class PoolSet:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The host layouts that every pool of the set can be kept in."""
+        """Host layouts that every pool of the set supports."""
         classes = self.host_class.values()
         return tuple(layout for layout in Layout if all(layout in cls.layouts for cls in classes))

@@ -1,4 +1,4 @@
-"""What a run found out, as data, and the two lines that sum it up."""
+"""The result of a run as data, and the two lines that summarize it."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Status(StrEnum):
-    """What became of a session, judged against the ground truth."""
+    """The outcome of a session, judged against the ground truth."""
 
     DONE = "done"
     MAXROUNDS = "maxrounds"
@@ -32,7 +32,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first token that differs from the ground truth; -1 stands for no token there."""
+    """The first token that differs from the ground truth; -1 means that there is no token."""
 
     round: int
     token: int
@@ -44,8 +44,8 @@ class Divergence:
 class SessionReport:
     """One session that ended.
 
-    ``divergence`` is None exactly if every token was that of the ground truth; ``error`` says what
-    was raised, or is empty.
+    ``divergence`` is None exactly if every token equals the ground truth; ``error`` says what was
+    raised, or is empty.
     """
 
     session: int
@@ -56,7 +56,7 @@ class SessionReport:
 
     @property
     def corrupted(self) -> bool:
-        """Whether the session was not what it would have been without the tiers."""
+        """Whether the session differs from what it would have been without the tiers."""
         return self.divergence is not None or self.status is Status.ERROR
 
 
@@ -82,11 +82,11 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What the engine did: operations, and pages.
+    """What the engine did, in operations and pages.
 
-    ``storage_misses`` are pages that storage was asked for and did not give, by why; ``unstored``
-    pages that it did not take. ``handed_pages`` went from prefill to decode, and so many prefill
-    processes were lost on the way.
+    ``storage_misses`` counts pages that storage was asked for and did not deliver, by reason;
+    ``unstored`` counts pages that it did not accept. ``handed_pages`` were handed from prefill to
+    decode; ``prefills_lost`` counts prefill processes that died.
     """
 
     loads: int = 0
@@ -117,10 +117,10 @@ class Exchange:
 class RunResult:
     """A whole run. After an interrupt it holds the sessions that had ended by then.
 
-    ``truth_seconds`` is the part of ``wall_seconds`` that went into the ground truth.
-    ``engine_error`` tells of copies that failed without a session noticing. ``truth`` can be
-    given to a later run; it is None after an interrupt before it was known. ``exchanges`` is what
-    was said, where a real model spoke. ``occasion`` is what the fault needs in order to do anything.
+    ``truth_seconds`` is the part of ``wall_seconds`` spent on the ground truth. ``engine_error``
+    describes copies that failed without a session noticing. ``truth`` can be passed to a later run;
+    it is None if an interrupt came before it was known. ``exchanges`` is the conversation with a
+    real model. ``occasion`` is what the fault needs in order to take effect.
     """
 
     config: RunConfig
@@ -142,7 +142,7 @@ class RunResult:
 
     @property
     def tiers_used(self) -> bool:
-        """Whether any page came back from the last tier: without that a run proves nothing."""
+        """Whether any page came back from the last tier; without that, a run proves nothing."""
         if self.config.pd:
             return self.stats.handed_pages > 0
         last = self.stats.fetched_pages if self.config.storage else self.stats.host_hit_pages
@@ -155,12 +155,12 @@ class RunResult:
 
 
 def wall_line(result: RunResult) -> str:
-    """The first line of the story: how long it took, and what came of the sessions."""
+    """Return the first line of the summary: the duration, and the sessions by status."""
     return f"wall={result.wall_seconds:.1f}s counts={result.counts}"
 
 
 def corruption_line(result: RunResult) -> str:
-    """The second line of the story: how many sessions were corrupted, and how."""
+    """Return the second line of the summary: how many sessions were corrupted, and how."""
     counts = result.sessions
     share = counts.corrupted / counts.total if counts.total else 0.0
     return (

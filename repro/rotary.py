@@ -21,14 +21,14 @@ class Rotation:
 
     @classmethod
     def of(cls, positions: torch.Tensor, width: int) -> "Rotation":
-        """Angles for ``positions`` (R,) and the last ``width`` values of what is turned."""
+        """Compute the angles for ``positions`` (R,); they rotate the last ``width`` values."""
         half = width // 2
         steps = torch.arange(half, dtype=torch.float64, device=positions.device)
         angles = positions.unsqueeze(-1) * torch.pow(10000.0, -steps / half)
         return cls(angles.cos(), angles.sin())
 
     def turn(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn the last values of each token; ``values`` is (R, d) or (R, heads, d)."""
+        """Rotate the last values of each token; ``values`` is (R, d) or (R, heads, d)."""
         cos, sin = self.cos, self.sin
         if values.dim() > cos.dim():
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -52,26 +52,26 @@ def run(
     what had ended by then, with ``interrupted`` set.
 
     Args:
-        config: of the run; what is None in it becomes the default of pool set and workload.
-        fault: changes how the engine is built, or the engine that is built.
-        trace: takes the place of the agent sessions.
+        config: of the run; None values become the defaults of pool set and workload.
+        fault: modifies how the engine is built, or the engine itself.
+        trace: replaces the agent sessions.
         on_progress: see :data:`OnProgress`.
         on_engine: see :data:`OnEngine`.
         truth: ``RunResult.truth`` of a run with the same workload, pools and ``index_dtype``, to
-            save computing it again.
-        host_access: see :data:`HostAccess`; called only where the fault is in a page table.
+            avoid recomputing it.
+        host_access: see :data:`HostAccess`; called only if the fault is in a page table.
 
     Raises:
         ConfigError: the pools do not hold one session, the trace is empty, or the fault does not
-            touch the pool set.
-        DeviceMissing: the device, or the store, asked for is not here.
+            affect the pool set.
+        DeviceMissing: the requested device or store is not available.
     """
     job = Run(sized(config, trace), fault, trace, on_progress or _silent, truth, host_access)
     return carry_out(job, on_engine)
 
 
 def carry_out(job: "Run", on_engine: OnEngine | None = None) -> RunResult:
-    """Go through a run, and judge what has ended when it ends or is interrupted."""
+    """Execute a run, and judge what has ended when it ends or is interrupted."""
     with one_thread():
         try:
             job.find_truth()
@@ -82,7 +82,7 @@ def carry_out(job: "Run", on_engine: OnEngine | None = None) -> RunResult:
 
 
 class Run:
-    """A run under way: what is known so far can be judged at any moment."""
+    """A run in progress: what is known so far can be judged at any moment."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -148,7 +148,7 @@ class Run:
     def _installed(
         self, controller: HiCacheController, cache: TieredCache, kernels: Kernels
     ) -> TieredCache:
-        """The cache with the fault in its engine, or in the page tables that it uploads."""
+        """Inject the fault into the engine, or into the page tables that the cache uploads."""
         if self._fault is None:
             return cache
         in_table = self._fault.cls is FaultClass.CONTROL_TABLE
@@ -177,7 +177,7 @@ class Run:
         )
 
     def _exchanges(self) -> tuple[Exchange, ...]:
-        """What was said, where a real model spoke."""
+        """Return the conversation, if a real model took part."""
         if not self._config.model or self._truth is None:
             return ()
         return tuple(exchanges(self._truth, self._transcripts))
@@ -197,7 +197,7 @@ class Run:
 
 
 def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
-    """The plan with the fault in it.
+    """Return the engine plan with the fault applied.
 
     Raises:
         ConfigError: the fault has no place in a run like this.
@@ -206,18 +206,18 @@ def _applied(fault: Fault | None, config: RunConfig) -> EnginePlan:
     if fault is None:
         return plan
     if config.pd and fault.stage in {"cache", "handover"}:
-        # A fault in the cache is at prefill, which has the tiers; this is decode's plan.
+        # This is decode's plan; a fault in the cache is injected at prefill, which has the tiers.
         return fault.apply(plan) if fault.stage == "handover" else plan
     if fault.stage == "storage" and config.storage:
         return fault.apply(plan)
     if fault.stage != "cache":
-        # Nothing can be added to a run over two processes, which takes no store.
+        # A run over two processes takes no store, so no option can help there.
         raise misplaced(fault, "" if config.pd else OPTIONS.get(fault.stage, ""))
     return fault.apply(plan)
 
 
 def stats_of(controller: HiCacheController, cache: TieredCache) -> EngineStats:
-    """What a cache and its engine did."""
+    """Return what a cache and its engine did."""
     done = controller.stats
     return EngineStats(
         loads=done.loads,
@@ -243,10 +243,10 @@ def _storage_stats(controller: HiCacheController) -> dict[str, Any]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: the model's steps are small, and the engine's workers need cores.
+    """Restrict torch to one thread: the model's steps are small, and workers need cores.
 
-    With more threads every small operation ends in a barrier, which costs tenfold as soon as
-    another process wants the same cores.
+    With more threads, every small operation ends in a barrier, which becomes ten times as slow as
+    soon as another process wants the same cores.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -257,7 +257,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _silent(_done: int, _total: int, _text: str) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 def _unobserved(_controller: HiCacheController) -> None:

@@ -13,13 +13,13 @@ from hicache_dbg.repro.workload import Reply, Stop, Turn, Workload
 
 __all__ = ["Scheduler"]
 
-#: What an engine or a model may raise on a bad turn; anything else is a fault of this program.
+#: Errors that an engine or a model may raise for a bad turn; any other is a bug of this program.
 _TURN_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A turn that is ready, and since when."""
+    """A ready turn, and since when it has been waiting."""
 
     turn: Turn
     since: float
@@ -39,16 +39,16 @@ class _Running:
 
     @property
     def position(self) -> int:
-        """Where the last token of the reply stands."""
+        """Position of the reply's last token."""
         return len(self.turn.tokens) + len(self.reply) - 1
 
 
 class Scheduler:
-    """Answers a workload's turns, first come first served, ``max_running`` at a time at most.
+    """Answers a workload's turns, first come first served, at most ``max_running`` at a time.
 
-    A turn that finds no room waits for those before it. Each step admits what fits and then
-    decodes one token of every running turn. ``timeout`` (seconds) counts from when a turn is
-    ready. ``on_answer`` is called after each answered turn.
+    A turn that finds no room waits for those before it. Each step admits what fits and then decodes
+    one token of every running turn. ``timeout`` (seconds) counts from when a turn is ready.
+    ``on_answer`` is called after each answered turn.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Scheduler:
         self._step = 0
 
     def run(self) -> None:
-        """Go on until every session of the workload has ended."""
+        """Run until every session of the workload has ended."""
         while self._workload.open():
             now = self._clock()
             self._waiting.extend(_Waiting(turn, now) for turn in self._workload.ready(self._step))
@@ -86,7 +86,7 @@ class Scheduler:
             self._step += 1
 
     def _expire(self, now: float) -> None:
-        """Give up on turns that have taken longer than the timeout."""
+        """Fail turns that have taken longer than the timeout."""
         late = Reply((), Stop.ERROR, f"no reply within the timeout of {self._timeout:g} s")
         for running in [r for r in self._running if now - r.since > self._timeout]:
             self._drop(running, late)
@@ -104,7 +104,7 @@ class Scheduler:
                 self._answer(waiting.turn, _failed(error))
                 continue
             if lease is None and self._running:
-                return  # those that run will make room
+                return  # running turns will make room
             self._waiting.popleft()
             if lease is None:
                 self._answer(waiting.turn, Reply((), Stop.ERROR, "no room though nothing runs"))
@@ -137,7 +137,7 @@ class Scheduler:
             self._take(running, token)
 
     def _take(self, running: _Running, token: int) -> None:
-        """Append a token to a reply, which may end with it."""
+        """Append a token to a reply, and finish the reply if the token ends it."""
         running.reply.append(token)
         stop = running.turn.stops.get(token)
         if stop is None and len(running.reply) == running.turn.max_tokens:

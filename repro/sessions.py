@@ -1,4 +1,4 @@
-"""Multi-turn agent sessions: a shared system prompt, a task, then replies and tool results in turn."""
+"""Multi-turn agent sessions: a shared system prompt, a task, replies and tool results in turn."""
 
 import heapq
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ _TOOL_STEPS = (4, 24)
 
 
 class _Stream(IntEnum):
-    """What a random stream is for, so that no two are the same."""
+    """The purpose of a random stream, so that no two streams are the same."""
 
     SYSTEM = 1
     TASK = 2
@@ -36,9 +36,9 @@ class _Stream(IntEnum):
 class SessionWorkload:
     """Sessions that go round by round until an end token, an empty reply or the last round.
 
-    What a session is told depends on the seed, the session and the round, never on what was
-    replied; its next prompt is its own history plus that, so a session that once went wrong goes
-    on from its own wrong words, as an agent would.
+    What a session is told depends on the seed, the session and the round, never on the replies. Its
+    next prompt is its own history plus that, so a session that once went wrong continues from its
+    own wrong words, as an agent would.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -58,7 +58,7 @@ class SessionWorkload:
             yield heapq.heappop(self._due)[2]
 
     def answered(self, turn: Turn, reply: Reply, step: int) -> bool:
-        """Note the reply and, unless the session is over, make its next turn due."""
+        """Record the reply and, unless the session is over, schedule its next turn."""
         transcript = self.transcripts[turn.session]
         transcript.replies.append(reply)
         self._finished_rounds += 1
@@ -73,11 +73,11 @@ class SessionWorkload:
         return True
 
     def open(self) -> bool:
-        """Whether some session has not ended."""
+        """Return whether any session has not ended."""
         return any(transcript.end is None for transcript in self.transcripts.values())
 
     def longest(self) -> int:
-        """The length of a session whose replies and tool results are all as long as can be."""
+        """Return the tokens of the longest possible session."""
         config = self._config
         result = _TOOL_RESULT_TOKENS[1] + 2
         return (
@@ -85,7 +85,7 @@ class SessionWorkload:
         )
 
     def progress(self) -> tuple[int, int]:
-        """Rounds that are over or will not be needed, and rounds in all."""
+        """Return rounds that are over or no longer needed, and rounds in all."""
         return self._finished_rounds, self._config.sessions * self._config.rounds
 
     def _turn(self, session: int, number: int, tokens: Tokens) -> Turn:
@@ -99,7 +99,7 @@ class SessionWorkload:
         return np.append(_piece(Special.USER, words), Special.ASSISTANT)
 
     def _tool(self, session: int, number: int) -> tuple[int, Tokens]:
-        """Steps that the tool takes after round ``number``, and what it gives back."""
+        """Return how many steps the tool takes after round ``number``, and its result."""
         seed = (self._config.seed, _Stream.TOOL, session, number)
         generator = np.random.default_rng(seed)
         length = int(generator.integers(*_TOOL_RESULT_TOKENS, endpoint=True))
@@ -113,7 +113,7 @@ def _piece(marker: Special, words: Tokens) -> Tokens:
 
 
 def _end(reply: Reply, *, last: bool) -> End | None:
-    """How a session ends after ``reply``, or None if it goes on."""
+    """Return how a session ends after ``reply``, or None if it continues."""
     if reply.stop is Stop.ERROR:
         return End.ERROR
     if reply.stop is Stop.END:

@@ -1,4 +1,4 @@
-"""How large a run is: its workload, the pages it takes, and whether this machine has room for them."""
+"""The size of a run: its workload, its pages, and whether this machine has room for them."""
 
 import os
 from dataclasses import replace
@@ -12,6 +12,7 @@ from hicache_dbg.repro.oracle import TRUTH_BATCH
 from hicache_dbg.repro.sessions import SessionWorkload
 from hicache_dbg.repro.trace import Trace, TraceWorkload
 from hicache_dbg.repro.workload import Workload
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["sized", "truth_sessions", "workload_of"]
 
@@ -33,7 +34,7 @@ def sized(config: RunConfig, trace: Trace | None) -> RunConfig:
     """Fill in the sizes left open.
 
     Raises:
-        ConfigError: The pools do not hold one session, or this machine does not hold the pools.
+        ConfigError: the pools do not hold one session, or this machine cannot hold the pools.
     """
     pool_set = config.pool_set
     if not config.model:
@@ -43,13 +44,13 @@ def sized(config: RunConfig, trace: Trace | None) -> RunConfig:
     needed = config.pages_of(tokens)
     natural = pool_set.session_device_pages if trace is None else pool_set.trace_device_pages
     pages = config.device_pages or natural or needed
-    # With storage the host is as small as the device: too small for all.
+    # With storage, the host is made as small as the device, so that pages spill into storage.
     host = config.host_pages or (pages if config.storage else pool_set.host_pages)
     for name, given in (("device_pages", pages), ("host_pages", host)):
         if given < needed:
             raise ConfigError(
-                f"{name} is {given}, but one session needs {needed} pages "
-                f"({tokens} tokens at most); raise {name} or ask for less"
+                f"{name} is {given}, but one session needs {counted(needed, 'page')} "
+                f"({counted(tokens, 'token')} at most); raise {name} or ask for less"
             )
     truth = 0 if pool_set.alone else needed * truth_sessions(workload, trace)
     _require_room(config, pages, host, truth)

@@ -1,7 +1,7 @@
-"""Clean traffic over every pool, layout, io backend and write policy: whoever finds something is wrong.
+"""Fault-free traffic over every pool, layout, io backend and write policy: any finding is false.
 
-Readers without a model: pages get random bytes, are backed up, evicted and loaded back as turns
-come and go, and what the kernels would touch is told. A case is one combination.
+Readers without a model: pages get random bytes and are backed up, evicted and loaded back as turns
+come and go, and what kernels would touch is reported. A case is one combination.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ __all__ = ["CASES", "SoakCase", "soak"]
 LAYERS = 24
 SEQUENCES, MOST_PAGES = 12, 12
 DEVICE_PAGES, HOST_PAGES = 40, 90
-#: Bytes that a turn writes at most into a tensor.
+#: Most bytes that a turn writes into one tensor.
 MOST_BYTES = 1 << 20
 
 #: The pools of each group, the anchor first.
@@ -57,7 +57,7 @@ GROUPS: Mapping[str, tuple[PoolGeometry, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SoakCase:
-    """A combination of what an engine can be built with."""
+    """A combination of the options an engine can be built with."""
 
     group: str
     layout: Layout
@@ -81,7 +81,7 @@ def _cases() -> Iterator[SoakCase]:
 
 
 def _fits(group: str, layout: Layout) -> bool:
-    """Whether every pool of the group has a host class that can be kept in ``layout``."""
+    """Return whether the host classes of all pools in the group support ``layout``."""
     device = [DevicePool(geometry, 1) for geometry in GROUPS[group]]
     classes = [
         type(host_pool_for(host_geometry_like(pool), 1, Layout.LAYER_FIRST)) for pool in device
@@ -95,7 +95,7 @@ write policy; the eviction policies take turns."""
 
 
 def soak(case: SoakCase, turns: int, seed: int = 0) -> None:
-    """Let ``turns`` turns of one reader go through a cache that is too small for their sequences."""
+    """Run ``turns`` turns of one reader through a cache that is too small for their sequences."""
     random = Random(seed)  # noqa: S311 (turns to take, not secrets)
     group = PoolGroup.build(
         GROUPS[case.group],
@@ -135,7 +135,7 @@ class _Reader:
             if own.size:
                 self._write(own)
                 self._controller.insert(tokens, np.concatenate((cached, own)))
-        except OutOfPages:  # copies under way hold the rest: the next turn may find room
+        except OutOfPages:  # copies in flight hold the rest: the next turn may find room
             pass
         finally:
             self._controller.unlock(match)
@@ -148,7 +148,7 @@ class _Reader:
         return ticket.device_pages
 
     def _write(self, pages: Ids) -> None:
-        """Random bytes for every layer of every pool."""
+        """Write random bytes to every layer of every pool."""
         into = torch.from_numpy(pages)
         for pool in self._controller.group.device.values():
             for buffer in pool.buffers.values():
@@ -160,6 +160,6 @@ class _Reader:
         self._kernels.write(pages)
 
     def _fresh(self, count: int) -> torch.Tensor:
-        """So many bytes from somewhere in the noise."""
+        """Return ``count`` bytes from a random offset of the noise."""
         start = self._random.randrange(MOST_BYTES)
         return self._noise[start : start + count]

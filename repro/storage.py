@@ -1,7 +1,7 @@
-"""The store of a run: a folder, or a Mooncake Store; ``--kill`` leaves it as a killed writer would.
+"""The store of a run: a folder or a Mooncake Store; ``kill`` leaves it as a killed writer would.
 
-``file`` and ``mooncake`` alone are the run's own and gone with it; ``file:DIR`` and
-``mooncake:HOST:RPC_PORT:METADATA_PORT`` stay, so that a later run finds what this one stored.
+``file`` and ``mooncake`` alone belong to the run and vanish with it; ``file:DIR`` and
+``mooncake:HOST:RPC_PORT:METADATA_PORT`` persist, so that a later run finds what this one stored.
 """
 
 import os
@@ -27,19 +27,19 @@ from hicache_dbg.repro.mooncake_master import MasterMissing, master
 __all__ = ["StoreMissing", "storage_tier"]
 
 FORMS = "file, file:DIR, mooncake or mooncake:HOST:RPC_PORT:METADATA_PORT"
-#: Memory that a run lends to a Mooncake Store, in bytes.
+#: Memory that a run contributes to a Mooncake Store, in bytes.
 SEGMENT_BYTES = 256 << 20
-#: How long a process may take to store what it is to have stored before it is killed, in seconds.
+#: How long a process may take to store enough to be killed, in seconds.
 KILL_TIMEOUT_S = 120.0
 
 
 class StoreMissing(DeviceMissing):
-    """The store that a run asks for is not here, or does not answer."""
+    """The store that a run asks for is missing, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A store that stands: its name as an option, and how to open it."""
+    """An existing store: its name as an option value, and how to open it."""
 
     name: str
     open: Callable[[], PageStore]
@@ -47,11 +47,11 @@ class _Place:
 
 @contextmanager
 def storage_tier(config: RunConfig) -> Iterator[StorageTier | None]:
-    """The storage tier that ``config`` asks for, or None; what is the run's own goes with it.
+    """Open the storage tier that ``config`` asks for, or yield None; remove the run's own store.
 
     Raises:
-        ConfigError: ``storage`` is none of the forms above.
-        StoreMissing: the store is not here.
+        ConfigError: ``storage`` has none of the forms above.
+        StoreMissing: the store is not available.
     """
     if not config.storage:
         yield None
@@ -64,8 +64,8 @@ def storage_tier(config: RunConfig) -> Iterator[StorageTier | None]:
             backend = place.open()
         except (MooncakeMissing, MasterMissing, OSError) as error:
             raise StoreMissing(f"storage {config.storage!r} is not here: {error}") from error
-        # What the pools keep index-K in is left out on purpose: a page of the other dtype is met
-        # under the same key, and must be a miss.
+        # The identity deliberately omits the index-K dtype: a page of the other dtype is then found
+        # under the same key, and must be treated as a miss.
         yield StorageTier(backend, Identity(config.weights))
 
 
@@ -98,7 +98,7 @@ def _kill_one(config: RunConfig) -> None:
 
     Raises:
         ConfigError: it ended before it could be killed.
-        StoreMissing: it stored too little for too long.
+        StoreMissing: it stored too little within the time limit.
     """
     context, pages = get_context("spawn"), config.pool_set.kill_after
     ours, theirs = context.Pipe(duplex=False)
@@ -115,12 +115,12 @@ def _kill_one(config: RunConfig) -> None:
             "--rounds, or leave --kill out"
         ) from None
     finally:
-        writer.kill()  # SIGKILL: nothing of it runs any more, and no buffer is written
+        writer.kill()  # SIGKILL: no handler runs, and no buffer is flushed
         writer.join()
 
 
 def _write(config: RunConfig, tell: Connection) -> None:
-    """Run as ``config`` says, and tell once enough pages are stored; then go on until killed."""
+    """Run as ``config`` says, report once enough pages are stored, and go on until killed."""
     from hicache_dbg.repro.run import Run, one_thread
 
     os.nice(5)
@@ -135,4 +135,4 @@ def _write(config: RunConfig, tell: Connection) -> None:
 
     job = Run(config, None, None, progress, {}, untold)
     with one_thread(), suppress(KeyboardInterrupt):
-        job.go_through_tiers(engine.append)  # nobody is there to judge it
+        job.go_through_tiers(engine.append)  # without judging the result

@@ -1,4 +1,4 @@
-"""A turn's pages out of the tiers: matched, loaded back from the host, evicted under pressure."""
+"""A turn's pages from the tiers: matched, loaded back from the host, evicted under pressure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def _as_it_is(table: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """What a lease holds in the controller: a locked match, all its pages, and those of its own."""
+    """What a lease holds in the controller: a locked match, all its pages, and its own new pages."""
 
     match: Match
     pages: Ids
@@ -32,11 +32,11 @@ class _Held:
 
 
 class TieredCache:
-    """Pages by way of a controller; every answered turn leaves its whole pages in the cache.
+    """Leases pages through a controller; every answered turn leaves its whole pages in the cache.
 
-    A turn is admitted if the capacities of the turns that run leave room for its own. Prefixes
-    that turns share are counted for each of them, so an admitted turn finds its pages. ``upload``
-    makes the device's page table of the host's; ``kernels`` are told of what the model touches.
+    A turn is admitted if the capacities of the running turns leave room for its own. Shared
+    prefixes count for each turn, so an admitted turn always finds its pages. ``upload`` turns the
+    host's page table into the device's; ``kernels`` is told what the model touches.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TieredCache:
         self._held: dict[Lease, _Held] = {}
 
     def begin(self, turn: Turn) -> Lease | None:
-        """Match the turn's prompt, begin to load what is on the host only, and add new pages."""
+        """Match the turn's prompt, start loading its host-only part, and allocate new pages."""
         needed = -(-turn.capacity // self._page_size)
         if needed > self._room:
             return None
@@ -84,12 +84,12 @@ class TieredCache:
         return lease
 
     def _gate(self, ticket: LoadTicket, cached: Ids, layer: int) -> None:
-        """Let the model to a layer of what is cached."""
+        """Wait for a layer of the cached pages, then report the model's read of it."""
         self._controller.wait_layer(layer, ticket)
         self._kernels.read(layer, cached)
 
     def finish(self, lease: Lease, tokens: tuple[int, ...]) -> None:
-        """Put the computed whole pages into the cache, whoever may use them; free the rest."""
+        """Insert the computed whole pages into the cache and free the rest."""
         sequence = np.concatenate((lease.turn.tokens, np.array(tokens[:-1], np.int64)))
         pages = len(sequence) // self._page_size
         held = self._held.pop(lease)
@@ -101,16 +101,16 @@ class TieredCache:
             self._release(lease, held)
 
     def abandon(self, lease: Lease) -> None:
-        """Give the turn's own pages back."""
+        """Free the turn's own pages."""
         held = self._held.pop(lease)
-        self._kernels.write(held.own)  # as far as it got
+        self._kernels.write(held.own)  # it may have written some of them
         try:
             self._controller.free_device(held.own)
         finally:
             self._release(lease, held)
 
     def forget(self, session: int) -> None:
-        """Nothing: what a session leaves in the cache goes when the room is wanted."""
+        """Do nothing: a session's cached pages are evicted when room is needed."""
 
     def _release(self, lease: Lease, held: _Held) -> None:
         self._room += len(lease.table)

@@ -1,4 +1,4 @@
-"""The vocabulary: a few control tokens, then content tokens without further meaning."""
+"""The vocabulary: a few control tokens, followed by content tokens without further meaning."""
 
 from enum import IntEnum
 
@@ -6,7 +6,10 @@ __all__ = ["FIRST_CONTENT", "VOCABULARY", "Special"]
 
 
 class Special(IntEnum):
-    """Control tokens. A model says ``END`` and ``TOOL_CALL``; the others mark pieces of a prompt."""
+    """Control tokens. A model emits ``END`` and ``TOOL_CALL``.
+
+    The others mark pieces of a prompt.
+    """
 
     END = 1
     TOOL_CALL = 2

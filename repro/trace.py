@@ -59,16 +59,17 @@ class TraceError:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The requests of a file up to its end, the limit asked for, or the first malformed line."""
+    """The requests of a file up to its end, the requested limit, or the first malformed line."""
 
     requests: tuple[TraceRequest, ...]
     error: TraceError | None = None
 
 
 def read_trace(path: Path, limit: int | None = None) -> Trace:
-    """Read ``limit`` requests (default: all) of a Mooncake-format JSONL file; blank lines count not.
+    """Read ``limit`` requests (default: all) of a Mooncake-format JSONL file.
 
-    A malformed line ends the reading and is told in ``error``; the requests before it are kept.
+    Blank lines are skipped. A malformed line ends the reading and is described in ``error``; the
+    requests before it are kept.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -104,10 +105,10 @@ def _check_blocks(request: TraceRequest) -> None:
 
 
 class TraceWorkload:
-    """A replay in order of time, as fast as it goes: one session and one turn a request.
+    """A replay in order of time, as fast as possible: one session and one turn per request.
 
-    A block becomes ``scale`` tokens and lengths shrink alike, to 1 token at least. Replies have
-    the trace's length: the end token does not stop them.
+    A block becomes ``scale`` tokens and lengths shrink in proportion, to at least 1 token. Replies
+    have the trace's length: the end token does not stop them.
     """
 
     def __init__(self, trace: Trace, scale: int) -> None:
@@ -127,25 +128,25 @@ class TraceWorkload:
             yield self._turn(number)
 
     def answered(self, turn: Turn, reply: Reply, step: int) -> bool:  # noqa: ARG002
-        """Note the reply; a request has no second turn."""
+        """Record the reply; a request has no second turn."""
         self._answered += 1
         end = End.ERROR if reply.stop is Stop.ERROR else End.DONE
         self.transcripts[turn.session] = Transcript([reply], end)
         return False
 
     def open(self) -> bool:
-        """Whether some request has no reply."""
+        """Return whether any request has no reply yet."""
         return self._answered < len(self._requests)
 
     def longest(self) -> int:
-        """The length of the longest request and its reply."""
+        """Return the length of the longest request with its reply, in tokens."""
         return max(
             self._scaled(request.input_length) + self._scaled(request.output_length)
             for request in self._requests
         )
 
     def progress(self) -> tuple[int, int]:
-        """Requests answered, and requests in all."""
+        """Return requests answered, and requests in all."""
         return self._answered, len(self._requests)
 
     def _turn(self, number: int) -> Turn:
@@ -161,5 +162,5 @@ class TraceWorkload:
 
 @lru_cache(maxsize=65536)
 def _block(hash_id: int, scale: int) -> Tokens:
-    """The tokens of a block, the same wherever its hash id stands."""
+    """Return the tokens of a block, the same wherever its hash id occurs."""
     return content_tokens(scale, _BLOCK_STREAM, hash_id)

@@ -16,12 +16,12 @@ _Layer = TypeVar("_Layer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape that all models share, and the few scales that make their output worth comparing.
+    """The shape that all models share, and the scales that make their output worth comparing.
 
-    ``sharpness`` is the standard deviation of attention logits: well above 1 a reply hangs on
-    single tokens. ``end_bias`` and ``tool_bias`` are added to the logits of the two control
-    tokens and set how often a reply ends by itself or calls a tool. ``empty_penalty`` is taken
-    off the end token's logit right after the token that opens a reply: an empty one is rare.
+    ``sharpness`` is the standard deviation of attention logits: well above 1, a reply depends on
+    single tokens. ``end_bias`` and ``tool_bias`` are added to the logits of the two control tokens
+    and set how often a reply ends by itself or calls a tool. ``empty_penalty`` is subtracted from
+    the end token's logit right after the token that opens a reply, which makes empty replies rare.
     """
 
     layers: int = 3
@@ -38,15 +38,18 @@ class Matrix(Protocol):
     """Draws the next matrix of a model."""
 
     def __call__(self, rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        """Float64 of shape (in, out); ``gain`` is the standard deviation of x @ matrix."""
+        """Draw a float64 matrix of shape (in, out).
+
+        ``gain`` is the standard deviation of x @ matrix.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """All of a model but its attention, float64.
+    """All of a model except its attention, float64.
 
-    ``embedding`` is (vocabulary, width), ``feed_forward`` a pair (in, out) a layer, ``output``
+    ``embedding`` is (vocabulary, width), ``feed_forward`` a pair (in, out) per layer, ``output``
     (width, vocabulary), ``bias`` (vocabulary,).
     """
 
@@ -82,7 +85,7 @@ def seeded_weights(
 
 
 def _output_bias(spec: ModelSpec) -> torch.Tensor:
-    """Control tokens are never said, but for the two that a reply can end with."""
+    """Return the output bias: control tokens are never emitted, except the two that end a reply."""
     bias = torch.zeros(VOCABULARY, dtype=torch.float64)
     bias[:FIRST_CONTENT] = -torch.inf
     bias[Special.END] = spec.end_bias

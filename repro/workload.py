@@ -1,4 +1,4 @@
-"""What a scheduler works on: turns with prompts in, replies out, a transcript for each session."""
+"""What a scheduler works on: turns with prompts in, replies out, a transcript per session."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Stop(StrEnum):
-    """Why a reply is over."""
+    """Why a reply ended."""
 
     END = "end"
     TOOL_CALL = "tool_call"
@@ -55,7 +55,7 @@ class End(StrEnum):
 class Turn:
     """One prompt to be answered: the whole history, of which a prefix may be cached.
 
-    ``stops`` are the tokens that end its reply; there are none where that has a given length.
+    ``stops`` are the tokens that end its reply; empty if the reply has a fixed length.
     """
 
     session: int
@@ -66,13 +66,13 @@ class Turn:
 
     @property
     def capacity(self) -> int:
-        """Tokens the sequence has at most, prompt and reply."""
+        """Most tokens the sequence can have, prompt and reply."""
         return len(self.tokens) + self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model answered (the token that stopped it included), or what went wrong."""
+    """What the model answered (including the token that stopped it), or what went wrong."""
 
     tokens: tuple[int, ...]
     stop: Stop
@@ -92,7 +92,7 @@ Truth = Mapping[int, Transcript]
 
 
 class Workload(Protocol):
-    """A source of turns. Which turns come, and when, must not depend on who answers them faster."""
+    """A source of turns. Which turns come, and when, must not depend on how fast they are answered."""
 
     transcripts: dict[int, Transcript]
 
@@ -101,19 +101,19 @@ class Workload(Protocol):
         ...
 
     def answered(self, turn: Turn, reply: Reply, step: int) -> bool:
-        """Take a reply; return whether the session goes on (its cache is needed again)."""
+        """Take a reply; return whether the session continues (its cache is needed again)."""
         ...
 
     def open(self) -> bool:
-        """Whether turns are still to come, now or after a reply."""
+        """Return whether turns are still to come, now or after a reply."""
         ...
 
     def longest(self) -> int:
-        """Tokens that one session can have at most, prompt and replies."""
+        """Return the most tokens one session can have, prompt and replies."""
         ...
 
     def progress(self) -> tuple[int, int]:
-        """Units of work done, and in all."""
+        """Return units of work done, and in all."""
         ...
 
 

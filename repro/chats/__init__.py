@@ -1,1 +1,1 @@
-"""A real model's chats through the tiers: the proof that people read."""
+"""Chats with a real model through the tiers: evidence that people can read."""

@@ -1,4 +1,4 @@
-"""Standard error without the progress bars of others."""
+"""Filter other libraries' progress bars out of standard error."""
 
 import re
 import sys
@@ -8,13 +8,13 @@ from io import StringIO
 
 __all__ = ["without_bars"]
 
-#: What a bar says of itself, with and without an end in sight: ``30%|``, ``12.5it/s``, ``?it/s``.
+#: Marks of a progress bar, with and without a total: ``30%|``, ``12.5it/s``, ``?it/s``.
 _BAR = re.compile(r"\d%\||(it/s|s/it)")
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hold back what is written to standard error, and write all of it but the bars at the end."""
+    """Capture standard error, and at the end write it without progress bars."""
     held = StringIO()
     try:
         with redirect_stderr(held):

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder as the model of a run: keys and values in the run's pages."""
+"""A Hugging Face decoder as the model of a run, with keys and values in the run's pages."""
 
 import torch
 
@@ -11,7 +11,7 @@ __all__ = ["ChatModel"]
 
 
 class ChatModel(Model):
-    """What ``bot`` says next, one sequence after the other."""
+    """Generates the replies of ``bot``, one sequence at a time."""
 
     def __init__(self, bot: Chatbot, pool: DevicePool) -> None:
         self._bot = bot

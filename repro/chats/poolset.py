@@ -1,4 +1,4 @@
-"""SmolLM2 as a pool set: its keys and values in one pool, its chats as what is asked."""
+"""SmolLM2 as a pool set: one pool for its keys and values, chats as the workload."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ _PAGE_SIZE = 8
 
 
 def _geometries(_index_dtype: IndexDtype) -> tuple[PoolGeometry, ...]:
-    bot = load()  # says what to install where the next line's package is missing
+    bot = load()  # reports what to install before the next import can fail
     from hicache_dbg.pools.transformers_cache import geometry_of
 
     return (geometry_of(bot.model.config, _PAGE_SIZE, torch.float32),)

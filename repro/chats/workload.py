@@ -1,4 +1,4 @@
-"""Chats as a workload: every chat is asked all of its questions, whatever it answers."""
+"""Chats as a workload: every chat asks all of its questions, whatever the replies."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +15,9 @@ __all__ = ["ChatWorkload", "answered_alone", "exchanges"]
 
 
 class ChatWorkload:
-    """Chats side by side, a turn of each after the other.
+    """Concurrent chats that take turns.
 
-    There are ``config.sessions`` of ``config.rounds`` turns, or as many as there are. The next
+    There are ``config.sessions`` chats of ``config.rounds`` turns, or as many as exist. The next
     prompt of a chat is its last one, the reply as it was given, and a question.
 
     Raises:
@@ -36,13 +36,13 @@ class ChatWorkload:
             for chat, questions in enumerate(self._chats)
         )
 
-    def ready(self, step: int) -> Iterable[Turn]:  # noqa: ARG002 - nobody takes time to think
-        """Hand out the turns of chats that were answered, in that order."""
+    def ready(self, step: int) -> Iterable[Turn]:  # noqa: ARG002 - users reply at once
+        """Hand out the next turns of answered chats, in the order of their answers."""
         while self._due:
             yield self._due.popleft()
 
     def answered(self, turn: Turn, reply: Reply, step: int) -> bool:  # noqa: ARG002 - as above
-        """Note the reply; the chat's next question is asked after it."""
+        """Record the reply and queue the chat's next question."""
         transcript = self.transcripts[turn.session]
         transcript.replies.append(reply)
         self._answered += 1
@@ -60,11 +60,11 @@ class ChatWorkload:
         return transcript.end is None
 
     def open(self) -> bool:
-        """Whether some chat has not ended."""
+        """Return whether any chat has not ended."""
         return any(transcript.end is None for transcript in self.transcripts.values())
 
     def longest(self) -> int:
-        """The length of a chat whose replies are all as long as can be."""
+        """Return the length of the longest possible chat, in tokens."""
         return max(map(self._longest, self._chats))
 
     def _longest(self, questions: tuple[str, ...]) -> int:
@@ -74,7 +74,7 @@ class ChatWorkload:
         return asked + self._rounds * self._most
 
     def progress(self) -> tuple[int, int]:
-        """Turns that are over or will not be, and turns in all."""
+        """Return turns that are over or no longer needed, and turns in all."""
         return self._answered, len(self._chats) * self._rounds
 
     def _turn(self, chat: int, number: int, tokens: Iterable[int]) -> Turn:
@@ -83,14 +83,14 @@ class ChatWorkload:
 
 
 def answered_alone(turn: Turn) -> Reply:
-    """What the model says to ``turn`` with everything computed anew, in its library's own cache."""
+    """Answer ``turn`` with everything recomputed, in the library's own cache."""
     bot = load()
     tokens = bot.reply(turn.tokens.tolist(), turn.max_tokens)
     return Reply(tuple(tokens), turn.stops.get(tokens[-1], Stop.LENGTH))
 
 
 def exchanges(truth: Truth, got: Mapping[int, Transcript]) -> Iterator[Exchange]:
-    """Each reply of ``got`` beside the one that should have been given."""
+    """Yield each reply of ``got`` beside the expected one."""
     bot = load()
     for chat, transcript in got.items():
         for turn, reply in enumerate(transcript.replies):

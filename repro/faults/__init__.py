@@ -1,1 +1,1 @@
-"""Faults that can be injected into a run, one class a file."""
+"""Faults that can be injected into a run, one fault class per file."""

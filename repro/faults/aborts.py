@@ -1,6 +1,7 @@
-"""Prefill and decode, where decode gives a request up while it is written, and its bytes go on landing.
+"""Prefill and decode, where decode abandons a request while its pages are still being written.
 
-The pages that it had are held back until then. Of the fault's they go to the next request at once.
+Normally its pages are held until the write is over. With the fault, they go to the next request at
+once.
 """
 
 from contextlib import closing
@@ -19,14 +20,14 @@ from hicache_dbg.tracer.session import Session
 
 __all__ = ["FAULTS", "GIVEN_UP", "decode"]
 
-#: Of the requests that prefill hands over, the one that decode gives up, and the one after it.
+#: The request that decode abandons, and the next one that gets its pages.
 GIVEN_UP, NEXT = "r1", "r0"
 
 
 def decode(
     session: Session, sent: Sent, fault: Fault | None, layout: Layout = Layout.PAGE_FIRST
 ) -> Rehearsed:
-    """Give one request up half way, take the next one over, and read it when the rest has landed."""
+    """Abandon one request half way, take over the next, and read it when the rest has landed."""
     plan = plan_of(layout)
     pools = device_pools(plan.pools, 2 * SEQUENCE_PAGES, torch.device("cpu"))
     with (
@@ -61,7 +62,7 @@ def decode(
 
 
 def _freed_at_once(target: Target) -> None:
-    """Decode takes a request for over when it does not want it any more."""
+    """Decode treats an abandoned request as finished and frees its pages."""
     target.holds_given_up = False
 
 

@@ -1,4 +1,4 @@
-"""What a fault is: a change to how the engine is built or runs, at the place where real systems err."""
+"""What a fault is: a change to how the engine is built or runs, at a place where real systems err."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ up under its write; a cache over a store."""
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """The bytes of one tile on their way from prefill to decode; ``page`` is the logical one."""
+    """The bytes of one tile in transit from prefill to decode; ``page`` is the logical page."""
 
     request: str
     pool: str
@@ -30,7 +30,7 @@ class Parcel:
 
 
 def _said_to_nobody(_name: str) -> None:
-    """Tell no rank."""
+    """Do not report the call."""
 
 
 def _as_sent(parcel: Parcel) -> bytes | None:
@@ -43,18 +43,18 @@ def _all_of_it(_request: str, pages: int) -> tuple[int, str]:
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """A built engine that a fault is installed in.
+    """A built engine into which a fault is installed.
 
     Attributes:
         controller: the engine.
-        table: the page table that is uploaded for each turn, where the workload has one.
-        collective: called where all ranks call each other, with the call's name.
-        wire: what becomes of a tile's bytes between prefill and decode; None: they are lost.
-        handed: how many of a request's pages prefill hands over, and what it says of it.
-        holds_given_up: whether decode keeps the pages of a request that it gave up until nobody
-            writes them any more.
-        pages: the pages that the fault has done harm to, which a finding should name; empty if it
-            harms all or none in particular.
+        table: the page table uploaded for each turn, if the workload has one.
+        collective: called with the call's name wherever all ranks synchronize.
+        wire: returns a tile's bytes as they arrive at decode; None if they are lost.
+        handed: returns how many of a request's pages prefill hands over, and its status.
+        holds_given_up: whether decode keeps the pages of an abandoned request until nobody writes
+            them any more.
+        pages: the pages that the fault has harmed, which a finding should name; empty if it harms
+            all or none in particular.
     """
 
     controller: HiCacheController
@@ -66,7 +66,7 @@ class Target:
     pages: set[int] = field(default_factory=set)
 
     def harmed(self, pages: Iterable[int]) -> None:
-        """Note pages that the fault has just harmed."""
+        """Record pages that the fault has just harmed."""
         self.pages.update(int(page) for page in pages)
 
 
@@ -84,13 +84,13 @@ def _never(_config: RunConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An injectable fault; ``cls`` is the class that a detector should name.
+    """An injectable fault; ``cls`` is the class that a detector should report.
 
-    ``apply`` changes how the engine is built, ``install`` one that is built, before its first copy.
-    ``pools`` are the names that a right finding may carry; empty: those that share the anchor's
-    pages, together or alone. ``stage`` is where it is rehearsed: in one cache, which ``repro`` has
-    as well, or between several. ``needs`` says what a run must have for it to do anything, where that
-    is more than its stage says; ``right`` of which runs what it does is no fault.
+    ``apply`` changes how the engine is built; ``install`` changes a built engine before its first
+    copy. ``pools`` are the names that a correct finding may carry; empty means the pools sharing
+    the anchor's pages, together or alone. ``stage`` is where it is rehearsed: in one cache, which
+    ``repro`` has too, or between several. ``needs`` says what a run must have for the fault to take
+    effect, beyond its stage; ``right`` tells for which runs its change is no fault.
     """
 
     name: str
@@ -105,15 +105,15 @@ class Fault:
 
 
 def inside(controller: HiCacheController) -> CacheState:
-    """The engine's book, which faults change."""
+    """Return the engine's internal state, which faults modify."""
     return controller._state  # noqa: SLF001 - to break it is the point
 
 
 def sidecar(target: Target) -> int:
-    """The number of the first pool beside the anchor.
+    """Return the index of the first pool beside the anchor.
 
     Raises:
-        ConfigError: the anchor is alone, so that the fault would change nothing.
+        ConfigError: the anchor is the only pool, so that the fault would change nothing.
     """
     anchor, *others = target.controller.group.mirrors
     if not others:

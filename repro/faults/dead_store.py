@@ -13,7 +13,7 @@ from hicache_dbg.tracer.events import FaultClass
 
 __all__ = ["FAULTS"]
 
-#: How long a store hangs, as a multiple of a reader's patience.
+#: How long a store hangs, as a multiple of a reader's timeout.
 HANGS = 2
 
 

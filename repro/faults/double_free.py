@@ -15,7 +15,10 @@ __all__ = ["FAULTS"]
 
 
 def _freed_in_two_places(target: Target) -> None:
-    """Whoever asked for the eviction frees what the eviction has freed; the refusal is swallowed."""
+    """Whoever asked for the eviction frees what the eviction has freed.
+
+    The refusal is swallowed.
+    """
     state = inside(target.controller)
 
     def let_go(evictions: list[Eviction]) -> None:

@@ -1,7 +1,7 @@
-"""Two engines in one process: prefill computes pages, and hands their bytes over to decode.
+"""Two engines in one process: prefill computes pages and hands their bytes over to decode.
 
-Each end keeps its own pools, pages and allocator; what crosses is bytes, tile by tile. Decode reads
-every byte that it was given.
+Each end has its own pools, pages and allocator; only bytes cross, tile by tile. Decode reads every
+byte it was given.
 """
 
 from collections.abc import Sequence
@@ -34,20 +34,20 @@ from hicache_dbg.tracer.session import Session
 __all__ = ["NOT_TAKEN", "Sent", "arrive", "decode", "prefill", "read", "state"]
 
 REQUESTS = 2
-#: What both ends say of a request that was given up.
+#: The status that both ends state for an abandoned request.
 NOT_TAKEN = "not taken over"
 
 
 @dataclass(slots=True)
 class Sent:
-    """What prefill has put on the wire: tiles, and what it says of each request."""
+    """What prefill has put on the wire: tiles, and a status per request."""
 
     parcels: list[Parcel] = field(default_factory=list)
     handed: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 def prefill(session: Session, layout: Layout = Layout.PAGE_FIRST, *, given_up: str = "") -> Sent:
-    """Compute every request's pages and read their bytes for the wire; decode gives one up."""
+    """Compute every request's pages and read their bytes for the wire; decode abandons one."""
     sent, plan = Sent(), plan_of(layout)
     pools = device_pools(plan.pools, DEVICE_PAGES, torch.device("cpu"))
     with (
@@ -76,7 +76,7 @@ def prefill(session: Session, layout: Layout = Layout.PAGE_FIRST, *, given_up: s
 def decode(
     session: Session, sent: Sent, fault: Fault | None, layout: Layout = Layout.PAGE_FIRST
 ) -> Rehearsed:
-    """Take every request over and read it; ``fault`` is at this end, or on the way to it."""
+    """Take over and read every request; ``fault`` is at this end, or on the way to it."""
     plan = plan_of(layout) if fault is None else fault.apply(plan_of(layout))
     pools = device_pools(plan.pools, DEVICE_PAGES, torch.device("cpu"))
     with (
@@ -101,7 +101,7 @@ def decode(
 
 
 def arrive(target: Target, parcel: Parcel, page: int, seen: Rehearsed) -> None:
-    """Write what came through the wire to where this end has the tile."""
+    """Write what came through the wire to this end's tile."""
     payload = target.wire(parcel)
     if payload is None:
         return
@@ -135,7 +135,7 @@ def state(  # noqa: PLR0917
     pages: Ids,
     handed: Sequence[object],
 ) -> None:
-    """Say how many pages there are, and the digest of each of their tiles at this end."""
+    """State how many pages there are, and the digest of each of their tiles at this end."""
     session.state(topic, tuple(map(str, handed)), role=role, request=request)
     digester = TileDigester()
     for mirror in controller.group.mirrors:

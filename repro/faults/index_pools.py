@@ -16,7 +16,7 @@ _HEAD_DIM = 128
 
 
 def index_pools(plan: EnginePlan, fault: str) -> tuple[str, ...]:
-    """The names of the pools that hold index-K.
+    """Return the names of the pools that hold index-K.
 
     Raises:
         ConfigError: there is none, so that ``fault`` would change nothing.
@@ -32,11 +32,11 @@ def index_pools(plan: EnginePlan, fault: str) -> tuple[str, ...]:
 
 
 def sized_as_fp8(device: DevicePool) -> PoolGeometry:
-    """A geometry of 128 + 128 / 128 * 4 = 132 B a key: right for fp8 keys, and hard-coded.
+    """Return a host geometry with a hard-coded 128 + 128 / 128 * 4 = 132 B per key, the fp8 size.
 
-    Where the device stores bf16 (256 B a key) a host page of 64 keys has 8,448 B for a device
-    page of 16,384 B: a copy moves keys 0..32 of each page and leaves 33..63 alone. Pools that hold
-    no index-K are sized by their tensors.
+    If the device stores bf16 (256 B per key), a host page of 64 keys has 8,448 B for a device page
+    of 16,384 B: a copy moves keys 0..32 of each page and leaves 33..63 alone. Pools without index-K
+    are sized by their tensors.
     """
     if not _holds_index_k(device.geometry):
         return host_geometry_like(device)
@@ -45,7 +45,7 @@ def sized_as_fp8(device: DevicePool) -> PoolGeometry:
 
 
 def stores_fp8(config: RunConfig) -> bool:
-    """Whether the fp8 formula is the right one."""
+    """Return whether the fp8 formula is the right one."""
     return config.index_dtype == "fp8"
 
 

@@ -18,8 +18,8 @@ NAME = "page_table"
 class PageTable:
     """One host buffer, written for each turn and copied by a stream to its place on the device.
 
-    ``behind`` says how many copies back the one is that is waited for before the buffer is
-    written: 0 is the last one, which is right; None waits for none.
+    ``behind`` says which earlier copy is waited for before the buffer is written: 0 is the last
+    one, which is correct; None waits for none.
     """
 
     def __init__(self, rows: int) -> None:
@@ -29,19 +29,20 @@ class PageTable:
         self._copied: list[Event] = []
 
     def ready(self) -> None:
-        """Before the host writes."""
+        """Wait before the host writes."""
         if self.behind is not None and len(self._copied) > self.behind:
             self._copied[-1 - self.behind].synchronize()
 
     def write(self, rows: torch.Tensor) -> TableTouch:
-        """Write a turn's rows; what was touched."""
+        """Write a turn's rows and return what was touched."""
         self._host[: rows.numel()] = rows
         return TableTouch(NAME, self, range(rows.numel()), self._host.numel(), writes=True)
 
     def upload(self, stream: Stream, rows: torch.Tensor) -> torch.Tensor:
-        """Queue the copy of ``rows`` rows; the device notes which of them it did not get.
+        """Queue the copy of ``rows`` rows and record which of them do not arrive.
 
-        Returns the device's table, which is filled when the copy runs.
+        Returns:
+            The device's table, which is filled when the copy runs.
         """
         count, meant, arrived = rows.numel(), rows.clone(), torch.empty_like(rows)
 
@@ -57,13 +58,13 @@ class PageTable:
 
 
 class Uploads:
-    """Gives the device each turn's page table, and goes on to the next step's in the same buffer.
+    """Uploads each turn's page table, then writes the next step's into the same buffer.
 
     Args:
         table: the buffer.
         host_access: see :data:`HostAccess`.
-        rest: called first; waits for copies under way, so that what a wrong table does to a page is
-            not taken for what a copy did.
+        rest: called first to wait for copies in flight, so that damage from a wrong table is not
+            attributed to a copy.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Uploads:
         self._streams = SimulatedStreams()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """What the device has of ``rows`` when its kernels read them."""
+        """Return what the device has of ``rows`` when its kernels read them."""
         self._rest()
         stream = self._streams.stream("forward")
         seen = [self._step(stream, step) for step in (rows, rows.flip(0))]
@@ -89,4 +90,4 @@ class Uploads:
 
 
 def untold(_name: str, _touches: Sequence[Touch | TableTouch]) -> None:
-    """Tell nobody of an access."""
+    """Ignore an access."""

@@ -1,4 +1,4 @@
-"""The places of the engine where faults are put in."""
+"""The places in the engine where faults are injected."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from hicache_dbg.repro.faults.base import Target, inside
 
 __all__ = ["OTHER_OWNER", "after_begin", "overwrite", "put", "run_loads_through"]
 
-#: Who gets pages that a fault gives away.
+#: Owner of pages that a fault gives away.
 OTHER_OWNER = 999
 
 Kind = Literal["backup", "load"]
@@ -21,12 +21,12 @@ LayerDone = Callable[[int], None]
 
 
 def put(instance: object, name: str, function: Callable[..., Any]) -> None:
-    """Let ``instance`` run ``function`` in the place of its class's method ``name``."""
+    """Replace the method ``name`` of one instance by ``function``."""
     vars(instance)[name] = function
 
 
 def overwrite(pools: Iterable[DevicePool | HostPool], pages: Ids) -> None:
-    """The new owner of ``pages`` writes its own bytes into them, in all of ``pools``."""
+    """Write other bytes into ``pages`` of all ``pools``, as a new owner would."""
     for pool in pools:
         for buffer in pool.buffers.values():
             axis = buffer.dims.index("page")
@@ -36,7 +36,7 @@ def overwrite(pools: Iterable[DevicePool | HostPool], pages: Ids) -> None:
 
 
 def after_begin(target: Target, kind: Kind, change: Change) -> None:
-    """Call ``change`` with each new operation of ``kind``, its host and its device pages."""
+    """Call ``change`` with each new operation of ``kind``, and its host and device pages."""
     state = inside(target.controller)
 
     def begin(kind_now: Kind, host: Ids, device: Ids) -> CopyOp:
@@ -51,7 +51,7 @@ def after_begin(target: Target, kind: Kind, change: Change) -> None:
 def run_loads_through(
     target: Target, around: Callable[[Callable[[LayerDone], None], CopyOp, LayerDone], None]
 ) -> None:
-    """Let ``around`` carry out each load, given the engine's own way to do it."""
+    """Let ``around`` execute each load, given the engine's own way to do it."""
     state = inside(target.controller)
 
     class Engine(TransferEngine):

@@ -71,10 +71,10 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 
 
 def fault_named(name: str) -> Fault:
-    """The fault called ``name``.
+    """Return the fault called ``name``.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no fault of that name.
     """
     if name not in ALL_FAULTS:
         near = get_close_matches(name, ALL_FAULTS, n=2)

@@ -1,8 +1,8 @@
-"""A small cache and readers that look at every byte: the stage on which faults are rehearsed.
+"""A small cache whose readers check every byte: the setup on which faults are rehearsed.
 
-Pages hold bytes that only their own tokens, pool and layer have. Sequences that do not fit the
-device together take turns, so pages are backed up, evicted and loaded back. The model's kernels run
-on a simulated stream; the engine is told to come after them by an event, as on a GPU.
+Pages hold bytes unique to their tokens, pool and layer. Sequences that do not fit the device
+together take turns, so pages are backed up, evicted and loaded back. The model's kernels run on a
+simulated stream; an event orders the engine's copies after them, as on a GPU.
 """
 
 import time
@@ -50,7 +50,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 def plan_of(layout: Layout = Layout.PAGE_FIRST) -> EnginePlan:
-    """Latent rows and bf16 index-K, three layers, four tokens a page."""
+    """Return an engine plan: latent rows and bf16 index-K, three layers, four tokens per page."""
     return EnginePlan(
         pools=(
             mla(LAYERS, PAGE, torch.uint8, kv_lora_rank=128, rope_dim=2),
@@ -67,16 +67,16 @@ def plan_of(layout: Layout = Layout.PAGE_FIRST) -> EnginePlan:
 
 @dataclass(slots=True)
 class Rehearsed:
-    """What the readers saw.
+    """What the readers observed.
 
     Attributes:
         pools: the pools under the anchor.
         harmed: pages that the fault says it harmed.
-        loads: loads that were carried out.
-        moved: operations that moved pages, either way.
-        read: tiles read back after a load or from another turn.
+        loads: number of loads executed.
+        moved: number of operations that moved pages, in either direction.
+        read: number of tiles read back after a load or from another turn.
         wrong: (pool, layer, device page) of tiles that did not hold their bytes.
-        first_wrong_ns: when the first of them was read; 0: none was.
+        first_wrong_ns: when the first of them was read; 0 if none was.
         errors: what the engine refused or reported.
     """
 
@@ -90,7 +90,7 @@ class Rehearsed:
     errors: list[str] = field(default_factory=list)
 
     def bad(self, what: Iterable[tuple[str, int, int]]) -> None:
-        """Note wrong tiles, and when the first was seen."""
+        """Record wrong tiles, and when the first was seen."""
         for tile in what:
             self.first_wrong_ns = self.first_wrong_ns or time.time_ns()
             self.wrong.append(tile)
@@ -107,11 +107,11 @@ def rehearse(
     """Let two sequences take turns on a device that holds one and a half.
 
     Args:
-        fault: what is wrong with the engine; None: nothing.
+        fault: the fault to inject, or None.
         host_access: see :data:`HostAccess`.
-        layout: of the host pools.
+        layout: layout of the host pools.
         seed: chooses the order in which queued kernels run.
-        collective: where this cache is one rank of several: called where they call each other.
+        collective: if this cache is one rank of several, called wherever they synchronize.
     """
     plan = plan_of(layout) if fault is None else fault.apply(plan_of(layout))
     pools = device_pools(plan.pools, DEVICE_PAGES, torch.device("cpu"))
@@ -135,12 +135,12 @@ def rehearse(
 
 
 def sequence(name: int) -> Tokens:
-    """The tokens of one reader; no two share any."""
+    """Return the tokens of one reader; no two readers share any."""
     return np.arange(SEQUENCE_PAGES * PAGE, dtype=np.int32) + 1000 * name
 
 
 class CacheStage:
-    """The engine, the model's stream, and what was seen."""
+    """The engine, the model's stream, and what was observed."""
 
     def __init__(
         self, controller: HiCacheController, streams: SimulatedStreams, host_access: HostAccess
@@ -152,20 +152,20 @@ class CacheStage:
         self._streams = streams
         self._forward = streams.stream("forward")
         self._host_access = host_access
-        # Page 0 is for padding, as in many servers: no page is where a request would count it.
+        # Page 0 is for padding, as in many servers, so page ids differ from their ordinal numbers.
         controller.alloc_device(1)
-        # What a CUDA engine does by itself: a copy comes after the kernels queued so far.
+        # As a CUDA engine does by itself: order copies after the kernels queued so far.
         inside(controller).mark = self._forward.record
 
     def guarded(self, call: Callable[[], object]) -> None:
-        """Run ``call``; what the engine refuses or reports is noted, and the show goes on."""
+        """Run ``call``; record what the engine refuses or reports, and go on."""
         try:
             call()
         except (TransferError, AllocatorError, OutOfPages) as error:
             self.seen.errors.append(str(error))
 
     def turn(self, tokens: Tokens) -> None:
-        """One reader's turn, and then rest: everything queued is done before the next."""
+        """Run one reader's turn, then wait until everything queued is done."""
         match = self._controller.match(tokens)
         self.target.collective("all_reduce(hit_pages, min)")
         try:
@@ -211,7 +211,7 @@ class CacheStage:
         self._forward.record().synchronize()
 
     def _write(self, tokens: Tokens, pages: Ids, first: int) -> None:
-        """Queue the kernels that write what is new; nobody waits for them here."""
+        """Queue the kernels that write new pages, without waiting for them."""
         new = list(enumerate(pages.tolist()))[first:]
         layers = tuple(range(LAYERS))
         for pool in self._controller.group.device.values():
@@ -225,7 +225,7 @@ class CacheStage:
             self._forward.submit(Kernel(f"write_{pool.geometry.name}", fill, (touch,)))
 
     def _upload(self, pages: Ids) -> None:
-        """Give the device its page table, and go on to the next step's with the same buffer."""
+        """Upload the page table, then write the next step's into the same buffer."""
         rows = torch.from_numpy(pages.copy())
         for step in (rows, rows.flip(0)):
             self.table.ready()
@@ -234,13 +234,13 @@ class CacheStage:
 
 
 def tile(pool: DevicePool, layer: int, page: int) -> torch.Tensor:
-    """The bytes of one page of one layer, flat."""
+    """Return the bytes of one page of one layer, flat."""
     component = pool.geometry.components[0].name
     return pool.layer(component, layer)[page].view(torch.uint8).view(-1)
 
 
 def stamp(tokens: Tokens, number: int, pool: DevicePool, layer: int) -> torch.Tensor:
-    """What a model would compute for page ``number`` of ``tokens``."""
+    """Return what a model would compute for page ``number`` of ``tokens``."""
     prefix = tokens[: (number + 1) * PAGE].tobytes()
     seed = zlib.crc32(prefix + f"{pool.geometry.name}/{layer}".encode())
     generator = np.random.default_rng(seed)

@@ -15,7 +15,10 @@ __all__ = ["FAULTS"]
 def _given_away_under(
     kind: Literal["backup", "load"], tier: Literal["host", "device"]
 ) -> Callable[[Target], None]:
-    """The first operation of ``kind`` holds its pages at one end only; the other's go to another owner."""
+    """The first operation of ``kind`` holds its pages at one end only.
+
+    The other's go to another owner.
+    """
 
     def install(target: Target) -> None:
         state, group = inside(target.controller), target.controller.group

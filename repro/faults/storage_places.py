@@ -1,4 +1,4 @@
-"""The places of a storage tier where faults are put in."""
+"""The places in a storage tier where faults are injected."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,7 +16,7 @@ AfterGet = Callable[[Record, PageResult], PageResult]
 
 
 def storage_of(target: Target) -> OpenTier:
-    """The target's storage tier.
+    """Return the target's storage tier.
 
     Raises:
         ConfigError: it has none, so that the fault would change nothing.
@@ -30,12 +30,12 @@ def storage_of(target: Target) -> OpenTier:
 
 
 def engine_of(target: Target) -> StorageEngine:
-    """What carries pages to the target's store and back."""
+    """Return the engine that moves pages to the target's store and back."""
     return storage_of(target).engine
 
 
 def after_get(target: Target, change: AfterGet) -> None:
-    """Let ``change`` have each good record that the store has just read; it gives the result."""
+    """Pass each good record the store reads through ``change``, which returns the result."""
     backend = engine_of(target).backend
     own = backend.get
 

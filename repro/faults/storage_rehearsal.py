@@ -1,4 +1,4 @@
-"""The stage for faults in a storage tier: a host too small for all, and a restart in the middle."""
+"""The setup for faults in a storage tier: a host that is too small, and a restart in the middle."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -31,7 +31,7 @@ HOST_PAGES = 6
 SEQUENCES = 3
 LIVES = 2
 ROUNDS = 2
-#: How long a reader waits for the store, and a store that failed is left alone, in seconds.
+#: How long a reader waits for the store, and how long a failed store is left alone, in seconds.
 PATIENCE_S, COOLDOWN_S = 1.0, 0.02
 
 
@@ -42,7 +42,7 @@ def rehearse_storage(
     layout: Layout = Layout.PAGE_FIRST,
     seed: int = 0,
 ) -> Rehearsed:
-    """Let three sequences take turns where the host holds one and a half, in two lives of the cache.
+    """Let three sequences take turns, with a host that holds one and a half, over two cache lifetimes.
 
     The arguments are those of :func:`~hicache_dbg.repro.faults.rehearsal.rehearse`.
     """
@@ -51,7 +51,7 @@ def rehearse_storage(
         for _ in range(LIVES):
             seen = _life(fault, host_access, folder, layout, seed)
             whole = seen if whole is None else _both(whole, seen)
-    assert whole is not None  # noqa: S101 - there is one life at least
+    assert whole is not None  # noqa: S101 - LIVES is at least 1
     return whole
 
 

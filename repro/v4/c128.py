@@ -1,7 +1,7 @@
-"""Coarse compression: one entry for 128 tokens, all of which are attended to.
+"""Coarse compression: one entry for 128 tokens; attention covers all entries.
 
-An entry is made of the 128 window entries of its tokens, read back from their page: nothing has to
-be remembered between steps, and a page holds whole groups.
+An entry is computed from the 128 window entries of its tokens, read back from their page. Nothing
+needs to be kept between steps, and a page holds whole groups.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ _RATIO = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoarseLayer:
-    """How a layer pools: ``score`` (448, 1) weighs tokens, ``lift`` (448, 512) makes an entry."""
+    """How a layer pools: ``score`` (448, 1) weighs tokens, ``lift`` (448, 512) projects to an entry."""
 
     score: torch.Tensor
     lift: torch.Tensor
 
     @classmethod
     def draw(cls, matrix: Matrix) -> "CoarseLayer":
-        """The next weights of a model."""
+        """Draw the next weights of a model."""
         return cls(score=matrix(CONTENT, 1, gain=2.0), lift=matrix(CONTENT, ENTRY))
 
 

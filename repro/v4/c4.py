@@ -1,9 +1,9 @@
-"""Fine compression: one entry for four tokens, of which an indexer chooses those to attend to.
+"""Fine compression: one entry for four tokens; an indexer selects the entries to attend to.
 
-An entry is pooled from eight tokens, its own four and the four before them. Its own give one part
-of their compress states, the others the other part; how much of each is decided value by value.
-The states of the latest tokens are kept in a ring: what comes after a page that was loaded begins
-with the states of that page's last four tokens.
+An entry is pooled from eight tokens: its own four and the four before them. Its own tokens
+contribute one part of their compressor states, the others the other part, weighted value by value.
+The states of the latest tokens are kept in a ring: what follows a loaded page starts from the
+states of that page's last four tokens.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class FineLayer:
 
     @classmethod
     def draw(cls, width: int, matrix: Matrix) -> "FineLayer":
-        """The next weights of a model that is ``width`` wide."""
+        """Draw the next weights of a model of ``width``."""
         return cls(
             state_in=matrix(width, _RANK),
             state_out=matrix(_RANK, _PARTS * ENTRY),
@@ -53,7 +53,7 @@ class FineLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FineStores:
-    """The three pools of the branch, and the number that each of the model's layers has in them."""
+    """The three pools of the branch; ``own`` maps the model's layer numbers to the pools'."""
 
     entries: EntryStore
     states: StateStore
@@ -156,7 +156,7 @@ class Fine:
     def _compress(
         self, number: int, groups: Groups, members: torch.Tensor, present: torch.Tensor
     ) -> None:
-        """Make the entries of ``groups`` and their index keys; ``members`` is (G, 8, 2,048)."""
+        """Compute the entries of ``groups`` and their index keys; ``members`` is (G, 8, 2,048)."""
         if not len(groups):
             return
         stores = self._stores
@@ -170,7 +170,7 @@ class Fine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """What R tokens ask of the index keys: queries (R, heads, dim) and gates (R, heads)."""
+    """The indexer queries of R tokens: queries (R, heads, dim) and gates (R, heads)."""
 
     queries: torch.Tensor
     gates: torch.Tensor
@@ -178,10 +178,10 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChunkStates:
-    """The states that the groups of a chunk are pooled from: those in the ring, then its own.
+    """The states from which the groups of a chunk are pooled: those in the ring, then its own.
 
-    ``rows`` and ``present`` (G, 8) say where in that sequence each member is, and whether there is
-    such a token at all. ``late`` are the rows of the chunk that stay in the ring.
+    ``rows`` and ``present`` (G, 8) give each member's row in that sequence, and whether the token
+    exists. ``late`` are the chunk's rows that stay in the ring.
     """
 
     store: StateStore
@@ -211,14 +211,17 @@ class _ChunkStates:
         )
 
     def keep(self, number: int, own: torch.Tensor) -> torch.Tensor:
-        """Put the chunk's ``own`` states (T, 2,048) into the ring; return the groups' members."""
+        """Store the chunk's ``own`` states (T, 2,048) in the ring; return the groups' members."""
         states = torch.cat((self.store.read(number, self.before), own))
         self.store.write(number, self.ring, own[self.late])
         return states[self.rows]
 
 
 def _members(groups: Groups) -> torch.Tensor:
-    """The tokens (G, 8) that each group is pooled from; negative before the sequence begins."""
+    """Return the tokens (G, 8) that each group is pooled from.
+
+    Negative before the sequence starts.
+    """
     reach = torch.arange(-_RATIO, _RATIO, device=groups.number.device)
     return groups.number.unsqueeze(1) * _RATIO + reach
 

@@ -1,4 +1,4 @@
-"""The model: a window in every layer, and in each layer fine or coarse compression beside it."""
+"""The model: a sliding window in every layer, with fine or coarse compression beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ __all__ = ["DEEPSEEK_V4", "V4Attention", "V4Spec"]
 class V4Spec(ModelSpec):
     """The shape of the model: ``ratios`` says how each layer compresses what the window leaves out.
 
-    A ratio of 4 has an indexer that chooses ``top_k`` entries; of 128, all entries are read.
+    With a ratio of 4, an indexer selects ``top_k`` entries; with 128, all entries are read.
     """
 
     heads: int = 1
@@ -40,7 +40,7 @@ class V4Spec(ModelSpec):
     top_k: int = 24
 
     def layers_of(self, ratio: int) -> tuple[int, ...]:
-        """The layers with that ratio."""
+        """Return the layers with this ratio."""
         return tuple(layer for layer, own in enumerate(self.ratios) if own == ratio)
 
 
@@ -74,7 +74,7 @@ class _Draw:
 
 
 class V4Attention:
-    """What the window finds plus what the layer's compressed entries hold."""
+    """Adds the attention over the window and over the layer's compressed entries."""
 
     def __init__(
         self, spec: V4Spec, layers: tuple[_Layer, ...], pools: Mapping[str, DevicePool]
@@ -126,11 +126,11 @@ class V4Attention:
         return step
 
     def _compressed(self, fine: BranchStep, coarse: BranchStep) -> tuple[BranchStep, ...]:
-        """The step of each layer's compression."""
+        """Return the compression step of each layer."""
         return tuple(fine if ratio == 4 else coarse for ratio in self._spec.ratios)
 
     def _queries(self, number: int, normed: torch.Tensor, span: Chunk | Batch) -> torch.Tensor:
-        """Queries (R, heads, 512)."""
+        """Compute the queries (R, heads, 512)."""
         spec = self._spec
         queries = (normed @ self._layers[number].query).view(len(normed), spec.heads, ENTRY)
         return span.rotation.turn(queries * (spec.sharpness / ENTRY**0.5))

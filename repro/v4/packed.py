@@ -1,7 +1,7 @@
-"""DeepSeek-V4's attention entries and compress states, in and out of their pages.
+"""DeepSeek-V4's attention entries and compressor states, in and out of their pages.
 
-An entry of 584 B is 448 fp8 values, 64 rotary values in bf16, and seven ue8m0 scales (a power of
-two for each 64 fp8 values) with a byte to spare. A page holds all values, then all scales. Source:
+An entry of 584 B is 448 fp8 values, 64 rotary values in bf16, seven ue8m0 scales (a power of two
+for each 64 fp8 values) and a byte of padding. A page holds all values, then all scales. Source:
 SGLang ``deepseek_v4_memory_pool.py``.
 """
 
@@ -32,7 +32,7 @@ _BIAS = 127  # of an ue8m0 exponent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pages:
-    """One layer's pages seen as arrays, each (page, slot, what an entry has of it)."""
+    """One layer's pages as arrays, each (page, slot, part of an entry)."""
 
     content: torch.Tensor
     rope: torch.Tensor
@@ -51,7 +51,7 @@ class _Pages:
 
 
 class EntryStore:
-    """Entries of every layer that the pool has; ``layer`` is the model's number."""
+    """Entries of all layers in the pool; ``layer`` is the model's layer number."""
 
     def __init__(self, pool: DevicePool) -> None:
         geometry = pool.geometry
@@ -65,7 +65,7 @@ class EntryStore:
         self._scales = torch.exp2(exponents)
 
     def write(self, layer: int, slots: Slots, entries: torch.Tensor) -> None:
-        """Quantise float64 ``entries`` (R, 512) block by block and store them at ``slots`` (R,)."""
+        """Quantize float64 ``entries`` (R, 512) block by block and store them at ``slots`` (R,)."""
         pages, where = self._pages[layer], (slots.pages, slots.offsets)
         blocks = entries[:, :CONTENT].unflatten(-1, (_BLOCKS, _BLOCK))
         largest = blocks.abs().amax(-1)
@@ -77,7 +77,7 @@ class EntryStore:
         pages.rope[where] = entries[:, CONTENT:].to(torch.bfloat16)
 
     def read(self, layer: int, slots: Slots) -> torch.Tensor:
-        """Dequantise the entries at ``slots`` (any shape): float64 with a last axis of 512."""
+        """Dequantize the entries at ``slots`` (any shape): float64 with a last axis of 512."""
         pages, where = self._pages[layer], (slots.pages, slots.offsets)
         codes = pages.content[where]
         content = self._values.index_select(0, codes.flatten().int())
@@ -87,10 +87,10 @@ class EntryStore:
 
 
 class StateStore:
-    """Compress states of a page's latest tokens: token ``t`` is in slot ``t % ring`` of its page.
+    """Compressor states of a page's latest tokens: token ``t`` is in slot ``t % ring`` of its page.
 
-    Values are rounded to bf16 before they are kept as fp32: that is coarser than the noise of
-    float64 by far, so that a state is the same number however the prompt was cut.
+    Values are rounded to bf16 before they are stored as fp32. That is far coarser than float64
+    noise, so a state is the same number however the prompt was split.
     """
 
     def __init__(self, pool: DevicePool) -> None:
@@ -104,15 +104,15 @@ class StateStore:
 
     @staticmethod
     def rounded(states: torch.Tensor) -> torch.Tensor:
-        """What float64 ``states`` become when they are kept."""
+        """Round float64 ``states`` as storing them does."""
         return states.to(torch.bfloat16).double()
 
     def slots(self, table: torch.Tensor, positions: torch.Tensor) -> Slots:
-        """Where the tokens at ``positions`` (N, T) of sequences with tables (N, P) are kept."""
+        """Return the slots of the tokens at ``positions`` (N, T) of sequences with tables (N, P)."""
         return Slots(table.gather(1, positions // self.page_size), positions % self.ring)
 
     def write(self, layer: int, slots: Slots, states: torch.Tensor) -> None:
-        """Keep ``states`` (R, width), rounded already, at distinct ``slots`` (R,)."""
+        """Store ``states`` (R, width), already rounded, at distinct ``slots`` (R,)."""
         self._states[layer][slots.pages, slots.offsets] = states.float()
 
     def read(self, layer: int, slots: Slots) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the branches of the attention share: where tokens stand, groups of them, and attending."""
+"""What the branches of the attention share: token positions, groups of tokens, and attending."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class Chunk:
 
     @classmethod
     def of(cls, start: int, count: int, table: torch.Tensor) -> "Chunk":
-        """The ``count`` tokens from ``start`` on; ``table`` is (P,), ``tables`` (1, P)."""
+        """Take the ``count`` tokens from ``start`` on; ``table`` is (P,), ``tables`` (1, P)."""
         positions = torch.arange(start, start + count, device=table.device)
         rotation = Rotation.of(positions, ROPE)
         return cls(start, start + count, table.unsqueeze(0), positions, rotation)
 
     def slots(self, positions: torch.Tensor, slots_per_page: int) -> Slots:
-        """Where entries ``positions`` (C,) of the sequence are."""
+        """Return the slots of entries ``positions`` (C,) of the sequence."""
         return Slots.of(self.tables, positions.unsqueeze(0), slots_per_page).flat()
 
 
@@ -49,13 +49,13 @@ class Batch:
 
     @classmethod
     def of(cls, positions: torch.Tensor, tables: torch.Tensor) -> "Batch":
-        """With the rotation that belongs to the positions."""
+        """Compute the rotation for the positions."""
         return cls(positions, tables, Rotation.of(positions, ROPE))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Groups of tokens that are complete now, so that each gets an entry: G in all.
+    """Groups of tokens that are complete now, each of which gets an entry: G in all.
 
     ``tables`` (G, P) are those of their sequences; group ``number`` (G,) of a sequence begins at
     token ``number * ratio``. ``slots`` (G,) is where their entries go.
@@ -68,14 +68,14 @@ class Groups:
 
     @classmethod
     def in_chunk(cls, chunk: Chunk, ratio: int, slots_per_page: int) -> "Groups":
-        """Those that the tokens of ``chunk`` complete."""
+        """Return the groups completed by the tokens of ``chunk``."""
         device = chunk.tables.device
         number = torch.arange(chunk.start // ratio, chunk.end // ratio, device=device)
         return cls._of(chunk.tables.expand(len(number), -1), number, ratio, slots_per_page)
 
     @classmethod
     def in_batch(cls, batch: Batch, ratio: int, slots_per_page: int) -> "Groups":
-        """Those that the tokens of ``batch`` complete."""
+        """Return the groups completed by the tokens of ``batch``."""
         (owner,) = torch.nonzero((batch.positions + 1) % ratio == 0, as_tuple=True)
         number = batch.positions[owner] // ratio
         return cls._of(batch.tables[owner], number, ratio, slots_per_page)
@@ -92,10 +92,15 @@ class Groups:
 
 
 def attend(queries: torch.Tensor, entries: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Attend to the ``allowed`` ones of C entries, which are keys and values at once.
+    """Attend to the ``allowed`` ones of C entries, which serve as both keys and values.
 
-    ``queries`` (.., Q, 512), ``entries`` (.., C, 512), ``allowed`` (.., Q or 1, C). A sink of logit
-    0 and no value takes part, so that a query without any entry finds nothing: zeros.
+    An attention sink of logit 0 without a value takes part, so that a query without any entry
+    yields zeros.
+
+    Args:
+        queries: (.., Q, 512).
+        entries: (.., C, 512).
+        allowed: (.., Q or 1, C).
     """
     logits = (queries @ entries.transpose(-1, -2)).masked_fill_(~allowed, -torch.inf)
     sink = logits.new_zeros((*logits.shape[:-1], 1))

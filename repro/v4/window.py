@@ -1,4 +1,4 @@
-"""The sliding window: an entry for each token, of which the latest few are attended to."""
+"""The sliding window: one entry per token; attention covers the latest few."""
 
 import torch
 
@@ -12,7 +12,7 @@ __all__ = ["Window"]
 
 
 class Window:
-    """Attention to the last ``width`` tokens; ``weights`` (model width, 512) is one of each layer."""
+    """Attention to the last ``width`` tokens; ``weights`` (model width, 512) is one per layer."""
 
     def __init__(self, store: EntryStore, weights: tuple[torch.Tensor, ...], width: int) -> None:
         self._store = store

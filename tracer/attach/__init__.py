@@ -1,1 +1,1 @@
-"""Attachments: one file a system. Each finds where bytes cross a tier and tells the probe."""
+"""Attachments to systems that move pages: where bytes cross a tier, they tell the probe."""

@@ -1,4 +1,4 @@
-"""Who did something, and from where: taken on the hot path, put into words only if it is told."""
+"""Record who did something and from where: captured on the hot path, formatted only if reported."""
 
 import sys
 import threading
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
 
 __all__ = ["access"]
 
-#: Frames kept of a call.
+#: Most frames kept per call.
 DEPTH = 4
 _OURS = str(Path(__file__).parent)
-#: Calls seen so far, those in the attachments as None: as many as the program has. By the instruction,
-#: not by the line: Python counts a long function's lines anew for each who asks, 2 us for 400 of them.
+#: Cached frames by call site, None for those within the attachments; bounded by the program's size.
+#: The key is the instruction, not the line: Python recomputes a frame's line on each access, which
+#: takes 2 us in a function of 400 lines.
 _lines: dict[tuple[str, int, int], Frame | None] = {}
 
 
 def access(what: str) -> Access:
-    """What the calling thread does, with the innermost frames that are not the attachment's."""
+    """Return what the calling thread does, with its innermost frames outside the attachment."""
     frames: list[Frame] = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's caller
     while frame is not None and len(frames) < DEPTH:

@@ -1,7 +1,7 @@
-"""torch's GPU trace: one callback for each kind of report, kept for ever and inert when nobody listens.
+"""torch's GPU trace: one permanent callback per kind of report, inert while nobody listens.
 
-torch has no way to take a callback back, nor to end the trace once it is on: so each is registered
-once a process, at the first listener, and hands on to whoever listens now.
+torch cannot remove a callback, nor end the trace once it is on. So each callback is registered once
+per process, with the first listener, and forwards to the current listeners.
 """
 
 import threading
@@ -14,7 +14,10 @@ __all__ = ["Listener", "ignore", "listen"]
 
 
 class Listener(Protocol):
-    """Told on the thread that did it; numbers are handles of events and streams."""
+    """Receives reports on the thread that caused them.
+
+    Arguments are handles of events and streams.
+    """
 
     def event_recorded(self, event: int, stream: int) -> None:
         """``event`` was recorded on ``stream``."""
@@ -29,7 +32,7 @@ class Listener(Protocol):
         ...
 
     def event_forgotten(self, event: int) -> None:
-        """``event`` was made, or is gone."""
+        """``event`` was created or destroyed."""
         ...
 
     def stream_synchronized(self, stream: int) -> None:
@@ -47,7 +50,7 @@ _registered = False
 
 
 def listen(listener: Listener) -> None:
-    """Tell ``listener`` from now on; calling it again is harmless."""
+    """Report to ``listener`` from now on; idempotent."""
     global _listeners  # noqa: PLW0603 - one process has one trace
     with _lock:
         _register()
@@ -56,7 +59,7 @@ def listen(listener: Listener) -> None:
 
 
 def ignore(listener: Listener) -> None:
-    """Tell ``listener`` nothing any more; harmless where it never listened."""
+    """Stop reporting to ``listener``; harmless if it never listened."""
     global _listeners  # noqa: PLW0603 - one process has one trace
     with _lock:
         _listeners = tuple(other for other in _listeners if other is not listener)
@@ -68,7 +71,7 @@ def _register() -> None:
         return
     _registered = True
     if torch.cuda.is_available():
-        torch._C._activate_gpu_trace()  # noqa: SLF001 - the only way there is
+        torch._C._activate_gpu_trace()  # noqa: SLF001 - torch has no public way
     _gpu_trace.register_callback_for_event_creation(_event_forgotten)
     _gpu_trace.register_callback_for_event_deletion(_event_forgotten)
     _gpu_trace.register_callback_for_event_record(_event_recorded)

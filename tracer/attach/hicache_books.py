@@ -19,7 +19,8 @@ from hicache_dbg.tracer.checks.violation import Access, Violation
 
 __all__ = ["Books", "CacheBooks", "TierBooks", "moments"]
 
-#: Before a lookup and after a page was cached: what is cached before a lookup begins should be found.
+#: Logical clock, read before each lookup and after each page is cached: a lookup must find what was
+#: cached before it began.
 moments = count(1)
 
 _NO_LAYERS = frozenset[int]()
@@ -35,27 +36,27 @@ class TierBooks:
 
 
 class CacheBooks:
-    """What is known of the pages of a cache: of both tiers, and which life each pool's bytes are of."""
+    """What is known of a cache's pages: both tiers, and the generation of each pool's bytes."""
 
     def __init__(
         self, host: TierBooks, device: TierBooks, pools: Sequence[str], layers: Sequence[int]
     ) -> None:
         self.host, self.device = host, device
-        #: What a load owes.
+        #: Layers that a load must bring.
         self.layers = frozenset(layers)
         self.host_bytes = _components(host.pages, pools)
         self.device_bytes = _components(device.pages, pools)
 
 
 class Books:
-    """Ownership of each allocator's pages, components, completion, pins, and who came after whom."""
+    """Ownership, components, completion, pins, and the order of accesses, over all caches."""
 
     def __init__(self) -> None:
         self.completion = Completion()
         self.pins = Pins()
         self.order = Order()
         self.paths = Paths()
-        # By identity: asked for at every note.
+        # By identity: every note looks one up.
         self._tiers: dict[int, TierBooks] = {}
         self._caches: dict[int, CacheBooks] = {}
         self._open: dict[OpId, CacheBooks] = {}
@@ -63,7 +64,7 @@ class Books:
     # -- pages ----------------------------------------------------------------------------------
 
     def tier(self, allocator: PageAllocator) -> TierBooks:
-        """The books of an allocator's pages, opened at first sight."""
+        """Return the books of an allocator's pages, opened on first use."""
         books = self._tiers.get(id(allocator))
         if books is None:
             books = self._tiers[id(allocator)] = TierBooks(allocator.name, allocator.pages)
@@ -71,7 +72,7 @@ class Books:
         return books
 
     def cache(self, state: CacheState) -> CacheBooks:
-        """The books of a cache, opened at first sight."""
+        """Return the books of a cache, opened on first use."""
         books = self._caches.get(id(state))
         if books is None:
             host, device = self.tier(state.host), self.tier(state.device)
@@ -92,14 +93,14 @@ class Books:
         digests: Digests,
         by: Access,
     ) -> list[Violation]:
-        """Pages are taken to hold the bytes of these tokens."""
+        """Check that pages hold the bytes of these tokens."""
         books = self.tier(allocator)
         return books.pages.located(books.identity.ask(pages, generations, digests, by))
 
     def missed(
         self, allocator: PageAllocator, digest: int, before: int, by: Access
     ) -> list[Violation]:
-        """A lookup that began at ``before`` found nothing for these tokens."""
+        """Check a lookup begun at ``before`` that found nothing for these tokens."""
         books = self.tier(allocator)
         pages, generations = books.identity.written_for(digest, before)
         there = pages[books.pages.alive(pages, generations)]
@@ -108,10 +109,10 @@ class Books:
     # -- operations -----------------------------------------------------------------------------
 
     def submitted(self, flight: Flight, *, holds: bool) -> list[Violation]:
-        """Both ends are open from here on, and the operation owes its pages and layers.
+        """Open both ends of an operation and record the pages and layers it must bring.
 
-        ``holds`` says that it holds the pages of both allocators as well, of which no other note
-        tells.
+        ``holds`` means that it also holds the pages of both allocators, which no other note
+        records.
         """
         books = self._open[flight.key] = self.cache(flight.state)
         loads, by = flight.loads, flight.by
@@ -128,15 +129,15 @@ class Books:
         return found + device.open(flight.device, by, writes=loads, holds=holds)
 
     def acknowledged(self, flight: Flight, by: Access, *, holds: bool) -> list[Violation]:
-        """Both ends are let go, and so are their holds if no other note tells of that."""
+        """Close both ends, and release the operation's holds if ``holds`` is set."""
         books, loads = self._open.pop(flight.key, None), flight.loads
-        if books is None:  # submitted before tracing began, or before a gap
+        if books is None:  # submitted before tracing started, or before a gap
             return []
         found = books.host.pages.close(flight.host, by, writes=not loads, holds=holds)
         return found + books.device.pages.close(flight.device, by, writes=loads, holds=holds)
 
     def closed(self, state: CacheState, by: Access) -> list[Violation]:
-        """A cache has come to its end: so have all of its operations."""
+        """Check the operations of a cache that was closed: all must have ended."""
         books = self.cache(state)
         left = [op for op, of in self._open.items() if of is books]
         for op in left:
@@ -144,11 +145,11 @@ class Books:
         return self.completion.outstanding(left, by)
 
     def looked_at(self, flight: Flight, by: Access) -> list[Violation]:
-        """The copy uses the pages now: they must still be those that were submitted."""
+        """Check that the pages a copy uses now are still those that were submitted."""
         books = self._open.get(flight.key)
         upset = None if books is None else (books.host.pages.upset, books.device.pages.upset)
         if upset is not None and upset == flight.sure:
-            return []  # nothing that anybody has began another life since they were looked at
+            return []  # no page in use was allocated or freed since the last check
         books = books or self.cache(flight.state)
         found = books.host.pages.read(flight.host, flight.host_generations, by)
         found += books.device.pages.read(flight.device, flight.device_generations, by)
@@ -156,7 +157,7 @@ class Books:
         return found
 
     def begun(self, flight: Flight, by: Access) -> list[Violation]:
-        """Every pool has been given its pages, and its copy begins."""
+        """Check the pages given to each pool at the start of a copy."""
         found, books = self.looked_at(flight, by), self._of(flight)
         chosen, loads, given = flight.state._backend, flight.loads, {}  # noqa: SLF001
         for part in flight.parts:
@@ -173,23 +174,23 @@ class Books:
         return found + self._of_one_life(flight, by) if loads else found
 
     def reported(self, flight: Flight, by: Access, *, good: bool) -> list[Violation]:
-        """Readers were told how the operation ended."""
+        """Check the result that was reported to readers."""
         return self._where_written(flight, self.completion.report(flight.key, by, good=good))
 
     def ended(self, flight: Flight, layers: Iterable[int], status: str, by: Access) -> None:
-        """The mover has reported these layers, and has returned or raised."""
+        """Record the layers the copy reported, and that it returned or raised."""
         self.completion.layers_arrived(flight.key, layers)
         self.completion.end(flight.key, status, by)
 
     def gate(
         self, flight: Flight, layer: int, arrived: Iterable[int], by: Access
     ) -> list[Violation]:
-        """Readers are let to a layer, when ``arrived`` were there."""
+        """Check the opening of a layer's gate, at a time when ``arrived`` layers had arrived."""
         self.completion.layers_arrived(flight.key, arrived)
         return self._where_written(flight, self.completion.gate(flight.key, layer, by))
 
     def arrived(self, flight: Flight, moment: int) -> None:
-        """The bytes of every pool that was carried are there, since ``moment``."""
+        """Record that the bytes of every copied pool have arrived, as of ``moment``."""
         books, written = self._of(flight), flight.written
         host, device, use = books.host.identity, books.device.identity, books.host.use
         there = books.device_bytes if flight.loads else books.host_bytes
@@ -200,18 +201,18 @@ class Books:
             use.gave(len(flight.host))
         else:
             device.carry(flight.device, flight.device_generations, host, written)
-            # Not of a load: the cache may have a device page of its own for what was loaded.
+            # Not for a load: the cache may have another device page for what was loaded.
             host.cached(flight.host, moment)
             use.wrote(len(flight.host))
 
     def filled(self, state: CacheState, pages: Pages, generations: Pages) -> None:
-        """Host pages were filled from storage, in every pool of the group."""
+        """Record that host pages were filled from storage, in every pool of the group."""
         book = self.cache(state).host_bytes
         for name in book.names:
             book.arrived(name, pages, generations)
 
     def _of_one_life(self, flight: Flight, by: Access) -> list[Violation]:
-        """What a load brings must be of one life in every pool."""
+        """Check that what a load brings has one generation in every pool."""
         books, pages, lives = self._of(flight), flight.host, flight.host_generations
         source = books.host_bytes
         if source.whole(pages, lives):
@@ -220,7 +221,7 @@ class Books:
         return books.host.pages.located(wrong)
 
     def _strayed(self, flight: Flight, part: Part, by: Access) -> list[Violation]:
-        """One pool was given other pages than the operation's own."""
+        """Report a pool that was given other pages than the operation's own."""
         anchor, given = (flight.host, flight.device), (part.host, part.device)
         found = strays(part.mirror.name, anchor, given, by)
         return self._of(flight).host.pages.located(found)
@@ -237,12 +238,12 @@ def _components(pages: Ownership, pools: Sequence[str]) -> Components:
 
 
 def _written(books: CacheBooks, flight: Flight) -> Ownership:
-    """The book of the tier that is written."""
+    """Return the book of the tier that is written."""
     return books.device.pages if flight.loads else books.host.pages
 
 
 def _exact(part: Part, flight: Flight) -> bool:
-    """Whether a pool was given the very pages of the operation, in its order."""
+    """Return whether a pool was given exactly the operation's pages, in the same order."""
     return (
         part.host.tobytes() == flight.host.tobytes()
         and part.device.tobytes() == flight.device.tobytes()

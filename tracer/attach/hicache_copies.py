@@ -1,4 +1,4 @@
-"""Notes on the engine's operations: submitted, begun, delivered layer by layer, acknowledged, told."""
+"""Notes on the engine's operations: submitted, begun, arrived by layer, acknowledged, reported."""
 
 import threading
 from collections.abc import Callable
@@ -28,7 +28,7 @@ __all__ = ["CopyNotes"]
 
 
 class CopyNotes:
-    """What each operation promised, what it was seen to do, and what its readers were told."""
+    """Notes what each operation promised, what it did, and what its readers were told."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class CopyNotes:
         self._notes = notes
         self._books = books
         self._pages = pages
-        #: By identity of the operation, and of the host pages that its load knows it by.
+        #: By identity of the operation, and of its array of host pages, which its Load shares.
         self._flights = flights
-        #: The pools of each cache, as findings name them.
+        #: The pools of each cache, joined by "+" as in findings.
         self._pools: WeakKeyDictionary[CacheState, str] = WeakKeyDictionary()
 
     def wrappers(self) -> Wrappers:
-        """What to replace."""
+        """Yield the methods to replace."""
         yield CacheState, "begin", self._around_begin
         yield CacheState, "end", self._around_end
         yield TransferEngine, "backup", self._around_backup
@@ -65,7 +65,7 @@ class CopyNotes:
                     actor, holds = self._actor(), together.claim(state.host, state.device)
                     turn = partial(_submitted, self._books, flight, actor, holds=holds)
                     self._note(flight, turn, flight.by)
-                    # Last: the end of what was not noted is not claimed either.
+                    # Last, so that an operation whose note failed is not followed to its end.
                     self._flights[id(op)] = self._flights[id(host)] = flight
             return op
 
@@ -95,7 +95,7 @@ class CopyNotes:
         self._note(flight, turn, by)
 
     def _pool(self, state: CacheState) -> str:
-        """Every pool of a cache; findings on its pages are about them from now on."""
+        """Return the joined pool names of a cache, and name its allocators in findings by them."""
         pool = self._pools.get(state)
         if pool is None:
             pool = self._pools[state] = "+".join(mirror.name for mirror in state.group.mirrors)
@@ -104,7 +104,7 @@ class CopyNotes:
         return pool
 
     def _actor(self) -> ActorId | None:
-        """The calling thread, where the order of accesses is looked at."""
+        """Return the calling thread if the order of accesses is being checked, else None."""
         return _actor() if self._notes.ordered else None
 
     # -- the copy itself ------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class CopyNotes:
             if flight is None:
                 original(engine, op)
                 return
-            if op.after is not None:  # the engine waits as well; the wait orders what follows
+            if op.after is not None:  # the engine would wait anyway; waiting here orders our notes
                 op.after.synchronize()
             self._begun(flight)
             try:
@@ -178,7 +178,7 @@ class CopyNotes:
     # -- the end --------------------------------------------------------------------------------
 
     def around_close(self, original: Callable[..., None]) -> Callable[..., None]:
-        """When a controller has closed nothing is under way, and pages are cached or free."""
+        """Check a closed controller: nothing in flight, every page cached or free."""
 
         def close(controller: "HiCacheController", *args: Any) -> None:
             try:
@@ -191,7 +191,7 @@ class CopyNotes:
 
     def _closed(self, controller: "HiCacheController", by: Access) -> None:
         if controller.storage is not None and controller.storage.stuck:
-            return  # a store that hangs holds its pages until it comes back: that has its own finding
+            return  # a hanging store holds its pages until it returns; that has its own finding
         host, device = (controller.allocators[tier] for tier in ("host", "device"))
         cached = controller.tree.stats.host_pages
         names = "+".join(controller.group.host)
@@ -224,7 +224,7 @@ def _submitted(
     return books().submitted(flight, holds=holds)
 
 
-def _begun(  # noqa: PLR0917 - who, what and when
+def _begun(  # noqa: PLR0917 - a partial: who did what, and when
     books: _Books,
     flight: Flight,
     parts: list[Part],
@@ -238,7 +238,7 @@ def _begun(  # noqa: PLR0917 - who, what and when
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Landing:
-    """Layers whose bytes were written since the mover's last note."""
+    """Layers that arrived since the copying thread's last note."""
 
     books: _Books
     flight: Flight
@@ -277,7 +277,10 @@ def _acknowledged(
     holds: bool,
     good: bool | None,
 ) -> list[Violation]:
-    """``good``: what the readers are told with this; None: they are told apart."""
+    """Close an operation.
+
+    ``good`` is the result its readers get with this, None if they get it apart.
+    """
     if holds:
         books().order.met(actor, flight.state.host, flight.state.device)
     found = books().acknowledged(flight, by, holds=holds)

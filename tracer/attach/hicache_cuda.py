@@ -1,8 +1,8 @@
-"""Notes on who comes after whom on a GPU: kernels that say what they touch, and torch's own events.
+"""Notes on the order of work on a GPU: kernels that declare what they touch, and torch's events.
 
-A piece of work for a :class:`~hicache_dbg.pools.streams.CudaStream` that says what it touches is an
-access of that stream. From the first of them on torch's GPU trace is listened to, never before: once
-on it stays on for the life of the process, inert when nobody listens.
+Work for a :class:`~hicache_dbg.pools.streams.CudaStream` that declares what it touches is an access
+of that stream. The first such work starts listening to torch's GPU trace, which then stays on for
+the life of the process and is inert when nobody listens.
 """
 
 import threading
@@ -23,18 +23,18 @@ __all__ = ["CudaNotes"]
 
 
 class CudaNotes:
-    """Submissions to CUDA streams, and what torch's GPU trace tells of events and waits."""
+    """Notes submissions to CUDA streams, and the events and waits reported by torch's GPU trace."""
 
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
 
     def wrappers(self) -> Wrappers:
-        """What to replace."""
+        """Yield the methods to replace."""
         yield CudaStream, "submit", self._around_submit
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ignore(self)
 
     def _around_submit(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +73,7 @@ class CudaNotes:
         self._order(lambda order: order.event_synchronized(event, thread))
 
     def event_forgotten(self, event: int) -> None:
-        """``event`` was made, or is gone."""
+        """``event`` was created or destroyed."""
         self._order(lambda order: order.event_forgotten(event))
 
     def stream_synchronized(self, stream: int) -> None:

@@ -32,8 +32,8 @@ class Part(NamedTuple):
 class Flight:
     """An operation between its submission and its acknowledgement.
 
-    Generations are those at submission. ``pool`` is every pool of the group, as findings name
-    them, ``by`` where it was submitted.
+    Generations are those at submission. ``pool`` names every pool of the group, as in findings;
+    ``by`` is where it was submitted.
     """
 
     op: CopyOp
@@ -44,23 +44,23 @@ class Flight:
     host_generations: Pages
     device_generations: Pages
     by: Access
-    #: What each pool was given, once the copy has begun; as the bus's thread has it.
+    #: What each pool was given, once the copy has begun; used on the bus's thread.
     parts: list[Part] = field(default_factory=list)
-    #: Who carries the copy out, once it has begun.
+    #: The access of the thread that executes the copy, once it has begun.
     carrier: Access | None = None
-    #: Layers that the mover itself has reported.
+    #: Layers that the copy itself has reported as arrived.
     arrived: list[int] = field(default_factory=list)
-    #: Where order is looked at: the steps at which a load writes each of the model's layers, and the
-    #: stamp of the first; as the bus's thread has them.
+    #: If order is checked: the step at which a load writes each of the model's layers, and the stamp
+    #: of the first; used on the bus's thread.
     promised: dict[int, Step] = field(default_factory=dict)
     first: Stamp | None = None
-    #: What had befallen the pages of both tiers when they were last seen to be those that were
-    #: submitted; as the bus's thread has it.
+    #: ``Ownership.upset`` of both tiers when the pages were last found to be those submitted; used
+    #: on the bus's thread.
     sure: tuple[int, int] | None = None
     key: OpId = field(default_factory=lambda: OpId(next(_numbers)))
     #: Whether bytes go to the device.
     loads: bool = field(init=False)
-    #: The pages that are written, and their generations.
+    #: The pages being written, and their generations.
     written: tuple[Pages, Pages] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,5 +70,5 @@ class Flight:
 
     @property
     def what(self) -> str:
-        """``load 7``."""
+        """Kind and id, as in ``load 7``."""
         return f"{self.op.kind} {self.op.op_id}"

@@ -1,7 +1,8 @@
-"""What a process calls the pages of a store, for a join with others that share it.
+"""State under which keys a process stores pages, for a join with others that share the store.
 
-A content is named by a digest of its tokens that is made here, beside the engine's own keys; contents
-of other models, namespaces or ranks rightly have other keys, and are never compared.
+A content is identified by a digest of its tokens that is computed here, independently of the
+engine's own keys. Contents of other models, namespaces or ranks rightly have other keys and are
+never compared.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ from hicache_dbg.tracer.session import Session
 
 __all__ = ["KeyStatements"]
 
-#: Contents that a process names: keys are made in one way for all of them.
+#: Most contents stated per process: all keys are built the same way, so a few suffice.
 MOST = 32
 
 
 class KeyStatements:
-    """Looks at the first keys that a storage engine makes; ``attach`` and ``detach`` are a pair."""
+    """States the first keys a storage engine builds; ``attach`` and ``detach`` are a pair."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -33,7 +34,7 @@ class KeyStatements:
         self._patches.replace(StorageEngine, "keys", self._around_keys)
 
     def detach(self) -> None:
-        """Put the engine's own method back."""
+        """Restore the engine's own method."""
         self._patches.undo()
 
     def _around_keys(self, original: Callable[..., list[PageKey]]) -> Callable[..., list[PageKey]]:

@@ -1,4 +1,4 @@
-"""Notes on the engine's prefix cache: which tokens pages were inserted for, and found for."""
+"""Notes on the engine's prefix cache: for which tokens pages were inserted, and for which found."""
 
 import threading
 from collections.abc import Callable
@@ -24,16 +24,16 @@ __all__ = ["KeyNotes", "pages_of"]
 
 
 class KeyNotes:
-    """What a reader asks for, and what the pages that it is given were written for."""
+    """Notes which tokens a reader asks for, and checks what its pages were written for."""
 
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
-        #: Pages that a match found on the host only, by its identity; each match is seen here first.
+        #: Number of host-only pages of each match, by its identity.
         self._on_host: dict[int, int] = {}
 
     def around_match(self, original: Callable[..., "Match"]) -> Callable[..., "Match"]:
-        """Pages that are found, and locked, should be those of the tokens asked for."""
+        """Check that found pages were written for these tokens, and that misses are real."""
 
         def match(controller: "HiCacheController", tokens: "Tokens") -> "Match":
             begun = next(moments)
@@ -50,7 +50,7 @@ class KeyNotes:
     def around_load_back(
         self, original: Callable[..., "LoadTicket"]
     ) -> Callable[..., "LoadTicket"]:
-        """A reader who asks for pages that were on the host should get a load, or they have come since."""
+        """Count a request for host pages that started no load."""
 
         def load_back(
             controller: "HiCacheController", match: "Match", owner: int = 0
@@ -79,7 +79,7 @@ class KeyNotes:
 
         def turn() -> list[Violation]:
             books, digests = self._books(), prefix_digests(pages)
-            # Under the cache's lock, as whoever brought the pages was.
+            # The match held the cache's lock, and so did whoever brought the pages.
             books.order.met(actor, *(allocator for allocator, *_ in parts))
             return [
                 violation
@@ -92,7 +92,7 @@ class KeyNotes:
     def _missed(
         self, controller: "HiCacheController", tokens: "Tokens", found: "Match", begun: int
     ) -> None:
-        """The first page that was not found should be cached nowhere."""
+        """Check that the first page that was not found is not cached under another key."""
         pages = pages_of(controller, tokens, found.pages + 1)
         if len(pages) == found.pages:
             return
@@ -111,7 +111,7 @@ class KeyNotes:
     def around_insert(
         self, original: Callable[..., "InsertResult"]
     ) -> Callable[..., "InsertResult"]:
-        """The pages are the caller's until now, and hold what these tokens stand for."""
+        """Note which tokens the pages hold, and when the cache takes them over."""
 
         def insert(
             controller: "HiCacheController", tokens: "Tokens", device_pages: Ids
@@ -130,7 +130,7 @@ class KeyNotes:
         pages, by = pages_of(controller, tokens, ids.size), access("insert")
         device = controller.allocators["device"]
         if len(pages) != ids.size or not ((ids >= 0) & (ids < device.pages)).all():
-            return  # the engine is about to refuse it
+            return  # the engine will refuse it
         generations = device.generation(ids).astype(np.int64)
 
         def turn() -> list[Violation]:
@@ -143,7 +143,7 @@ class KeyNotes:
         self._notes.take(turn, "+".join(controller.group.device), by=by, about=about)
 
     def _taken(self, controller: "HiCacheController", ids: Ids) -> None:
-        """From now on the cache offers these pages, or has freed them as ones that it had."""
+        """Note that from now on the cache offers these pages, or has freed them as duplicates."""
         device, moment = controller.allocators["device"], next(moments)
 
         def turn() -> list[Violation]:
@@ -156,7 +156,7 @@ class KeyNotes:
 def pages_of(
     controller: "HiCacheController", tokens: "Tokens", count: int | None = None
 ) -> list[bytes]:
-    """The tokens of the first ``count`` whole pages, as the int32 bytes that keys are made of."""
+    """Return the tokens of the first ``count`` whole pages, as the int32 bytes used in keys."""
     raw = tokens if isinstance(tokens, bytes) else np.asarray(tokens).astype("<i4").tobytes()
     width = 4 * controller.group.page_tokens
     return [raw[start : start + width] for start in range(0, len(raw) - width + 1, width)][:count]

@@ -1,7 +1,7 @@
-"""Attachment of the ownership, component, completion, identity and ordering checks to ``hicache_dbg.pools``.
+"""Attach the checks of ownership, components, completion, identity and order to our own engine.
 
-On the host's threads a call only leaves a note of what was done, by whom, in which order; the state
-machines run on the bus's thread.
+On the host's threads a call only leaves a note of what was done, by whom and in which order; the
+state machines run on the bus's thread.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ __all__ = ["LifetimeAttachment"]
 
 
 class LifetimeAttachment:
-    """Wraps the calls by which pages change hands, copies begin and end, and readers are let in.
+    """Wraps the calls that allocate and free pages, start and end copies, and admit readers.
 
     ``attach`` and ``detach`` are a symmetric, idempotent pair; after ``detach`` the engine's
     functions are the very same objects as before.
@@ -52,26 +52,29 @@ class LifetimeAttachment:
                 self._patches.replace(owner, name, make)
 
     def attach_controller(self, controller: type) -> None:
-        """Wrap the controller's own methods; apart, because its module may still be importing."""
+        """Wrap the controller's own methods.
+
+        Separate, because its module may still be importing.
+        """
         self._patches.replace(controller, "close", self._copies.around_close)
         self._patches.replace(controller, "match", self._keys.around_match)
         self._patches.replace(controller, "insert", self._keys.around_insert)
         self._patches.replace(controller, "load_back", self._keys.around_load_back)
 
     def detach(self) -> None:
-        """Put the engine's own functions back."""
+        """Restore the engine's own functions."""
         self._cuda.close()
         self._patches.undo()
         self._flights.clear()
 
     def host_access(self, name: str, touches: Sequence[Touch | TableTouch]) -> None:
-        """The calling thread reads or writes pages, or a control table, itself and at once."""
+        """Note that the calling thread itself reads or writes pages or a table, synchronously."""
         self._streams.host_access(name, touches)
 
     def filled(self, state: CacheState, pages: Pages, generations: Pages) -> None:
-        """Host pages were filled from storage, in every pool of the group."""
+        """Note that host pages were filled from storage, in every pool of the group."""
         self._notes.take(lambda: self._books.filled(state, pages, generations))
 
     def start_over(self) -> None:
-        """Forget everything: what is met from now on is as if tracing began now."""
+        """Forget everything, as if tracing started now."""
         self._books = Books()

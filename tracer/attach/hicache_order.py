@@ -1,4 +1,4 @@
-"""Who came after whom among the users of ``hicache_dbg.pools``; used on the bus's thread only."""
+"""The order of accesses among the users of ``hicache_dbg.pools``; used on the bus's thread only."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -20,14 +20,14 @@ __all__ = ["Order"]
 
 Pool = DevicePool | HostPool
 _numbers = count(1)
-#: Beyond the numbers of threads and of simulated streams.
+#: Above the ids of threads and of simulated streams.
 _MOVERS = 1 << 60
 
 
 class _Ends(NamedTuple):
-    """The two ends of a mirror whose copies are looked at; ``own`` finds its layer by the model's.
+    """The two ends of a mirror whose copies are followed.
 
-    ``models`` are the model's numbers of its layers.
+    ``models`` are the model's numbers of its layers; ``own`` maps them to the pool's.
     """
 
     host: Space
@@ -37,15 +37,15 @@ class _Ends(NamedTuple):
 
 
 class Order:
-    """Clocks of threads and streams, what carries them over, and the last accesses to each pool."""
+    """Clocks of threads and streams, their carriers, and the last accesses to each pool."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
         self.cuda = CudaOrder(self.clocks)
-        #: By the number of a piece of queued work.
+        #: Stamp of each piece of queued work, by its number.
         self.stamps: dict[int, Stamp] = {}
         self._ordering = Ordering()
-        self._touched = False  # by the model
+        self._touched = False  # whether the model has touched any pool
         self._spaces: WeakKeyDictionary[Pool, Space] = WeakKeyDictionary()
         self._tables: WeakKeyDictionary[object, Space] = WeakKeyDictionary()  # by owner
         self._owners: dict[Space, Ownership] = {}
@@ -55,14 +55,14 @@ class Order:
     # -- accesses -------------------------------------------------------------------------------
 
     def place(self, mirror: Mirror, host: Ownership, device: Ownership) -> None:
-        """The pools of ``mirror`` take their pages from the allocators of these books."""
+        """Link the pools of ``mirror`` to the books of their allocators."""
         self._owners[self._space(mirror.host, "host")] = host
         self._owners[self._space(mirror.device, "device")] = device
 
     def begun(
         self, flight: Flight, by: Access, actor: ActorId, work: int | None
     ) -> list[Violation]:
-        """The bytes of a copy are read from here on, and those of a backup written."""
+        """Record the reads of a copy that begins, and the writes of a backup."""
         found: list[Violation] = []
         stamp = None
         for part in flight.parts:
@@ -87,7 +87,7 @@ class Order:
         return found
 
     def _promise(self, flight: Flight, stamp: Stamp) -> None:
-        """A step for each layer that a load is to bring: whoever comes after one has its bytes."""
+        """Reserve a step for each layer of a load: whoever waits for one has its bytes."""
         layers = flight.state.group.layer_ids
         first = flight.first = self.clocks.promise(_mover(stamp.actor), stamp, len(layers))
         flight.promised = {layer: Step(first.step + at) for at, layer in enumerate(layers)}
@@ -95,7 +95,7 @@ class Order:
     def landed(
         self, flight: Flight, layers: Sequence[int], actor: ActorId, work: int | None
     ) -> list[Violation]:
-        """The bytes of these layers of the model are on the device: they were written just before."""
+        """Record that the bytes of these layers (the model's numbers) have just been written."""
         if flight.first is not None:
             self._came(flight, actor, flight.promised[layers[-1]])
             return []
@@ -113,15 +113,15 @@ class Order:
         return found
 
     def over(self, flight: Flight, actor: ActorId) -> None:
-        """The mover has returned or raised: it writes no more, whatever it had promised."""
+        """Record that the copy has returned or raised: it writes no more, whatever it promised."""
         if flight.first is not None:
             self._came(flight, actor, max(flight.promised.values()))
 
     def _came(self, flight: Flight, actor: ActorId, step: Step) -> None:
-        """What was promised up to this step is done, or never will be."""
+        """Mark the promised steps up to ``step`` as done, or as never to come."""
         first = flight.first
-        assert first is not None  # noqa: S101 - asked by the callers
-        if step <= self.clocks.now(first.actor).step:  # else it was promised in earlier books
+        assert first is not None  # noqa: S101 - the callers check it
+        if step <= self.clocks.now(first.actor).step:  # else the promise predates these books
             self.clocks.learn(actor, Stamp(first.actor, step, first.clock))
 
     def touched(  # noqa: PLR0917 - an access is all of these
@@ -133,13 +133,13 @@ class Order:
         stamp: Stamp | None,
         by: Access,
     ) -> list[Violation]:
-        """The model reads or writes a pool; copies count from its first access to the pool on."""
+        """Record that the model reads or writes a pool; copies of a pool count from then on."""
         self._touched, space = True, self._space(pool, "device")
         self._ordering.watch(space, pool.geometry.layers, pool.pages)
         return self._access(space, layers, pages, role, stamp, by)
 
     def table(self, owner: object, name: str, rows: int) -> Space:
-        """The rows of a control table, followed from the first touch until ``owner`` is gone."""
+        """Return the space of a control table, followed from its first touch until ``owner`` dies."""
         space = self._tables.get(owner)
         if space is None:
             space = self._tables[owner] = Space("device", name, next(_numbers))
@@ -150,7 +150,7 @@ class Order:
     def table_touched(
         self, table: Space, rows: Pages, role: Role, stamp: Stamp | None, by: Access
     ) -> list[Violation]:
-        """Rows of a control table are read or written."""
+        """Record a read or write of rows of a control table."""
         if stamp is None:
             return []
         return self._ordering.access(table, (0,), rows, role=role, stamp=stamp, by=by)
@@ -165,18 +165,18 @@ class Order:
         by: Access,
         steps: list[Step] | None = None,
     ) -> list[Violation]:
-        if stamp is None:  # nobody knows whom it comes after
+        if stamp is None:  # its place in the order is unknown
             return []
         access = self._ordering.access
         try:
             found = access(space, layers, pages, role=role, stamp=stamp, by=by, steps=steps)
-        except IndexError:  # there is no such page, which is another check's business
+        except IndexError:  # no such page; another check reports that
             return []
         owner = self._owners.get(space) if found else None
         return found if owner is None else owner.located(found)
 
     def _followed(self, mirror: Mirror) -> "_Ends | None":
-        """Both ends of a mirror, once the model has touched its device end; None before."""
+        """Return both ends of a mirror once the model has touched its device end, else None."""
         ends = self._ends.get(id(mirror))
         if ends is not None or not self._touched:
             return ends
@@ -191,7 +191,7 @@ class Order:
         return ends
 
     def _space(self, pool: Pool, tier: str) -> Space:
-        """The pages of a pool object as the ordering check names them."""
+        """Return the space of a pool object for the ordering check."""
         space = self._spaces.get(pool)
         if space is None:
             space = self._spaces[pool] = Space(tier, pool.geometry.name, next(_numbers))
@@ -202,30 +202,31 @@ class Order:
     # -- clocks ---------------------------------------------------------------------------------
 
     def met(self, actor: ActorId | None, *allocators: PageAllocator) -> None:
-        """``actor`` held the allocators' locks: pages change hands through them, and so does order.
+        """Record that ``actor`` held the allocators' locks, which order it with other holders.
 
-        None: nobody looks at the order.
+        None means that the order is not being checked.
         """
         if actor is not None:
             for allocator in allocators:
                 self.clocks.meet(actor, ("allocator", id(allocator)))
 
     def stamp(self, actor: ActorId, work: int | None) -> Stamp | None:
-        """When something happens: a piece of queued work's own moment, or the actor's next step.
+        """Return when something happens: the moment of queued work, or the actor's next step.
 
-        None of work that was queued before these books were begun: nor was it seen who waited for it.
+        None for work that was queued before these books were opened, since its waits were not seen
+        either.
         """
         return self.clocks.step(actor) if work is None else self.stamps.get(work)
 
     def gate_opened(self, load: Load, layer: int, actor: ActorId) -> None:
-        """Whoever passes this gate comes after what ``actor`` did so far."""
+        """Order whoever passes this gate after all ``actor`` did so far."""
         gates = self._gates.get(load)
         if gates is None:
             gates = self._gates[load] = {}
         gates[layer] = self.clocks.now(actor)
 
     def gate_passed(self, load: Load, layer: int, actor: ActorId) -> None:
-        """``actor`` was let to ``layer``: the first gate at or behind it has been opened."""
+        """Order ``actor`` after the first open gate at or behind ``layer``."""
         gates = self._gates.get(load, {})
         if layer not in gates:
             behind = (number for number in gates if number >= layer)
@@ -235,5 +236,5 @@ class Order:
 
 
 def _mover(actor: ActorId) -> ActorId:
-    """Whoever writes a load's layers for ``actor``, one after the other."""
+    """Return the id of the actor that writes a load's layers on behalf of ``actor``."""
     return ActorId(actor + _MOVERS if actor >= 0 else actor - _MOVERS)

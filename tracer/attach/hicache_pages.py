@@ -21,14 +21,14 @@ from hicache_dbg.tracer.checks.violation import Access, Violation
 
 __all__ = ["PageNotes", "Together", "Wrappers"]
 
-#: A class, the name of one of its methods, and what makes the replacement of it.
+#: A class, the name of a method, and the function that builds its replacement.
 Wrappers = Iterator[tuple[type, str, Callable[[Any], Any]]]
 
 
 class Together:
-    """Holds that an operation takes or gives back as one: they go into its own note.
+    """Collects holds that an operation takes or releases as one, to be part of its note.
 
-    What nobody claimed by the end of the block becomes notes of its own.
+    Holds that nobody claimed by the end of the block become notes of their own.
     """
 
     def __init__(self, pages: "PageNotes") -> None:
@@ -36,11 +36,14 @@ class Together:
         self._calls: list[tuple[PageAllocator, str, npt.ArrayLike]] = []
 
     def add(self, allocator: PageAllocator, name: str, page_ids: npt.ArrayLike) -> None:
-        """Pages of ``allocator`` were acquired, or released."""
+        """Collect an acquire or release of pages of ``allocator``."""
         self._calls.append((allocator, name, page_ids))
 
     def claim(self, *allocators: PageAllocator) -> bool:
-        """Whether the holds are those of one operation on these allocators; they are its own then."""
+        """Claim the holds if they are exactly one per allocator, in this order.
+
+        Return whether so.
+        """
         if [call[0] for call in self._calls] != list(allocators):
             return False
         self._calls.clear()
@@ -61,19 +64,19 @@ class _Now(threading.local):
 
 
 class PageNotes:
-    """Which pages were handed out, taken back, held and let go."""
+    """Notes which pages were allocated, freed, held and released."""
 
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
         self.together = _Now()
-        # An allocator's notes stand in the order of its calls. No lock over all of them: a cache must
-        # not wait for another one, nor for a thread of it that is not there in a forked child.
+        # One lock per allocator keeps its notes in the order of its calls. A single lock for all
+        # would make caches wait for each other, or for a thread that a forked child lacks.
         self._locks: WeakKeyDictionary[PageAllocator, threading.RLock] = WeakKeyDictionary()
         self._pools: WeakKeyDictionary[PageAllocator, str] = WeakKeyDictionary()
 
     def wrappers(self) -> Wrappers:
-        """What to replace."""
+        """Yield the methods to replace."""
         yield PageAllocator, "alloc", self._around_alloc
         yield PageAllocator, "free", self._around("free")
         yield PageAllocator, "acquire", self._around("acquire")
@@ -84,15 +87,18 @@ class PageNotes:
         yield RadixTree, "unpin", self._around_unpin("unpin")
 
     def holding(self) -> Together:
-        """A block in which this thread's holds belong to one operation."""
+        """Return a block in which this thread's holds belong to one operation."""
         return Together(self)
 
     def name(self, allocator: PageAllocator, pool: str) -> None:
-        """Findings on this allocator's pages are about ``pool``."""
+        """Attribute findings on this allocator's pages to ``pool``."""
         self._pools[allocator] = pool
 
     def _in_turn(self, allocator: PageAllocator) -> threading.RLock:
-        """Held while an allocator is called; its thread may be interrupted there, and call it again."""
+        """Return the lock held while an allocator is called.
+
+        Reentrant, because signals may call it too.
+        """
         lock = self._locks.get(allocator)
         return self._locks.setdefault(allocator, threading.RLock()) if lock is None else lock
 
@@ -145,7 +151,7 @@ class PageNotes:
         self, allocator: PageAllocator, name: str, page_ids: npt.ArrayLike, *, refused: bool
     ) -> None:
         """Note that pages were freed, acquired or released, or that the allocator refused to."""
-        # A copy: the caller may write into its own.
+        # Copy: the caller may reuse its array.
         pages = np.array(page_ids, np.int64).reshape(-1)
         pages = pages[(pages >= 0) & (pages < allocator.pages)]
         by, left = access(name), allocator.available
@@ -213,17 +219,17 @@ class PageNotes:
             pins = self._books().pins
             found = pins.unpin(handle, by, refused=refused)
             if not left and not refused:
-                pins.forget(handle)  # the node may go now, and its number to another
+                pins.forget(handle)  # the node may die now, and its id be reused
             return found
 
         self._notes.take(turn, "prefix_tree", by=by)
 
 
 def _held(node: Node, name: str) -> int:
-    """How many locks, or pins, a node has."""
+    """Return how many locks, or pins, a node has."""
     return node.pins if name.endswith("pin") else node.locks
 
 
 def _handle(node: Node, name: str) -> Handle:
-    """A number for the locks of a node, and another for its pins."""
+    """Return distinct handles for the locks and the pins of a node."""
     return Handle(2 * id(node) + name.endswith("pin"))

@@ -1,8 +1,8 @@
 """What a rank of ``hicache_dbg.pools`` states for a join with the others: hits, and its tiles.
 
-A request is named by the digest of its tokens, which all ranks have; a tile by the digest of the
-tokens up to the end of its page. Only where there are several ranks: alone nobody disagrees, but for
-the keys of a store, which other processes may share.
+A request is identified by the digest of its tokens, which all ranks have, and a tile by the digest
+of the tokens up to the end of its page. Statements are made only if there are several ranks, except
+for the keys of a store, which other processes may share.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,14 +32,14 @@ __all__ = ["RankStatements"]
 
 
 class RankStatements:
-    """Wraps a controller's lookups and insertions, and looks at each backup that was judged.
+    """Wraps a controller's lookups and insertions, and observes each judged backup.
 
-    Two caches of a process may have pools of one name: each speaks for its own tiles, the second under
-    a shard of its own. ``attach`` and ``detach`` are a symmetric, idempotent pair.
+    Two caches of a process may have pools of the same name; each states its own tiles, the second
+    under a separate shard. ``attach`` and ``detach`` are a symmetric, idempotent pair.
 
     Args:
-        session: what statements are made through.
-        views_of: a mirror as the session's copies name it.
+        session: publishes the statements.
+        views_of: returns a mirror's views as the session's copies have them.
     """
 
     def __init__(self, session: Session, views_of: Callable[["Mirror"], MirrorViews]) -> None:
@@ -48,15 +48,15 @@ class RankStatements:
         self._numbers: WeakKeyDictionary[MirrorViews, int] = WeakKeyDictionary()
         self._patches = Patches()
         self._keys = KeyStatements(session)
-        #: By mirror and device page: the tokens it was inserted for, its place among their pages, and how
-        #: often an insertion had been lost by then. On the bus's thread only.
+        #: By mirror and device page: the digest of the tokens it was inserted for, its position among
+        #: their pages, and the number of insertions lost by then. On the bus's thread only.
         self._requests: WeakKeyDictionary[MirrorViews, dict[int, tuple[int, int, int]]] = (
             WeakKeyDictionary()
         )
         self._lost = 0
 
     def attach(self, controller: type) -> None:
-        """Wrap what is not wrapped yet; most of it only where there are other ranks."""
+        """Wrap what is not wrapped yet; most of it only if there are other ranks."""
         self._keys.attach()
         if self._session.settings.ranks > 1:
             self._patches.replace(controller, "match", self._around_match)
@@ -65,14 +65,14 @@ class RankStatements:
                 self._session.on_judged.append(self._backed_up)
 
     def detach(self) -> None:
-        """Put the engine's own methods back."""
+        """Restore the engine's own methods."""
         self._keys.detach()
         self._patches.undo()
         if self._backed_up in self._session.on_judged:
             self._session.on_judged.remove(self._backed_up)
 
     def built(self, mirrors: Iterable[MirrorViews]) -> None:
-        """A cache was made: its number is the same on all ranks, which make theirs in one order."""
+        """Number a new cache; ranks create theirs in the same order, so the numbers agree."""
         for mirror in mirrors:
             self._number(mirror)
 
@@ -98,13 +98,13 @@ class RankStatements:
                 raw, lost = pages_of(controller, tokens), self._lost
                 mirrors = tuple(map(self._views_of, controller.group.mirrors))
                 if not self._session.check(lambda: self._inserted(mirrors, pages, raw, lost)):
-                    self._lost += 1  # its pages may be known for other tokens
+                    self._lost += 1  # its pages may still be recorded for other tokens
             return original(controller, tokens, device_pages)
 
         return insert
 
     def _number(self, mirror: MirrorViews) -> int:
-        """Which of the living caches with a pool of this name it is of, from 1 on."""
+        """Return the number, from 1 on, of the mirror's cache among live ones with such a pool."""
         known = self._numbers.get(mirror)
         if known is None:
             taken = {

@@ -1,4 +1,4 @@
-"""Notes on what readers are told of the engine's loads: gates opened, passed, and the last word."""
+"""Notes on what readers of the engine's loads are told: gates opened and passed, and the result."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ __all__ = ["ReaderNotes"]
 
 
 class ReaderNotes:
-    """Which layers readers were let to, and whether they were told the truth.
+    """Notes which layers readers were admitted to, and whether they were told the truth.
 
-    ``flights`` finds an operation by the identity of its host pages, which its load has too.
+    ``flights`` finds an operation by the identity of its host page array, which its load shares.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ReaderNotes:
         self._flights = flights
 
     def wrappers(self) -> Wrappers:
-        """What to replace."""
+        """Yield the methods to replace."""
         yield Load, "open", self._around_open
         yield Load, "finish", self._around_finish
         yield LoadTicket, "wait_layer", self._around_wait
@@ -75,7 +75,7 @@ class ReaderNotes:
         return wait_layer
 
     def _actor(self) -> ActorId | None:
-        """The calling thread, where the order of accesses is looked at."""
+        """Return the calling thread if the order of accesses is being checked, else None."""
         return _thread() if self._notes.ordered else None
 
     def _note(self, flight: Flight | None, turn: Turn, by: Access) -> None:
@@ -88,7 +88,7 @@ class ReaderNotes:
 _Books = Callable[[], Books]
 
 
-def _opened(  # noqa: PLR0917 - who, what and when
+def _opened(  # noqa: PLR0917 - a partial: who did what, and when
     books: _Books,
     load: Load,
     layer: int,

@@ -1,4 +1,4 @@
-"""What the caches of ``hicache_dbg.pools`` hold, and what became of the pages asked of them."""
+"""What the caches of ``hicache_dbg.pools`` hold, and the outcomes of their lookups."""
 
 import weakref
 from collections import Counter
@@ -19,10 +19,10 @@ __all__ = ["PoolStates"]
 
 
 class PoolStates:
-    """Of all controllers of this process, read when asked.
+    """The state of all controllers of this process, read on demand.
 
-    Pages are those of controllers that are alive. What readers asked for stays counted when a
-    controller has gone: a total never falls.
+    Pages are those of live controllers. Lookups stay counted after a controller is gone, so a total
+    never falls.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class PoolStates:
         self._stored: list[StorageStats] = []
 
     def add(self, controller: "HiCacheController") -> None:
-        """Read this one as well."""
+        """Include a controller."""
         self._controllers.add(controller)
         self._asked.append(controller.stats)
         if controller.storage is not None:
             self._stored.append(controller.storage.stats)
 
     def read(self) -> Iterator[PoolState]:
-        """Pages by pool, tier and state; pages asked for by tier and end, each of them from 0 on."""
+        """Yield pages by pool, tier and state, and lookups by tier and outcome, zeros included."""
         for where, count in self._pages().items():
             yield PoolPages(*where, count)
         for tier, ends in ENDS.items() if self._asked else ():

@@ -1,8 +1,8 @@
-"""Notes on who comes after whom: simulated streams, events between them, and tasks of workers.
+"""Notes on the order of work: simulated streams, events between them, and tasks of workers.
 
-A piece of work on a stream that says what it ``touches`` (see :class:`Kernel`) is an access of that
-stream; the engine's own copies within a piece of work are too. Events are seen where the host
-records and waits for them.
+A piece of work on a stream that declares what it ``touches`` (see :class:`Kernel`) is an access of
+that stream, and so are the engine's own copies within a piece of work. Events are observed where
+the host records them and waits for them.
 """
 
 import threading
@@ -44,7 +44,7 @@ class Touch:
 class TableTouch:
     """Rows of a control table (page table, metadata) that are read or written.
 
-    ``owner`` tells tables of one name apart: two caches of a process have a page table each.
+    ``owner`` distinguishes tables of the same name: each cache of a process has its own page table.
     """
 
     table: str
@@ -56,32 +56,32 @@ class TableTouch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """A piece of work for a stream that says what it touches."""
+    """A piece of work for a stream that declares what it touches."""
 
     name: str
     work: Callable[[], object]
     touches: tuple[Touch | TableTouch, ...]
 
     def __call__(self) -> None:
-        """Do the work."""
+        """Run the work."""
         self.work()
 
 
 def current_work() -> int | None:
-    """The number of the piece of stream work that this thread carries out now, if any."""
+    """Return the number of the piece of stream work that this thread is running, if any."""
     number: int | None = getattr(_running, "work", None)
     return number
 
 
 class StreamNotes:
-    """Submissions, events and waits."""
+    """Notes submissions, events and waits."""
 
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
 
     def wrappers(self) -> Wrappers:
-        """What to replace."""
+        """Yield the methods to replace."""
         yield SimulatedStream, "submit", self._around_submit
         yield SimulatedStream, "record", self._around_record
         yield SimulatedStream, "wait_for", self._around_wait_for
@@ -90,7 +90,7 @@ class StreamNotes:
         yield Worker, "submit", self._around_task
 
     def host_access(self, name: str, touches: Sequence[Touch | TableTouch]) -> None:
-        """The calling thread itself reads or writes, at once."""
+        """Note that the calling thread itself reads or writes, synchronously."""
         self._notes.ordered = True
         by, actor = access(name), ActorId(threading.get_ident())
         self._take(lambda books: touched(books.order, touches, actor, None, by), by, touches)
@@ -122,7 +122,7 @@ class StreamNotes:
 
             def run() -> None:
                 before, _running.work = current_work(), number
-                if touches:  # told before the first of them is used
+                if touches:  # note it before the work uses them
                     self._take(begun, by, touches)
                 try:
                     work()
@@ -218,7 +218,7 @@ def touched(
     work: int | None,
     by: Access,
 ) -> list[Violation]:
-    """An access of ``actor``, at the moment of its piece of queued ``work`` or at its next step."""
+    """Record an access of ``actor``, at the moment of its queued ``work`` or at its next step."""
     if not touches:
         return []
     found, stamp = [], order.stamp(actor, work)
@@ -236,7 +236,7 @@ def touched(
 
 
 def _of(stream: SimulatedStream) -> ActorId:
-    """A stream as an actor: negative, so that it is never a thread."""
+    """Return a stream's actor id: negative, so that it differs from every thread's."""
     return ActorId(-id(stream))
 
 

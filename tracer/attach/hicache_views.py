@@ -18,7 +18,7 @@ __all__ = ["mirror_views", "pinning_of", "view_of"]
 
 
 def view_of(buffer: Buffer, geometry: PoolGeometry, tier: Tier, layout: str) -> View:
-    """Where the tiles of one component are in ``buffer``."""
+    """Return where the tiles of one component lie in ``buffer``."""
     tensor = buffer.tensors[0]
     itemsize = tensor.element_size()
     stride = {dim: tensor.stride(axis) * itemsize for axis, dim in enumerate(buffer.dims)}
@@ -67,7 +67,7 @@ def _bases(buffer: Buffer, layer_stride: int) -> tuple[int, ...]:
 
 
 def pinning_of(host: HostPool) -> Pinning:
-    """What became of the wish to page-lock ``host``, and what the driver says of each chunk."""
+    """Return the outcome of page-locking ``host``, and what the driver says of each chunk."""
     state = host.pinned
     return Pinning(
         requested=state.requested,
@@ -82,7 +82,7 @@ def pinning_of(host: HostPool) -> Pinning:
 
 
 def _open_chunks(host: HostPool) -> tuple[tuple[int, int], ...]:
-    """(offset, bytes) of chunks whose first byte the driver does not know as pinned."""
+    """Return (offset, bytes) of chunks whose first byte the driver does not know as pinned."""
     found: list[tuple[int, int]] = []
     before = 0
     for buffer in host.buffers.values():
@@ -98,7 +98,7 @@ def _open_chunks(host: HostPool) -> tuple[tuple[int, int], ...]:
 
 
 def mirror_views(mirror: Mirror, generation: Callable[[Pages], Pages] | None) -> MirrorViews:
-    """Both ends of ``mirror``, each through its own tensors."""
+    """Return the views of both ends of ``mirror``, each read off its own tensors."""
     geometry, host = mirror.device.geometry, mirror.host
     return MirrorViews(
         pool=mirror.name,

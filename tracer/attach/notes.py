@@ -17,7 +17,7 @@ from hicache_dbg.tracer.settings import Settings
 
 __all__ = ["Desk", "Note", "Notes", "Turn"]
 
-#: Looks at what happened; None where there is nothing to say, only to remember.
+#: Examines what happened; returns None if it only updates state.
 Turn = Callable[[], list[Violation] | None]
 
 
@@ -27,38 +27,38 @@ class _Switch(Protocol):
 
 
 class Desk(Protocol):
-    """Where notes go: a :class:`~hicache_dbg.tracer.session.Session`, or who judges them at once."""
+    """Where notes go: a :class:`~hicache_dbg.tracer.session.Session`, or something like it."""
 
     @property
     def errors(self) -> InternalErrors:
-        """Where failures of the tracer itself are counted."""
+        """Counts failures of the tracer itself."""
         ...
 
     @property
     def settings(self) -> Settings:
-        """The gate."""
+        """The gate's settings."""
         ...
 
     @property
     def probe(self) -> _Switch:
-        """Whether anything is traced now."""
+        """Says whether tracing is on."""
         ...
 
     def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
-        """Run ``detect`` in its turn; False if there was no room for it."""
+        """Run ``detect`` in order; return False if there was no room for it."""
         ...
 
     def push(self, record: "Note") -> bool:
-        """Let a note have its turn; False if there was no room for it."""
+        """Queue a note; return False if there was no room for it."""
         ...
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that costs more than all the rest of taking one
+@dataclass(slots=True, eq=False)  # not frozen: that would more than double the cost of a note
 class Note:
-    """Something that was done to pages, and who looks at it.
+    """Something that was done to pages, and the turn that examines it.
 
-    ``by`` is the access that it is, where it is one; ``about`` what it is an access to. Where looking
-    at it fails, ``start_over`` has the books forget: they would accuse those who come next.
+    ``by`` is the access it represents, if any; ``about`` is the object of the access. If the turn
+    fails, ``start_over`` clears the books, because incomplete books would lead to false findings.
     """
 
     turn: Turn
@@ -71,11 +71,11 @@ class Note:
     start_over: Callable[[], None]
 
     def ready(self) -> bool:
-        """Nothing is waited for."""
+        """Return True: there is nothing to wait for."""
         return True
 
     def events(self) -> Sequence[Finding]:
-        """What is wrong with it."""
+        """Return what is wrong with it."""
         try:
             found = self.turn()
         except Exception:
@@ -84,7 +84,7 @@ class Note:
         return self.findings(found) if found else ()
 
     def findings(self, found: Sequence[Violation]) -> Sequence[Finding]:
-        """Violations that ``turn`` returned, as events."""
+        """Convert violations that ``turn`` returned to events."""
         return [
             item.finding(pool=self.pool, time_ns=self.time_ns, rank=self.rank, op=self.op)
             for item in found
@@ -97,38 +97,41 @@ class _Unsaid(threading.local):
 
 
 class Notes:
-    """Hands each note to the bus in the order taken, and starts over where one was lost.
+    """Hands each note to the bus in order, and starts over if one was lost.
 
-    State machines that missed something would accuse the innocent: after a gap (a full ring, a
-    fork, tracing switched off, a failure of ours) ``start_over`` runs on the bus's thread before the
-    next note.
+    State machines that missed something would make false accusations. After a gap (a full ring, a
+    fork, tracing switched off, a failure of ours), ``start_over`` runs on the bus's thread before
+    the next note.
     """
 
     def __init__(self, desk: Desk, start_over: Callable[[], None]) -> None:
         self.errors = desk.errors
-        #: Whether the order of accesses is looked at: once the model has said what it touches.
+        #: Whether the order of accesses is checked: from the first declared access of the model on.
         self.ordered = False
         self._desk = desk
         self._start_over = start_over
-        # Numbered, for two threads may each lose a note at the same time.
+        # Gaps are numbered, because two threads may lose a note at the same time.
         self._numbers = count(1)
         self._gap, self._closed = 0, 0
         self._pid = os.getpid()
         self._unsaid = _Unsaid()
 
     def at(self, place: str) -> AbstractContextManager[object]:
-        """A context in which a note is made; a failure is counted under ``place``, and leaves a gap."""
+        """Return a context for taking a note.
+
+        A failure is counted under ``place`` and leaves a gap.
+        """
         return self.errors.at(place, self.lose)
 
     def lose(self) -> None:
-        """Something happened that will not be noted."""
+        """Record a gap: something happened that will not be noted."""
         self._gap = next(self._numbers)
 
     @property
     def unsaid(self) -> list[Turn]:
-        """Turns that go with the calling thread's next note, before its own.
+        """Turns to run with the calling thread's next note, just before its own.
 
-        For what nobody can know of before this thread does something else that is noted.
+        For effects that no other thread can see before this thread's next noted action.
         """
         return self._unsaid.turns
 
@@ -140,12 +143,15 @@ class Notes:
         by: Access | None = None,
         about: object = None,
     ) -> None:
-        """Let ``turn`` look at what just happened; what it returns becomes findings on ``pool``."""
+        """Queue ``turn`` to examine what just happened.
+
+        Its violations become findings on ``pool``.
+        """
         desk, unsaid = self._desk, self._unsaid.turns
         if unsaid:
             turn = partial(_in_turn, (*unsaid, turn))
             unsaid.clear()
-        if self._pid != os.getpid():  # a forked child begins with an empty ring
+        if self._pid != os.getpid():  # a forked child starts with an empty ring
             self._pid = os.getpid()
             self.lose()
         if not desk.probe.enabled:

@@ -1,4 +1,4 @@
-"""Replacing methods of a class, and putting the very same function objects back."""
+"""Replace methods of a class, and restore the very same function objects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,24 +7,24 @@ from weakref import WeakKeyDictionary
 __all__ = ["Patches"]
 
 
-#: Wrappers that were undone while another's lay over them, and what they had wrapped: whoever
-#: takes that other one away puts back what was there before both.
+#: Wrappers undone while somebody else's wrapper lay over them, and what they had wrapped. When that
+#: other wrapper is removed, this finds the original below both.
 _retired: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class Patches:
-    """A set of replaced class attributes that can be undone exactly.
+    """A set of replaced class attributes that can be restored exactly.
 
-    Only attributes in the class's own ``__dict__`` are replaced, and detaching puts the very
-    object back that was there: with the gate off the host runs what it always ran. What somebody
-    else has wrapped meanwhile stays until they undo it.
+    Only attributes in the class's own ``__dict__`` are replaced, and undoing restores the very
+    object that was there: with the gate off the host runs what it always ran. If somebody else
+    wrapped the attribute meanwhile, it stays until they undo theirs.
     """
 
     def __init__(self) -> None:
         self._done: list[tuple[type, str, Any, Any]] = []  # the original, and what took its place
 
     def replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
-        """Put ``make(original)`` in the place of ``owner.name``; once, however often it is called.
+        """Replace ``owner.name`` by ``make(original)``; idempotent.
 
         Raises:
             AttributeError: the class itself does not define ``name``.
@@ -41,7 +41,7 @@ class Patches:
         self._done.append((owner, name, original, ours))
 
     def undo(self) -> None:
-        """Put every original back, last replaced first."""
+        """Restore every original, last replaced first."""
         while self._done:
             owner, name, original, ours = self._done.pop()
             if owner.__dict__.get(name) is not ours:

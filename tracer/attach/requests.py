@@ -1,8 +1,8 @@
-"""Whose an operation is: spans of requests in the host's own OpenTelemetry, current where it was asked for.
+"""Find the requests behind an operation: OpenTelemetry spans that are current when it is requested.
 
-An operation is carried out on a worker, where no span is current: what a worker does it does for
-whoever queued it. A load may serve several requests, for a page that is on its way already is waited
-for, not loaded again. Nothing is imported here: a host that has no OpenTelemetry has no spans.
+A worker executes the operation, where no span is current: it acts for whoever queued the task. One
+load may serve several requests, because a page already being loaded is waited for, not loaded
+again. Nothing is imported here: a host without OpenTelemetry has no spans.
 """
 
 import sys
@@ -29,9 +29,12 @@ API = "opentelemetry.trace"
 
 
 def current_span() -> SpanIds | None:
-    """Trace and span id of the calling thread's current span, sampled or not; None if there is none."""
+    """Return trace and span id of the calling thread's current span, sampled or not.
+
+    None without one.
+    """
     api: Any = sys.modules.get(API)
-    if api is None or not hasattr(api, "get_current_span"):  # absent, or about to be imported
+    if api is None or not hasattr(api, "get_current_span"):  # absent, or still being imported
         return None
     context = api.get_current_span().get_span_context()
     return (context.trace_id, context.span_id) if context.is_valid else None
@@ -39,7 +42,7 @@ def current_span() -> SpanIds | None:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """An operation under way, and who asked for it, each once."""
+    """An operation in flight, and the distinct spans that requested it."""
 
     op: CopyOp
     spans: list[SpanIds] = field(default_factory=list)
@@ -50,12 +53,12 @@ class _Asked:
 
 
 class RequestSpans:
-    """Notes which spans asked for each of the engine's operations, while it is under way."""
+    """Records which spans requested each of the engine's operations, while it is in flight."""
 
     def __init__(self, errors: InternalErrors) -> None:
         self._errors = errors
         self._patches = Patches()
-        #: By identity of the operation, and of the host pages that its load knows it by.
+        #: By identity of the operation, and of its array of host pages, which its Load shares.
         self._asked: dict[int, _Asked] = {}
         self._task = threading.local()
 
@@ -68,17 +71,20 @@ class RequestSpans:
             self._patches.replace(worker, "submit", self._around_submit)
 
     def detach(self) -> None:
-        """Put the engine's own functions back."""
+        """Restore the engine's own functions."""
         self._patches.undo()
         self._asked.clear()
 
     def of(self, op: CopyOp) -> Sequence[SpanIds]:
-        """The spans behind ``op``, the one that began it first; others join while it is under way."""
+        """Return the spans behind ``op``, the initiator first.
+
+        Others may join while it is in flight.
+        """
         asked = self._asked.get(id(op))
         return () if asked is None else asked.spans
 
     def here(self) -> tuple[SpanIds, ...]:
-        """The span that is current, or those for which this thread carries a task out."""
+        """Return the current span, or those on whose behalf this thread runs a task."""
         span = current_span()
         spans: tuple[SpanIds, ...] = getattr(self._task, "spans", ())
         return spans if span is None else (span,)
@@ -111,7 +117,7 @@ class RequestSpans:
             if given.loads and API in sys.modules:
                 with self._errors.at("requests/ticket"):
                     span = current_span()
-                    for load in given.loads:  # the lock is held: none has ended
+                    for load in given.loads:  # the cache's lock is held, so none has ended
                         asked = self._asked.get(id(load.host))
                         if asked is not None:
                             asked.add(span)

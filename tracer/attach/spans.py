@@ -1,4 +1,4 @@
-"""Single slots as slot ranges of pages: how a token-granular copy is digested."""
+"""Group single slots into slot ranges of pages, so that a token-granular copy can be digested."""
 
 import numpy as np
 
@@ -12,10 +12,13 @@ def slot_spans(
 ) -> tuple[Pages, Pages, Pages, Pages]:
     """Group single slots by the pair of pages they lie in.
 
-    Returns host pages, device pages, spans (int64 [pairs, 4]: first and last-plus-one slot at the
-    host end, then at the device end), and the position of each pair's first slot in the input.
-    A pair whose slots are not one ascending run at both ends gets the empty span ``0, 0, 0, 0``:
-    its bytes are no range that could be digested.
+    A pair whose slots do not form one ascending run at both ends gets the empty span ``0, 0, 0,
+    0``: its bytes are not a range that can be digested.
+
+    Returns:
+        Host pages, device pages, spans (int64 ``[pairs, 4]``: first and last-plus-one slot at the
+            host end, then at the device end), and the position of each pair's first slot in the
+            input.
     """
     pairs = np.stack((host_ids // host_slots, device_ids // device_slots), axis=1)
     unique, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
