@@ -1,8 +1,8 @@
 """A run's events on disk: append-only JSON lines that survive a kill.
 
-The first line is a header with the schema version, every further line one event. Each batch is
-one write to an unbuffered descriptor, so what was written is the kernel's and outlives the
-process. A line that a kill or a full disk cut short is skipped by the reader with a word.
+The first line is a header with the schema version, every further line one event. Each batch is one
+write to an unbuffered descriptor, so what was written is with the kernel and outlives the process.
+A line cut short by a kill or a full disk is skipped by the reader, with a message.
 """
 
 import errno
@@ -19,6 +19,7 @@ from hicache_dbg.exporters.recording_format import FORMAT, SUFFIX, Header, Recor
 from hicache_dbg.exporters.recording_part import Part, compressor, pack
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Finding, Started
 from hicache_dbg.tracer.sink import SinkError
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["RecordingError", "RecordingSink", "Rotation"]
 
@@ -27,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How a long run is cut into parts, each of which can be read alone.
+    """How a long run is split into parts, each readable on its own.
 
     Args:
-        part_bytes: a part that has reached this size is closed and the next one begun.
-        keep: how many parts stay at most, the current one included; 0 keeps all. Parts without a
-            finding go first, oldest first; then those with one, of which the first stays longest.
+        part_bytes: a part that has reached this size is closed and the next one started.
+        keep: most parts to keep, the current one included; 0 keeps all. Parts without a finding are
+            removed first, oldest first; then those with one, of which the first is kept longest.
         compress: closed parts become ``.jsonl.zst``; needs the ``zstandard`` package.
     """
 
@@ -42,18 +43,18 @@ class Rotation:
 
 
 class RecordingSink:
-    """Appends events to ``directory/run_id.jsonl``: a new file that only its owner can read.
+    """Appends events to ``directory/run_id.jsonl``, a new file that only its owner can read.
 
-    Under a rotation the files are ``run_id.0000.jsonl`` and so on, and each begins with the start
-    records, so that the later ones can be judged without the first. Trouble with a rotation loses
-    no event: the current part goes on, and the log says why. A forked child writes a recording of its
-    own, ``run_id-childPID``. A file that somebody removed, or closed with all of the process's others,
-    is begun anew with the start records. A ``tenant`` shares the folder with other runs, and makes room
-    there for each part that is begun.
+    With a rotation the files are ``run_id.0000.jsonl`` and so on. Each starts with the start
+    records, so that later parts can be judged without the first. A failing rotation loses no event:
+    the current part continues, and the log says why. A forked child writes its own recording,
+    ``run_id-childPID``. If the file was removed, or its descriptor closed along with all others of
+    the process, a new file is started with the start records. A ``tenant`` shares the folder with
+    other runs and makes room there for each new part.
 
     Raises:
         RecordingError: the folder is missing or not writable, the run's file exists already, or
-            compression is asked for and not installed.
+            compression is requested but not installed.
     """
 
     name = "recording"
@@ -74,7 +75,7 @@ class RecordingSink:
         self._started: dict[int, Started] = {}
         self._part = self._begin(0)
         self._begun = 1
-        self._found = False  # in the part that is written
+        self._found = False  # whether the current part has a finding
         self._clean: list[Path] = []
         self._accusing: list[Path] = []
         self._trouble = False
@@ -85,11 +86,11 @@ class RecordingSink:
 
     @property
     def path(self) -> Path:
-        """The file that is written to."""
+        """The file being written."""
         return self._part.path
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Append ``events`` in one write; a full disk loses those whose line is not complete."""
+        """Append ``events`` in one write; on a full disk, incomplete lines are lost."""
         if self._pid != os.getpid() or self._part.is_gone:
             self._begin_anew(len(events))
         if self._rotation is not None and self._part.size >= self._rotation.part_bytes:
@@ -108,20 +109,20 @@ class RecordingSink:
             self._share(self._tenant, events)
 
     def close(self) -> None:
-        """Close the file; every line is with the kernel already."""
+        """Close the file; every line is already with the kernel."""
         self._part.close()
         if self._tenant is not None:
             self._tenant.close()
 
     def _share(self, tenant: Tenant, events: Sequence[Event]) -> None:
-        """On the sink's own thread, for to remove files takes its time."""
+        """Mark findings and make room, on the sink's own thread: removing files takes time."""
         tenant.recorded(events)
         if not self._made_room:
             self._made_room = True
             tenant.make_room()
 
     def _begin_anew(self, waiting: int) -> None:
-        """Begin where there is no file of this process: it was forked, or its file was removed."""
+        """Start a new file after a fork, or after the old file was removed."""
         before, pid = self._run_id, os.getpid()
         if self._pid != pid:
             self._run_id = f"{before}-child{pid}"
@@ -132,7 +133,7 @@ class RecordingSink:
         except RecordingError as error:
             self._run_id = before
             raise SinkError(
-                f"{error}; {waiting} events lost", reason="refused", lost=waiting
+                f"{error}; {counted(waiting, 'event')} lost", reason="refused", lost=waiting
             ) from error
         lost_or_parents.close()
         if self._tenant is not None:
@@ -153,7 +154,7 @@ class RecordingSink:
         return Part(self._directory / f"{stem}{SUFFIX}", head)
 
     def _rotate(self, rotation: Rotation) -> None:
-        """Begin the next part, then pack and remove as the rotation says."""
+        """Start the next part, then compress and remove parts as the rotation says."""
         try:
             full, self._part = self._part, self._begin(self._begun)
             self._begun, self._made_room = self._begun + 1, False
@@ -171,7 +172,10 @@ class RecordingSink:
             self._trouble = True
 
     def _least_wanted(self) -> Path:
-        """Take out the closed part that is missed least: where it began to go wrong is wanted most."""
+        """Remove from the lists the closed part to delete.
+
+        The first with a finding stays longest.
+        """
         if self._clean:
             return self._clean.pop(0)
         return self._accusing.pop(min(1, len(self._accusing) - 1))

@@ -1,4 +1,4 @@
-"""Events as lines on a text stream, for a person who looks at a terminal or a container's log."""
+"""Events as lines on a text stream, for a person reading a terminal or a container's log."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,17 +8,18 @@ from hicache_dbg.exporters.pipeline import add_line, pipeline, selection, take_l
 from hicache_dbg.tracer.events import Event
 from hicache_dbg.tracer.settings import Lines
 from hicache_dbg.tracer.sink import SinkError
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["StderrSink"]
 
 
 class StderrSink:
-    """Writes one line an event, each batch in one write.
+    """Writes one line per event, each batch in one write.
 
     Args:
-        lines: ``paths``, for a line the first time a path is taken, every finding and a summary
-            a minute, or ``all``.
-        stream: where lines go; default the process's standard error at the time of writing.
+        lines: ``paths`` for a line the first time a path is taken, every finding and a summary a
+            minute; or ``all``.
+        stream: where lines go; by default the process's standard error at the time of writing.
     """
 
     name = "stderr"
@@ -30,7 +31,7 @@ class StderrSink:
         )
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Write the lines of ``events``; a stream that is closed or full loses the batch."""
+        """Write the lines of ``events``; if the stream is closed or full, the batch is lost."""
         lines = [text for text in map(self._render, events) if text is not None]
         if not lines:
             return
@@ -40,8 +41,10 @@ class StderrSink:
             stream.flush()
         except (OSError, ValueError) as error:
             raise SinkError(
-                f"standard error: {error}; {len(lines)} lines lost", reason="io", lost=len(lines)
+                f"standard error: {error}; {counted(len(lines), 'line')} lost",
+                reason="io",
+                lost=len(lines),
             ) from error
 
     def close(self) -> None:
-        """Leave the stream as it is: it belongs to the process."""
+        """Leave the stream open: it belongs to the process."""

@@ -57,6 +57,6 @@ class Failures:
         if failures:
             first = failures[0]
             raise TransferError(
-                f"{count} copies failed, first {first.op.kind} {first.op.op_id} of "
+                f"failed copies: {count}, first {first.op.kind} {first.op.op_id} of "
                 f"{first.op.host_generations.size} pages: {first.error}"
             ) from first.error

@@ -219,9 +219,9 @@ class RadixTree:
             left -= n.pages
         if left:
             raise RadixError(
-                f"{pages} page ids do not end at a node on the path: {-left} pages over"
+                f"{pages} page ids do not end at a node on the path, the last is {-left} past one"
                 if left < 0
-                else f"{pages} page ids for a path that is {left} pages shorter"
+                else f"{pages} page ids for a path shorter by {left}"
             )
         return self.root
 

@@ -161,8 +161,8 @@ def _check_layers(name: str, tier: str, geometry: PoolGeometry, layers: tuple[in
     wrong = [layer for layer in layers if not 0 <= layer < geometry.layers]
     if wrong:
         raise TransferError(
-            f"{name}: layer {wrong[0]} is out of range, the {tier} pool has {geometry.layers} "
-            f"layers (0..{geometry.layers - 1})"
+            f"{name}: layer {wrong[0]} is out of range, the {tier} pool has "
+            f"0..{geometry.layers - 1}"
         )
 
 

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hicache_dbg.tracer.checks.resting import Resting
-from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.ledger import Digests, Ledger, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.probe import CopyRecord, Digester
 from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.words import named
 
 __all__ = ["Scrubber"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hicache_dbg.tracer.events import Event, Health, Started
 from hicache_dbg.tracer.settings import Lines, Settings
 from hicache_dbg.tracer.sink import Pace, PoolStateReader, Sink, SinkError
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["BuiltSinks", "LateSink", "build_sinks", "default_sinks", "run_id"]
 
@@ -84,7 +85,7 @@ class LateSink:
             except Exception as error:
                 self._started |= {one.rank: one for one in events if isinstance(one, Started)}
                 raise SinkError(
-                    f"sink {self.name} still does not work: {error}; {len(events)} events lost",
+                    f"sink {self.name} still does not work: {error}; {counted(len(events), 'event')} lost",
                     reason="refused",
                     lost=len(events),
                 ) from error

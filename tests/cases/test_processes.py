@@ -48,7 +48,7 @@ def test_stages_with_other_capacities() -> None:
     said = [[started(mirror(pages=size), rank=rank)] for rank, size in enumerate(sizes)]
     (found,) = join(said)
     assert found.cls is FaultClass.RANK_DIVERGENCE
-    assert "34435 are usable, page 34435 is out of range on rank 1" in found.message
+    assert "every rank has 34435, page 34435 is out of range on rank 1" in found.message
     assert join([[started(mirror(pages=34_435), rank=rank)] for rank in range(4)]) == []
 
 

@@ -169,7 +169,7 @@ def test_packed_parts_are_unpacked_and_torn_lines_are_told(capsys: Capture, tmp_
     assert main(["bundle", str(runs), "-o", str(tmp_path / "b.tar.gz"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert any(f"{last.name}, line" in line and "cut short" in line for line in told["left_out"])
-    assert "1 files that are no recordings" in told["left_out"]
+    assert "1 file: not a recording" in told["left_out"]
     files = unpack(tmp_path / "b.tar.gz", tmp_path / "out")
     assert {name for name in files if name.startswith("recordings/")} == {
         f"recordings/{path.name.removesuffix('.zst')}" for path in runs.glob("*.jsonl*")

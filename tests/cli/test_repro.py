@@ -162,7 +162,7 @@ def test_a_malformed_line_keeps_those_before_it(
     assert json.loads(captured.out)["sessions"]["total"] == 30
     (line,) = captured.err.splitlines()
     assert "line 31" in line
-    assert "the 30 requests before it are replayed" in line
+    assert "replayed: 30 requests before it" in line
 
 
 @pytest.mark.parametrize(

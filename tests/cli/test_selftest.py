@@ -54,7 +54,7 @@ def test_a_fault_that_nobody_finds_fails_the_selftest(
     """A fault that does nothing is not found: exit code 1, and the table says so."""
     only(Fault(name="nothing", cls=FaultClass.BIT_FLIP, summary="changes nothing"))
     assert main(["selftest"]) == 1
-    assert "0 of 1 faults" in capsys.readouterr().out
+    assert "0 of 1 fault of" in capsys.readouterr().out
 
 
 def test_a_wrong_name_fails_the_selftest(

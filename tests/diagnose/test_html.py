@@ -161,7 +161,7 @@ def test_both_ends_are_drawn_to_one_scale(page: Path) -> None:
     """132 of 256 bytes is 51.56 % of the width, and the rest is marked as missing."""
     widths = re.findall(r'class="(bar|lost)" style="width: ([\d.]+)%">', page.read_text())
     assert widths == [("bar", "100.00"), ("bar", "51.56"), ("lost", "48.44")]
-    assert "Slots 0..32 fit into the host's page; slots 33..63 are never copied." in (
+    assert "The host's page has room for slots 0..32; never copied: slots 33..63." in (
         html.unescape(page.read_text())
     )
 

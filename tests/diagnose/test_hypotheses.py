@@ -1,5 +1,7 @@
 """Hypotheses argue from counts: what is falsified, confirmed, and left open."""
 
+import re
+
 import msgspec
 import pytest
 
@@ -117,6 +119,22 @@ def test_a_clean_run_confirms_that_the_copies_are_innocent() -> None:
     assert told["tracer_was_blind"].verdict is Verdict.FALSIFIED
 
 
+@pytest.mark.parametrize("load", [{"verified": 1}, {"mismatched": 1}, {"skipped": {"reused": 1}}])
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_one_of_anything_is_singular(load: dict[str, object], unseen: int) -> None:
+    """With one mirror, one tile, one copy and one lost operation no evidence counts in plurals."""
+    events = [
+        started(LATENT),
+        copied("mla", Op.BACKUP, witnessed=1),
+        copied("mla", Op.LOAD, **load),
+    ]
+    for only in (events, events[:1] + events[2:]):
+        health = Health(time_ns=1, dropped={"bus/queue_full": unseen} if unseen else {})
+        for answer in answers(*only, health).values():
+            assert not re.search(r"\b1 (of 1 )?[a-z ]*s\b", answer.evidence), answer.evidence
+            assert "all 1" not in answer.evidence
+
+
 def test_the_story_comes_out_in_both_acts() -> None:
     """The host's size confirmed, the dead class confirmed, the five wrong theories falsified."""
     told = answers(*STORY)
@@ -211,7 +229,7 @@ def test_copies_are_not_innocent_of_what_was_lost_on_the_way() -> None:
     ):
         told = answers(*CLEAN, health)
         assert told["copies_are_innocent"].verdict is Verdict.UNDECIDED
-        assert "1 operations were lost" in told["copies_are_innocent"].evidence
+        assert "1 operation lost" in told["copies_are_innocent"].evidence
         assert told["tracer_was_blind"].verdict is Verdict.CONFIRMED
 
 
@@ -329,7 +347,7 @@ def test_lost_operations_settle_no_dispute_about_the_path() -> None:
     lost = Health(time_ns=0, dropped={"bus/queue_full": 5})
     told = answers(*CLEAN, lost)["token_granular_path"]
     assert told.verdict is Verdict.UNDECIDED
-    assert "5 operations are not here" in told.evidence
+    assert "the events of 5 operations are missing" in told.evidence
 
 
 def test_who_came_late_does_not_vouch_for_the_books() -> None:

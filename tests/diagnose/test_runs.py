@@ -110,4 +110,4 @@ def test_of_each_of_two_folders_the_last_run_is_compared(
         recording(folder, "after", 3, 4, MENDED)
     places = [str(tmp_path / name) for name in ("a", "b")]
     assert main(["diagnose", *places, "--last"]) == 0
-    assert "0 things differ" in capsys.readouterr().out
+    assert "0 different" in capsys.readouterr().out

@@ -181,7 +181,7 @@ def test_a_failed_load_reaches_every_reader_and_the_pages_stay_on_the_host(
             controller.wait_layer(0, ticket)
     for match in matches:
         controller.unlock(match)
-    with pytest.raises(TransferError, match=r"copies failed, first load \d+ of 4 pages: link down"):
+    with pytest.raises(TransferError, match=r"failed copies: \d+, first load \d+ of 4 pages: link down"):
         controller.flush()
     accounted(controller)
     assert controller.stats.failed_loads >= 1
@@ -207,7 +207,7 @@ def test_a_load_that_builds_on_a_failed_one_fails_too(
         controller.wait_layer(LAYERS - 1, tickets[1])
     for match in matches:
         controller.unlock(match)
-    with pytest.raises(TransferError, match="2 copies failed"):
+    with pytest.raises(TransferError, match="failed copies: 2"):
         controller.flush()
     accounted(controller)
 
@@ -219,7 +219,7 @@ def test_a_failed_backup_is_reported_and_leaves_no_host_copy(engine: GatedEngine
     controller = HiCacheController(group_of(), engine=engine)
     turn(controller, tokens)
     with pytest.raises(
-        TransferError, match=r"1 copies failed, first backup 1 of 3 pages: no bytes"
+        TransferError, match=r"failed copies: 1, first backup 1 of 3 pages: no bytes"
     ):
         controller.flush()
     assert controller.tree.stats.host_pages == 0

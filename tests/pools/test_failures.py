@@ -19,7 +19,7 @@ def test_a_cache_that_keeps_failing_keeps_few_errors_and_counts_all() -> None:
         failures.add(failed(number), OSError(f"number {number}"))
     assert len(failures._failures) == MOST
     with pytest.raises(
-        TransferError, match=rf"^{10 * MOST} copies failed, first load 0 .* number 0"
+        TransferError, match=rf"^failed copies: {10 * MOST}, first load 0 .* number 0"
     ):
         failures.report()
     failures.report()  # told once, and forgotten
@@ -32,5 +32,5 @@ def test_failures_that_readers_were_told_of_make_room_first() -> None:
     for number in range(1, 10 * MOST):
         failures.add(failed(number), OSError("told"))
         failures.told(number)
-    with pytest.raises(TransferError, match=r"^1 copies failed, first load 0 .* nobody waited"):
+    with pytest.raises(TransferError, match=r"^failed copies: 1, first load 0 .* nobody waited"):
         failures.report(untold_only=True)

@@ -185,9 +185,9 @@ def test_a_removed_node_is_refused(tree: RadixTree) -> None:
 def test_copies_must_begin_where_a_node_begins(tree: RadixTree) -> None:
     """Half a node on the host would be a node that is in two places."""
     node = tree.insert(chain(1, 2), ids(7, 8)).node
-    with pytest.raises(RadixError, match="1 pages over"):
+    with pytest.raises(RadixError, match="1 past one"):
         tree.set_host(node, ids(80))
-    with pytest.raises(RadixError, match="2 pages shorter"):
+    with pytest.raises(RadixError, match="shorter by 2"):
         tree.set_host(node, ids(70, 80, 90, 100))
     assert tree.stats.host_pages == 0
     tree.check()

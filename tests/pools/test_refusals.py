@@ -127,7 +127,7 @@ def test_a_layer_one_end_lacks_is_refused() -> None:
     """A layer number is checked at both ends."""
     mirror = mirror_of(mla(2, 2), host_geometry=mla(1, 2))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0), layers=(1,))
-    assert "layer 1 is out of range, the host pool has 1 layers" in message
+    assert "layer 1 is out of range, the host pool has 0..0" in message
 
 
 def test_a_component_the_device_lacks_is_refused() -> None:

@@ -14,6 +14,7 @@ from hicache_dbg.tracer.checks.index_space import (
 )
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.inside import inside
+from hicache_dbg.tracer.words import counted
 
 #: The kernel of DeepSeek-V4's C4 pages, in bytes.
 C4 = TokenKernel(slots=64, value_bytes=576, scale_bytes=8, page_bytes=37440)
@@ -94,7 +95,7 @@ def test_scattered_slots_on_the_page_path_are_always_found(count: int, seed: int
     assert not are_pages(np.array(host), 64)  # by chance: less than once in 10**100
     (finding,) = check(use(host))
     assert finding.cls is FaultClass.INDEX_SPACE
-    assert finding.got == f"{count} whole pages of 64"
+    assert finding.got == f"{counted(count, 'whole page')} of 64"
     assert finding.expected.startswith(f"{count * 64} single slots in ")
     assert (finding.rank, finding.op_id, finding.pool, finding.op) == (3, 7, "c4", "backup")
 
@@ -105,7 +106,7 @@ def test_the_text_says_how_many_slots_keep_older_bytes() -> None:
     (finding,) = check(use(host))
     assert "of 64 slots (a multiple of 64) took the page path" in finding.message
     assert "the host and the device indices are no whole pages" in finding.message
-    assert "1 pages are copied (host 1 with device 1), 17 of the 64 slots keep older bytes" in (
+    assert "it copies 1 page (host 1 with device 1), older bytes stay in 17 of the 64 slots" in (
         finding.message
     )
 
@@ -145,7 +146,7 @@ def test_a_load_is_about_the_device_rows() -> None:
 def test_full_token_ids_in_a_c4_row_are_another_unit() -> None:
     """Rows are as wide as the kernel's, but 256 indices a page: its slots are not these indices."""
     (finding,) = check(use([300], slot_page=256, page_path=False, kernel=C4))
-    assert (finding.expected, finding.got) == ("row 1 of 37440 B", "rows 4")
+    assert (finding.expected, finding.got) == ("row 1 of 37440 B", "row 4")
 
 
 def test_counts_that_differ_are_found() -> None:

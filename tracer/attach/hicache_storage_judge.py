@@ -1,4 +1,4 @@
-"""What a storage operation's digests and results mean; runs on the bus's thread."""
+"""Judge the digests and results of storage operations, on the bus's thread."""
 
 import time
 from collections import Counter, defaultdict
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord, Tiles
-from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.checks.storage import (
     CHECK,
     Contents,
@@ -22,21 +21,22 @@ from hicache_dbg.tracer.events import DIRECTION, Copied, Finding, Op, Outcome, S
 from hicache_dbg.tracer.ledger import Book
 from hicache_dbg.tracer.mirror import MirrorViews, in_hex
 from hicache_dbg.tracer.session import Session
+from hicache_dbg.tracer.words import counted, named
 
 __all__ = ["StorageJudge"]
 
 MOST_PAGES_KEPT = 64
 FEW = 8
 Verdict = Outcome | SkipReason
-"""Of a page: its tiles cross a store together."""
+"""The verdict on a page: all its tiles cross a store together."""
 
 
 class StorageJudge:
-    """Keeps what was stored under each key, and says of every page what is known.
+    """Remembers what was stored under each key, and judges every page that comes back.
 
-    A page is vouched for as a whole by the digest of all its bytes, which its record's header holds
-    as well. Its tiles keep the digests of their backup: they go to the ledger again with the page,
-    so that a load is compared with what once left the device, whatever lay between.
+    The digest of all bytes of a page, also found in its record's header, vouches for the page as a
+    whole. Its tiles keep the digests from their backup. Those return to the ledger with the page, so
+    a load is compared with what originally left the device, whatever happened in between.
     """
 
     def __init__(self, session: Session) -> None:
@@ -46,12 +46,12 @@ class StorageJudge:
         self._digester = CpuDigester()
 
     def knows(self, record: StorageRecord, at: int) -> bool:
-        """Whether a page holds what this process has stored under its key; from any thread."""
+        """Return whether a page holds what this process stored under its key. Thread-safe."""
         stored = self._stored(record, at)
         return stored is not None and stored.payload == record.payloads.get(at)
 
     def __call__(self, record: StorageRecord) -> list[Copied]:
-        """The operation's events; its findings are left in the record."""
+        """Return the events of an operation, and leave its findings in the record."""
         verdicts = [self._page(record, at) for at in range(len(record.keys))]
         wrong = [at for at, verdict in enumerate(verdicts) if verdict is Outcome.MISMATCHED]
         record.findings = [
@@ -66,7 +66,7 @@ class StorageJudge:
     def looked_up(
         self, store: object, names: Sequence[str], found: int, evicted: int | None, *, pool: str
     ) -> list[Finding]:
-        """``store`` was asked for ``names`` and believes to have the first ``found`` of them."""
+        """Note a lookup of ``names`` in ``store``, which claims to have the first ``found`` of them."""
         known = sum(
             page is not None and page.store is store for page in map(self._contents.get, names)
         )
@@ -74,7 +74,7 @@ class StorageJudge:
         return [] if fault is None else [self._finding(fault, pool, Op.FETCH, time.time_ns())]
 
     def gave_up(self, kind: str, why: str, *, pool: str, time_ns: int) -> list[Finding]:
-        """The engine stopped waiting for the store."""
+        """Note that the engine stopped waiting for the store."""
         return [self._finding(TierState.gave_up(why), pool, Op(kind), time_ns)]
 
     # -- one page -----------------------------------------------------------------------------
@@ -96,10 +96,10 @@ class StorageJudge:
         return Outcome.WITNESSED if record.op is Op.STORE else self._compared(record, at)
 
     def _stored(self, record: StorageRecord, at: int) -> Stored | None:
-        """What is known of the page that this store has under the page's key.
+        """Return what is known of the page that this store has under the page's key.
 
-        Nothing where the record is another process's, or was put again since: the same tokens may
-        be computed to other bytes in another batch. Its own header vouches for it then.
+        None if another process wrote the record, or it was replaced since: another batch may
+        compute other bytes for the same tokens. The record's own header vouches for it then.
         """
         key, theirs = record.keys[at], record.results[at].digest
         stored = self._contents.get(key.name)
@@ -109,24 +109,28 @@ class StorageJudge:
         return None if another and stored.tokens == key.tokens else stored
 
     def _compared(self, record: StorageRecord, at: int) -> Verdict:
-        """Compare a fetched page with what was stored, or with its record's header."""
+        """Compare a fetched page with what was stored, or else with its record's header."""
         key, stored = record.keys[at], self._stored(record, at)
         if stored is not None and stored.tokens != key.tokens:
-            return Outcome.MISMATCHED  # however well they came, these are another page's bytes
+            return Outcome.MISMATCHED  # intact, but the bytes of another page
         expected = stored.payload if stored is not None else record.results[at].digest
         if not expected:
             return Outcome.WITNESSED
         got = record.payloads.get(at)
         if got is None:
             got = record.payload_now(at)
-            if not record.still(at):
-                got = record.payloads.get(at)  # whoever gave it away meanwhile has read it
+            if not self._still(record, at):
+                got = record.payloads.get(at)  # whoever freed it meanwhile has read it
         if got is None:
             return SkipReason.REUSED
         return Outcome.VERIFIED if got == expected else Outcome.MISMATCHED
 
+    def _still(self, record: StorageRecord, at: int) -> bool:
+        """Return whether the host page is unchanged, as far as its writes were counted."""
+        return record.still(at) and self._session.watched()
+
     def _keep(self, record: StorageRecord, at: int) -> None:
-        """Remember a page that was stored; a store leaves what it has, and so do we."""
+        """Remember a stored page; keep an earlier entry, as the store keeps an existing record."""
         key = record.keys[at]
         known = self._contents.get(key.name)
         if known is not None and known.store is record.store:
@@ -144,17 +148,17 @@ class StorageJudge:
         self._contents.keep(key.name, page_now)
 
     def _tiles(self, record: StorageRecord, at: int) -> Tiles:
-        """What the page's tiles should be from here on."""
+        """Return the digests that the page's tiles should have from here on."""
         stored = self._stored(record, at)
         known = stored.tiles if stored is not None else record.tiles.get(at, {})
         missing = [item for item in self._books(record) if (item[0].pool, item[1]) not in known]
         if not missing:
             return known
         now = self.tiles_now(record, at)
-        return now | known if record.still(at) else known
+        return now | known if self._still(record, at) else known
 
     def tiles_now(self, record: StorageRecord, at: int) -> Tiles:
-        """Digests of the tiles that the host page holds now; from any thread."""
+        """Digest the tiles that the host page holds now. Thread-safe."""
         page = record.host[at : at + 1]
         return {
             (mirror.pool, name): self._digester.digest(view, range(view.layers), page)[:, 0]
@@ -163,7 +167,7 @@ class StorageJudge:
         }
 
     def _enter(self, record: StorageRecord, at: int, tiles: Tiles) -> None:
-        """Let the ledger know what a fetched host page should hold; nothing where nobody knows."""
+        """Tell the ledger what a fetched host page should hold, or to forget it if that is unknown."""
         page, generation = record.host[at : at + 1], record.generations[at : at + 1]
         for mirror, component, book in self._books(record):
             digests = tiles.get((mirror.pool, component))
@@ -174,7 +178,7 @@ class StorageJudge:
             book.witness(page, generation, tuple(range(len(digests))), digests[:, None], span)
 
     def _books(self, record: StorageRecord) -> Iterator[tuple[MirrorViews, str, Book]]:
-        """The ledger's books of all components whose two ends can be compared."""
+        """Yield the ledger's books of all components whose host and device tiles are comparable."""
         for mirror in record.mirrors:
             for component, view in mirror.host.items():
                 device = mirror.device.get(component)
@@ -198,12 +202,12 @@ class StorageJudge:
             yield from self._findings(record, fault, pages)
 
     def _other_bytes(self, record: StorageRecord, at: int) -> list[Finding]:
-        """A page that was fetched as good and is not."""
+        """Return the findings for a page that was reported as good and is not."""
         key, stored = record.keys[at], self._stored(record, at)
         after = record.after.get(at, 0)
         delivered = stored is not None and after == stored.sample
         untouched = record.before.get(at) == after and not delivered
-        # Of two pages with one name a store may give a single one, and say that it gave both.
+        # For two pages with one name, a store may deliver one of them and report both.
         twins = (k for k in record.keys if k.name == key.name and k.tokens != key.tokens)
         twin = next((Stored(k.tokens, 0, 0, {}) for k in twins), stored)
         fault = of_other_bytes(twin, key.tokens, untouched=untouched)
@@ -215,7 +219,7 @@ class StorageJudge:
                 for name, tiles in stored.tiles.items()
                 if (now[name] != tiles).any()
             }
-            if bad and (at in record.tiles or record.still(at)):
+            if bad and (at in record.tiles or self._still(record, at)):
                 layer = int(next(iter(bad.values()))[0])
                 where = " in " + ", ".join(
                     f"{pool}.{component} ({named('layer', layers.tolist())})"
@@ -236,7 +240,7 @@ class StorageJudge:
         text, pages = where, tuple(record.host[list(at)].tolist())
         if at:
             first = record.keys[at[0]].name
-            text = f"{where}; {len(at)} of {len(record.keys)} pages, first key {first}"
+            text = f"{where}; {len(at)} of {counted(len(record.keys), 'page')}, first key {first}"
         op, when = record.op, record.time_ns
         return [self._finding(fault, record.pools, op, when, text, pages, layer, record.op_id)]
 
@@ -317,7 +321,7 @@ def _copied(
 
 
 def _status(record: StorageRecord) -> str:
-    """``ok``, or what became of the first page that did not end well, with the errno."""
+    """Return ``ok``, or the state of the first page that failed, with its errno."""
     bad = [end for end in record.results if not end.good]
     if record.status != "ok" or not bad:
         return record.status

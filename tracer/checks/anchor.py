@@ -1,4 +1,4 @@
-"""Whether every pool of a group was given the pages that the operation is about."""
+"""Check that every pool of a group copies the pages of the operation."""
 
 import numpy as np
 
@@ -17,12 +17,12 @@ def strays(
     given: tuple[Pages, Pages],
     by: Access,
 ) -> list[Violation]:
-    """Pairs of (host, device) pages that one pool was told to copy and nobody asked for.
+    """Report the (host, device) page pairs a pool copies that the operation does not have.
 
     Args:
         pool: the pool's name.
         promised: host and device pages of the operation, pair by pair.
-        given: the same as this pool's copy has them.
+        given: host and device pages of this pool's copy.
         by: the operation.
     """
     if all(np.array_equal(a, b) for a, b in zip(promised, given, strict=True)):

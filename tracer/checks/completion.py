@@ -1,8 +1,8 @@
-"""Whether every operation ends, in a status that says what really happened.
+"""Check that every operation ends, in a status that says what really happened.
 
 Pure bookkeeping on ints: an operation is promised (pages, layers), delivers, ends in a status, and
-is reported to its readers. A report of success that the operation itself does not bear out is a
-violation, and so is a gate that opens before its layer.
+is reported to its readers. A reported success that the operation does not bear out is a violation,
+and so is a gate that opens before its layer has arrived.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ from typing import NewType
 import numpy as np
 
 from hicache_dbg.tracer.checks.ownership import Pages
-from hicache_dbg.tracer.checks.slots import counted, named
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
+from hicache_dbg.tracer.words import counted, named
 
 __all__ = ["CHECK", "Completion", "OpId"]
 
@@ -27,7 +27,7 @@ HONEST = "let a completion carry the status of its copy, and hand failures to th
 
 @dataclass(slots=True)
 class _Op:
-    """What is known of an operation under way."""
+    """What is known of an operation in flight."""
 
     where: str
     pages: Pages
@@ -41,7 +41,7 @@ class _Op:
 
 
 class Completion:
-    """Operations from their promise to the report that they are done."""
+    """Tracks operations from their submission to the report that they are done."""
 
     def __init__(self) -> None:
         self._ops: dict[OpId, _Op] = {}
@@ -55,14 +55,18 @@ class Completion:
         by: Access,
         number: int = 0,
     ) -> None:
-        """``op`` was submitted: it is to bring all ``layers`` of these destination pages.
+        """Record the submission of ``op``, which must bring all ``layers`` of these pages.
 
-        ``number`` is the system's own for the operation, for the report.
+        ``pages`` are destination pages. ``number`` is the system's own id of the operation, for the
+        report.
         """
         self._ops[op] = _Op(where, pages, layers, by, number)
 
     def begun(self, op: OpId, given: Mapping[str, Pages], by: Access) -> list[Violation]:
-        """Each part (pool) has been ``given`` its destination pages: those that none will bring are known."""
+        """Record the destination pages ``given`` to each part (pool).
+
+        Report those that no part covers.
+        """
         known = self._ops.get(op)
         if known is None:
             return []
@@ -70,19 +74,19 @@ class Completion:
         return self._short(known, by, "copies fewer pages than were asked for")
 
     def layers_arrived(self, op: OpId, layers: Iterable[int]) -> None:
-        """The mover itself says that ``layers`` are there."""
+        """Record that the copy itself reported ``layers`` as arrived."""
         known = self._ops.get(op)
         if known is not None:
             known.arrived.update(layers)
 
     def end(self, op: OpId, status: str, by: Access) -> None:
-        """The mover has returned or raised; ``status`` is ``done`` or why not."""
+        """Record that the copy returned or raised; ``status`` is ``done`` or the reason why not."""
         known = self._ops.get(op)
         if known is not None:
             known.status, known.ended = status, by
 
     def gate(self, op: OpId, layer: int, by: Access) -> list[Violation]:
-        """Readers are let to ``layer``: too early, or, where the mover has ended, on a false report."""
+        """Check that the gate of ``layer`` opens after its bytes and on a true report."""
         known = self._ops.get(op)
         if known is None or layer in known.arrived:
             return []
@@ -101,7 +105,7 @@ class Completion:
         ]
 
     def report(self, op: OpId, by: Access, *, good: bool) -> list[Violation]:
-        """The operation is over for its readers; ``good`` if they may take the pages for whole."""
+        """Check the report of ``op`` to its readers; ``good`` means they may use the pages."""
         known = self._ops.pop(op, None)
         if known is None or not good:
             return []
@@ -118,7 +122,7 @@ class Completion:
         found = []
         for part, delivered in known.delivered.items():
             if delivered is known.pages or delivered.tobytes() == known.pages.tobytes():
-                continue  # as nearly always
+                continue  # the common case
             lost = known.pages[~np.isin(known.pages, delivered)]
             if lost.size:
                 found.append(
@@ -127,7 +131,7 @@ class Completion:
                         FaultClass.FAILED_LOAD,
                         words,
                         by,
-                        expected=f"{known.pages.size} pages of {part}",
+                        expected=f"{counted(known.pages.size, 'page')} of {part}",
                         got=f"{known.pages.size - lost.size}",
                         advice=HONEST,
                         pages=lost,
@@ -136,7 +140,7 @@ class Completion:
         return found
 
     def outstanding(self, ops: Iterable[OpId], by: Access) -> list[Violation]:
-        """None of ``ops`` is under way any more: those that never ended."""
+        """Report those of ``ops`` that never ended, although nothing is in flight any more."""
         left = [self._ops.pop(op) for op in ops if op in self._ops]
         return [
             self._violation(

@@ -1,7 +1,7 @@
-"""Whether all components of a page are of one life: keys, index keys, scales, state.
+"""Check that all components of a page have the same generation: keys, index keys, scales, state.
 
-A page of a group of pools is one page: what is restored of it must come from one backup of all
-of them. Pure bookkeeping on ints.
+A page of a group of pools is one page: whatever is restored of it must come from one backup of all
+pools. Pure bookkeeping on ints.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Components:
 
     Args:
         tier: the tier's name.
-        pages: how many pages it has.
+        pages: number of its pages.
         names: all components (pools of the group) that a page has.
     """
 
@@ -34,13 +34,13 @@ class Components:
         self._generation = {name: np.full(pages, NEVER, np.int64) for name in names}
 
     def arrived(self, name: str, pages: Pages, generations: Pages) -> None:
-        """The bytes of component ``name`` were written, under these generations."""
+        """Record that component ``name`` of ``pages`` was written under these generations."""
         self._generation[name][pages] = generations
 
     def moved(self, names: tuple[str, ...], pages: Pages, by: Access) -> list[Violation]:
-        """A copy of ``pages`` moves these components; it should move all."""
+        """Check that a copy of ``pages`` moves all components."""
         if names == self.names:
-            return []  # as nearly always
+            return []  # the common case
         absent = [name for name in self.names if name not in names] if len(pages) else []
         return [
             Violation(
@@ -59,14 +59,15 @@ class Components:
         ]
 
     def whole(self, pages: Pages, generations: Pages) -> bool:
-        """Whether every component of ``pages`` was written under these generations."""
+        """Return whether every component of ``pages`` was written under these generations."""
         lives = generations.tobytes()
         return all(known[pages].tobytes() == lives for known in self._generation.values())
 
     def present(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
-        """An index says that the bytes of ``pages`` are there, under these generations.
+        """Check pages that an index reports as present under these generations.
 
-        Bytes that were written under other generations only are gone, whatever the index says.
+        If their bytes were written only under other generations, they are gone, whatever the index
+        says.
         """
         lives = [self._generation[name][pages] for name in self.names]
         same = np.logical_or.reduce([life == generations for life in lives])
@@ -90,13 +91,13 @@ class Components:
         ]
 
     def agree(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
-        """Every component of ``pages`` should be of these generations.
+        """Check that every component of ``pages`` has these generations.
 
-        Pages of which no component was seen are left alone: tracing began later.
+        Pages without any recorded component are skipped: tracing started later.
         """
         fits = {name: self._generation[name][pages] == generations for name in self.names}
         if len({same.tobytes() for same in fits.values()}) == 1:
-            return []  # all of them are of this life, or none was seen
+            return []  # all components have this generation, or none was seen
         seen = np.logical_or.reduce([*fits.values()])
         found = []
         for name, same in fits.items():

@@ -1,4 +1,4 @@
-"""Why a tile's bytes are not what they should be: the cause, from what is known of one copy."""
+"""Explain why a tile's bytes are wrong, from what is known of one copy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ import numpy as np
 
 from hicache_dbg.tracer.checks.one_item import is_displaced, moved_instead
 from hicache_dbg.tracer.checks.slot_digests import differing_slots, tile_digest
-from hicache_dbg.tracer.checks.slots import named, ranges, slots_beyond
+from hicache_dbg.tracer.checks.slots import never_copied, slots_beyond
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.ledger import Digests, Flags
 from hicache_dbg.tracer.probe import CopyRecord, Digester
+from hicache_dbg.tracer.words import counted, named, ranges
 
 __all__ = ["Mismatch", "explain"]
 
@@ -22,9 +23,9 @@ FEW = 8
 class Mismatch:
     """Digests of some pages of one component that do not all agree.
 
-    ``expected``, ``got`` and ``source_after`` are uint64 [layers, pages]; ``group`` says which of
-    the copy's digested pages they belong to, ``compared`` how many tiles had something to compare
-    with.
+    ``expected``, ``got`` and ``source_after`` are uint64 ``[layers, pages]``; ``group`` says which
+    of the copy's digested pages they belong to; ``compared`` is how many tiles had something to
+    compare with.
     """
 
     expected: Digests
@@ -36,7 +37,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One mismatching copy, with the first bad tile picked out."""
+    """One mismatching copy, with its first bad tile."""
 
     record: CopyRecord
     component: str
@@ -61,9 +62,9 @@ class _Case:
         return self._page(self.record.copy.device_pages)
 
     def host_end(self) -> int | None:
-        """What a load's first bad tile held on the host: as digested after the load, or else now.
+        """Return the host's digest of a load's first bad tile: taken after the load, or else now.
 
-        None if the page has been written again since, or is another's.
+        None if the page was written again or reallocated since.
         """
         copy, after = self.record.copy, self.seen.source_after
         if after is not None:
@@ -76,9 +77,10 @@ class _Case:
         return int(digest[0, 0]) if same else None
 
     def source_since(self) -> int | None:
-        """What a backup's first bad tile held at its source after the copy: as digested, or else now.
+        """Return the source's digest of a backup's first bad tile: taken after the copy, or now.
 
-        Now it may be another's: None unless it is what it was before the copy.
+        A digest taken now may be of a reallocated page, so it is None unless it equals the one from
+        before the copy.
         """
         copy, after = self.record.copy, self.seen.source_after
         if after is not None:
@@ -90,10 +92,10 @@ class _Case:
         return now if now == int(before[self.layer_at, self.page_at]) else None
 
     def slots(self) -> str:
-        """Which slots of the first bad tile differ between its two ends, as ranges.
+        """Return the slots of the first bad tile that differ between its two ends, as ranges.
 
-        Empty where there is no telling: the ends have other widths, both hold the same wrong bytes,
-        or one of them has moved on since.
+        Empty if that cannot be told: the ends differ in width, both hold the same wrong bytes, or
+        one of them has changed since.
         """
         copy = self.record.copy
         host, device = copy.mirror.host.get(self.component), copy.mirror.device[self.component]
@@ -127,7 +129,7 @@ def _geometry(case: _Case) -> Verdict | None:
     mirror = case.record.copy.mirror
     device, host = mirror.device[case.component], mirror.host[case.component]
     beyond = slots_beyond(device, host.page_span)
-    shorter = host.page_span <= device.page_span  # of padding only, if nothing is beyond
+    shorter = host.page_span <= device.page_span  # harmless if only padding is cut off
     if device.tile_bytes() == host.tile_bytes() and shorter and not beyond:
         return None
     cause = (
@@ -138,7 +140,7 @@ def _geometry(case: _Case) -> Verdict | None:
         cause += f"; {moved_instead(mirror, device, host)}"
         beyond = []
     elif beyond:
-        cause += f"; slots {ranges(beyond)} of each page are never copied and keep older bytes"
+        cause += f"; {never_copied('slot', beyond)}, so older bytes stay there"
     advice = f"size {mirror.host_cls} from the device tensor's dtype and shape"
     return FaultClass.ROW_WIDTH, cause, ranges(beyond, most=64), advice
 
@@ -190,7 +192,7 @@ def _host_changed(case: _Case) -> Verdict | None:
     return FaultClass.BIT_FLIP, cause, "", advice
 
 
-#: In this order: the first that holds names the cause.
+#: In order: the first that applies names the cause.
 _CAUSES: tuple[Callable[[_Case], Verdict | None], ...] = (
     _absent,
     _geometry,
@@ -203,7 +205,7 @@ _CAUSES: tuple[Callable[[_Case], Verdict | None], ...] = (
 def explain(
     record: CopyRecord, component: str, seen: Mismatch, digester: Digester, *, rank: int = 0
 ) -> Finding:
-    """One finding for all mismatching tiles of a component in one copy."""
+    """Return one finding for all mismatching tiles of a component in one copy."""
     bad = seen.expected != seen.got
     layer_at, page_at = (int(axis[0]) for axis in np.nonzero(bad))
     case = _Case(record, component, seen, digester, layer_at, page_at)
@@ -229,7 +231,8 @@ def explain(
         expected=f"{expected:016x}",
         got=f"{got:016x}",
         message=(
-            f"{copy.mirror.pool}.{component}: {int(bad.sum())} of {seen.compared} tiles of this {copy.op} differ "
+            f"{copy.mirror.pool}.{component}: {int(bad.sum())} of "
+            f"{counted(seen.compared, 'tile')} of this {copy.op} differ "
             f"({named('layer', layers)}; {named('host page', pages[:FEW].tolist())}"
             f"{f' and {len(pages) - FEW} more' if len(pages) > FEW else ''}; first: layer {case.layer}, "
             f"host page {case.host_page}, device page {case.device_page}): {cause}"

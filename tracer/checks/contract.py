@@ -1,7 +1,7 @@
-"""Whether prefill and decode mean the same bytes: geometry by field, counts, and every tile.
+"""Check that prefill and decode mean the same bytes: geometry by field, counts, and every tile.
 
-Pure functions over what both ends stated; who feeds them is no concern of theirs. A hash of the
-whole contract says that something differs, a field says what.
+Pure functions over what both ends stated. A hash of the whole contract would only tell that
+something differs; a field tells what.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ from hicache_dbg.tracer.checks.late_writes import late_writes
 from hicache_dbg.tracer.checks.processes import Process
 from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
 from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, MirrorInfo, Topic
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["CHECK", "WHOLE", "check_contract", "compare_fields", "fields_of"]
 
@@ -19,9 +20,9 @@ Fields = Mapping[str, str]
 
 
 def check_contract(prefill: Process, decode: Process) -> list[Finding]:
-    """What two ends disagree about: before a byte moves, in numbers, and in bytes."""
+    """Return what two ends disagree about: in geometry, in counts, and in bytes."""
     said = _contract(prefill), _contract(decode)
-    # What one end says nothing of is not compared: its first words may be in a part that was removed.
+    # If one end states no contract it is not compared: that part of its recording may be removed.
     found = compare_fields("", *said, time_ns=decode.last_ns) if all(said) else []
     found += _unsplittable(*said, time_ns=decode.last_ns)
     split = said[0].get("tp") != said[1].get("tp")
@@ -29,7 +30,7 @@ def check_contract(prefill: Process, decode: Process) -> list[Finding]:
     for pool in dict.fromkeys((*prefill.mirrors, *decode.mirrors)) if mirrored else ():
         ends = [fields_of(end.mirrors.get(pool)) for end in (prefill, decode)]
         if split and said[0].get(f"split.{pool}") == "heads":
-            # A slot has another share of the heads at each end: bytes do not compare.
+            # A slot holds a different share of the heads at each end: byte counts are incomparable.
             ends = [{k: v for k, v in end.items() if "bytes" not in k} for end in ends]
         found += compare_fields(pool, ends[0], ends[1], time_ns=decode.last_ns)
     found += _counts(prefill, decode)
@@ -46,7 +47,7 @@ def check_contract(prefill: Process, decode: Process) -> list[Finding]:
 
 
 def fields_of(mirror: MirrorInfo | None) -> dict[str, str]:
-    """The geometry that both ends must share, by field; empty where there is no such pool."""
+    """Return the geometry that both ends must share, by field; empty if there is no such pool."""
     if mirror is None:
         return {}
     fields = {
@@ -70,7 +71,7 @@ def _end(end: EndInfo) -> dict[str, str]:
 
 
 def compare_fields(pool: str, prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:
-    """One finding that names every field in which the two ends differ; none where all agree."""
+    """Return one finding that names every field in which the two ends differ, if any."""
     if not prefill and not decode:
         return []
     names = [
@@ -103,7 +104,7 @@ def _contract(end: Process) -> dict[str, str]:
 
 
 def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:
-    """Ranks differ in number, and a pool can neither be split by heads nor is it everywhere."""
+    """Report pools that neither split by heads nor are replicated, if ``tp`` differs."""
     sizes = prefill.get("tp"), decode.get("tp")
     if sizes[0] == sizes[1] or None in sizes:
         return []
@@ -126,7 +127,7 @@ def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Find
 
 
 def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
-    """What was handed over against what was taken over, request by request, where no word is lost."""
+    """Compare pages sent with pages received by request, unless a recording lost events."""
     if prefill.lost or decode.lost:
         return
     sent = {said.request: said.values for said in prefill.on(Topic.SENT)}
@@ -138,7 +139,7 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
     has = sent.get(first, ("0", "never sent"))
     yield _finding(
         "+".join(decode.mirrors),
-        f"{len(wrong)} requests were not taken over as they were handed over; first: request {first}: "
+        f"{counted(len(wrong), 'request')} not taken over as handed over; first: request {first}: "
         f"prefill sent {_pages(has)}, decode took {_pages(got)}",
         expected=_pages(has),
         got=_pages(got),
@@ -148,9 +149,8 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
 
 
 def _pages(values: Sequence[str]) -> str:
-    return (
-        f"{values[0]} pages ({', '.join(values[1:])})" if len(values) > 1 else f"{values[0]} pages"
-    )
+    pages = counted(int(values[0]), "page")
+    return f"{pages} ({', '.join(values[1:])})" if len(values) > 1 else pages
 
 
 def _finding(

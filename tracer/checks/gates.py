@@ -1,7 +1,7 @@
-"""Whether a layer is read before anything orders the reader after the load that writes it.
+"""Check that no layer is read before something orders the reader after the load that writes it.
 
-A load brings its layers in order and opens a gate behind each. Pure bookkeeping on ints: whoever
-calls says what a device's events answer, so nothing here waits or asks one.
+A load brings its layers in order and opens a gate behind each. Pure bookkeeping on ints: the caller
+queries the device's events, so nothing here waits or asks a device.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hicache_dbg.tracer.checks.ownership import Pages
-from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
+from hicache_dbg.tracer.words import named
 
 __all__ = ["CHECK", "Loading"]
 
@@ -22,13 +22,13 @@ _ADVICE = "wait for the gate of every layer that is read, in every reader, befor
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """One load on its way: which gates it has opened, and who has passed which.
+    """One load in flight: the gates it has opened, and who has passed which.
 
     Args:
-        layers: how many layers it brings.
-        by: where it was begun.
-        pages: device pages that it writes, by pool; filled as the pools' copies begin.
-        opened: the highest layer whose gate is behind its bytes, -1 before the first.
+        layers: number of layers it brings.
+        by: where it was started.
+        pages: device pages it writes, by pool; filled as the pools' copies start.
+        opened: the highest layer whose gate is ordered after its bytes, -1 before the first.
         passed: the highest opened layer that each reader has waited for.
     """
 
@@ -39,21 +39,21 @@ class Loading:
     passed: dict[int, int] = field(default_factory=dict)
 
     def open(self, layer: int) -> None:
-        """The gate of ``layer`` is behind its bytes; those before it are as well."""
+        """Record that the gate of ``layer``, and of all before it, is ordered after its bytes."""
         self.opened = max(self.opened, layer)
 
     def moves(self, pool: str, pages: Pages) -> None:
-        """The load writes these device pages of ``pool``; unknown ones are negative."""
+        """Record the device pages of ``pool`` that the load writes; unknown ones are negative."""
         pages = pages[pages >= 0]
         before = self.pages.get(pool)
         self.pages[pool] = pages if before is None else np.concatenate([before, pages])
 
     def wait(self, reader: int, layer: int) -> None:
-        """``reader`` waited for ``layer``: it comes after what was behind a gate by then, no more."""
+        """Record that ``reader`` waited for ``layer``, as far as gates had been opened by then."""
         self.passed[reader] = max(self.passed.get(reader, -1), min(layer, self.opened))
 
     def read(self, reader: int, layer: int, pool: str, by: Access) -> list[Violation]:
-        """``reader`` takes ``layer``, which its device has not reported as arrived."""
+        """Check that ``reader`` waited for ``layer``, which has not been reported as arrived."""
         waited = self.passed.get(reader, -1)
         if waited >= layer:
             return []
@@ -61,7 +61,7 @@ class Loading:
         return [self._violation(pool, by, pages, (layer,), f"a wait for layer {layer}", waited)]
 
     def touch(self, pages: Mapping[str, Pages], by: Access) -> list[Violation]:
-        """These device pages are read in all layers, and the device still has layers to come."""
+        """Check a read of all layers of device pages while layers are still to come."""
         waited = max(self.passed.values(), default=-1)
         if waited >= self.layers - 1:
             return []

@@ -1,7 +1,7 @@
-"""Whether a page that was found under a key holds what the key stands for.
+"""Check that a page found under a key holds what the key stands for.
 
-A second, independent digest of the tokens is kept beside each page: the cache's own keys may be cut
-short, collide, or leave out what tells two requests apart. Pure bookkeeping on ints.
+A second, independent digest of the tokens is kept beside each page: the cache's own keys may be
+truncated, collide, or leave out what distinguishes two requests. Pure bookkeeping on ints.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ Digests = npt.NDArray[np.uint64]
 
 
 def prefix_digests(pages: Iterable[bytes]) -> Digests:
-    """XXH3-64 of all tokens up to the end of each page, given the pages' tokens in order."""
+    """Return XXH3-64 of all tokens up to the end of each page, given the pages' tokens in order."""
     hasher, digests = xxhash.xxh3_64(), []
     for tokens in pages:
         hasher.update(tokens)
@@ -32,45 +32,45 @@ def prefix_digests(pages: Iterable[bytes]) -> Digests:
 
 
 class Identity:
-    """Which tokens each page of one tier was written for, in which life."""
+    """Which tokens each page of one tier was written for, and in which generation."""
 
     def __init__(self, tier: str, pages: int) -> None:
         self.tier = tier
         self._digests = np.zeros(pages, np.uint64)
         self._generations = np.full(pages, NEVER, np.int64)
-        #: When the cache had taken each page under its key; NEVER: it has not, or nobody saw it.
+        #: Since when the cache offers each page under its key; NEVER if it does not or nobody saw it.
         self._cached = np.full(pages, NEVER, np.int64)
 
     def say(self, pages: Pages, generations: Pages, digests: Digests) -> None:
-        """``pages`` hold the bytes of these tokens, as long as they are of these generations."""
+        """Record that ``pages`` hold the bytes of these tokens, in these generations."""
         self._digests[pages] = digests
         self._generations[pages] = generations
         self._cached[pages] = NEVER
 
     def cached(self, pages: Pages, moment: int) -> None:
-        """From ``moment`` on the cache offers ``pages`` under their key."""
+        """Record that from ``moment`` on the cache offers ``pages`` under their key."""
         self._cached[pages] = moment
 
     def carry(
         self, pages: Pages, generations: Pages, to: "Identity", onto: tuple[Pages, Pages]
     ) -> None:
-        """A copy brought the bytes of ``pages`` to pages (and generations) ``onto`` of another tier."""
+        """Transfer what is known of ``pages`` to pages and generations ``onto`` of tier ``to``."""
         known = self._generations[pages] == generations
         if b"\1" not in (flags := known.tobytes()):
-            return  # nobody has said what they hold
+            return  # nothing is known of any of them
         there, lives = onto
         if b"\0" in flags:
             pages, there, lives = pages[known], there[known], lives[known]
         to.say(there, lives, self._digests[pages])
 
     def written_for(self, digest: int, before: int) -> tuple[Pages, Pages]:
-        """Pages, and their generations, that were cached for these tokens before a moment."""
+        """Return the pages, and their generations, cached for these tokens before a moment."""
         same = (self._digests == np.uint64(digest)) & (self._cached != NEVER)
         pages = np.flatnonzero(same & (self._cached < before)).astype(np.int64)
         return pages, self._generations[pages]
 
     def missed(self, pages: Pages, by: Access) -> list[Violation]:
-        """The cache has ``pages`` for these tokens, and says that it has none."""
+        """Report a miss for tokens for which ``pages`` are cached."""
         if not len(pages):
             return []
         return [
@@ -92,7 +92,7 @@ class Identity:
     def ask(
         self, pages: Pages, generations: Pages, digests: Digests, by: Access
     ) -> list[Violation]:
-        """``pages`` are taken to hold the bytes of these tokens; those never heard of may."""
+        """Check that ``pages`` hold the bytes of these tokens; unknown pages pass."""
         known = self._generations[pages] == generations
         wrong = known & (self._digests[pages] != digests)
         if not wrong.any():

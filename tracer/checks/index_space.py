@@ -1,4 +1,4 @@
-"""Whether the indices of one copy mean what the path that runs takes them for."""
+"""Check that the indices of one copy mean what its code path takes them for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from hicache_dbg.tracer.checks.slots import ranges
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.inside import inside
 from hicache_dbg.tracer.ledger import Pages
+from hicache_dbg.tracer.words import counted, named, ranges
 
 __all__ = ["IndexUse", "TokenKernel", "are_pages", "check_indices", "pages_named"]
 
@@ -19,9 +19,9 @@ FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenKernel:
-    """The page that a token-granular copy kernel was written for, in bytes.
+    """The page format that a token-granular copy kernel was written for, in bytes.
 
-    Slot ``s`` of page ``p`` has ``value_bytes`` at ``p * page_bytes + s * value_bytes`` and
+    Slot ``s`` of page ``p`` has ``value_bytes`` at ``p * page_bytes + s * value_bytes``, and
     ``scale_bytes`` in a second run behind all values of the page.
     """
 
@@ -31,7 +31,7 @@ class TokenKernel:
     page_bytes: int
 
     def rows_of(self, ids: Pages, item_bytes: int) -> list[int]:
-        """Rows of ``item_bytes`` bytes that the kernel touches when it is given ``ids``."""
+        """Return the rows of ``item_bytes`` bytes that the kernel touches for these ``ids``."""
         page, slot = np.divmod(ids, self.slots)
         values = page * self.page_bytes + slot * self.value_bytes
         scales = page * self.page_bytes + self.slots * self.value_bytes + slot * self.scale_bytes
@@ -46,7 +46,7 @@ class TokenKernel:
 
 @dataclass(frozen=True, slots=True)
 class IndexUse:
-    """How one operation used the indices that it was given.
+    """How one operation used the indices it was given.
 
     Args:
         pool: the pool's name.
@@ -54,12 +54,12 @@ class IndexUse:
         unit: what an index counts.
         host: host indices, int64, as given.
         device: device indices, int64, as given.
-        slot_page: how many indices make up a page.
+        slot_page: number of indices per page.
         page_path: whether whole pages are copied, each named by the first index of its run.
-        host_limit: how many indices the host end has.
-        device_limit: how many the device end has.
+        host_limit: number of indices at the host end.
+        device_limit: number of indices at the device end.
         item_bytes: bytes of a page of one layer.
-        kernel: what the token path's kernel takes a page for, where that path ran.
+        kernel: the page format of the token path's kernel, if that path ran.
     """
 
     pool: str
@@ -76,7 +76,7 @@ class IndexUse:
 
     @property
     def ends(self) -> tuple[tuple[str, Pages, int], tuple[str, Pages, int]]:
-        """Both ends: name, indices, how many there are."""
+        """Both ends, each as name, indices, and number of valid indices."""
         return ("host", self.host, self.host_limit), ("device", self.device, self.device_limit)
 
 
@@ -90,7 +90,7 @@ class _Fault:
 
 
 def check_indices(use: IndexUse, *, time_ns: int, rank: int = 0, op_id: int = 0) -> list[Finding]:
-    """At most one finding: the first thing that is wrong with the indices names the cause."""
+    """Return at most one finding: the first thing wrong with the indices names the cause."""
     for check in _CHECKS:
         fault = check(use)
         if fault is not None:
@@ -117,7 +117,7 @@ def _finding(use: IndexUse, fault: _Fault, *, time_ns: int, rank: int, op_id: in
 
 
 def _wrong_kernel(use: IndexUse) -> _Fault | None:
-    """The token path took a page of this pool for another pool's."""
+    """Detect that the token path mistook this pool's page format for another pool's."""
     kernel = use.kernel
     if kernel is None or (kernel.page_bytes, kernel.slots) == (use.item_bytes, use.slot_page):
         return None
@@ -125,12 +125,13 @@ def _wrong_kernel(use: IndexUse) -> _Fault | None:
     meant = np.unique(destination // use.slot_page).tolist()
     touched = kernel.rows_of(destination, use.item_bytes)
     return _Fault(
-        f"of {len(use.host)} {use.unit}s took the token path: its kernel takes a page for {kernel.slots} slots in "
-        f"{kernel.page_bytes} B, and a page of this pool is {use.slot_page} {use.unit}s in one row of "
-        f"{use.item_bytes} B, so rows {ranges(touched)} are written where row {ranges(meant)} was meant",
-        f"row {ranges(meant)} of {use.item_bytes} B",
-        f"rows {ranges(touched)}",
-        f"give this pool whole pages of {use.slot_page} {use.unit}s only",
+        f"of {counted(len(use.host), use.unit)} took the token path: its kernel takes a page for "
+        f"{counted(kernel.slots, 'slot')} in {kernel.page_bytes} B, and a page of this pool "
+        f"is {counted(use.slot_page, use.unit)} in one row of "
+        f"{use.item_bytes} B, so the kernel writes {named('row', touched)} where {named('row', meant)} was meant",
+        f"{named('row', meant)} of {use.item_bytes} B",
+        named("row", touched),
+        f"give this pool whole pages of {counted(use.slot_page, use.unit)} only",
         touched,
     )
 
@@ -139,16 +140,16 @@ def _counts(use: IndexUse) -> _Fault | None:
     if len(use.host) == len(use.device):
         return None
     return _Fault(
-        f"pairs {len(use.host)} host with {len(use.device)} device {use.unit}s",
-        f"{len(use.device)} host {use.unit}s",
-        f"{len(use.host)} host {use.unit}s",
+        f"pairs {len(use.host)} host with {counted(len(use.device), f'device {use.unit}')}",
+        counted(len(use.device), f"host {use.unit}"),
+        counted(len(use.host), f"host {use.unit}"),
         "give both ends one index for each unit that moves",
         [],
     )
 
 
 def _no_pages(use: IndexUse) -> _Fault | None:
-    """Whole pages were copied for indices that are no whole pages."""
+    """Detect that whole pages were copied for indices that do not form whole pages."""
     if not use.page_path or not len(use.host):
         return None
     broken = [name for name, ids, _ in use.ends if not are_pages(ids, use.slot_page)]
@@ -159,20 +160,20 @@ def _no_pages(use: IndexUse) -> _Fault | None:
     asked = len(np.unique(use.host // use.slot_page))
     length = "no multiple" if len(use.host) % use.slot_page else "a multiple"
     return _Fault(
-        f"of {len(use.host)} {use.unit}s ({length} of {use.slot_page}) took the page path, but the "
+        f"of {counted(len(use.host), use.unit)} ({length} of {use.slot_page}) took the page path, but the "
         f"{' and the '.join(broken)} indices are no whole pages: "
-        f"{len(host)} pages are copied (host {ranges(host[:FEW].tolist())} with device "
-        f"{ranges(device[:FEW].tolist())}), {lost} of the {len(use.host)} {use.unit}s keep older bytes, and "
+        f"it copies {counted(len(host), 'page')} (host {ranges(host[:FEW].tolist())} with device "
+        f"{ranges(device[:FEW].tolist())}), older bytes stay in {lost} of the {counted(len(use.host), use.unit)}, and "
         f"{use.unit}s nobody asked for are overwritten",
-        f"{len(use.host)} single {use.unit}s in {asked} host pages",
-        f"{len(host)} whole pages of {use.slot_page}",
+        f"{counted(len(use.host), f'single {use.unit}')} in {counted(asked, 'host page')}",
+        f"{counted(len(host), 'whole page')} of {use.slot_page}",
         "copy single tokens through the method that is made for it, or leave HiSparse or the host tier off",
         sorted(set(host.tolist())),
     )
 
 
 def _delivered(use: IndexUse, host: Pages, device: Pages) -> int:
-    """How many of the pairs that were asked for the copied pages really bring."""
+    """Return how many of the requested pairs the copied pages really bring."""
     run = np.arange(len(use.host)) // use.slot_page
     host_page, host_slot = np.divmod(use.host, use.slot_page)
     device_page, device_slot = np.divmod(use.device, use.slot_page)
@@ -197,12 +198,15 @@ def _out_of_range(use: IndexUse) -> _Fault | None:
 
 
 def are_pages(ids: Pages, page: int) -> bool:
-    """Whether ``ids`` are runs of ``page`` consecutive indices that each begin at a page."""
+    """Return whether ``ids`` are page-aligned runs of ``page`` consecutive indices."""
     return pages_named(ids, page) is not None
 
 
 def pages_named(ids: Pages, page: int) -> Pages | None:
-    """The pages that runs of ``page`` consecutive indices name; None where ``ids`` are no such runs."""
+    """Return the pages named by page-aligned runs of ``page`` consecutive indices.
+
+    None if ``ids`` do not have that form.
+    """
     if len(ids) % page:
         return None
     pages: Pages = ids[::page] // page
@@ -215,7 +219,7 @@ def _steps(page: int) -> Pages:
     return np.arange(page)
 
 
-#: In this order: the first that holds names the cause.
+#: In order: the first that applies names the cause.
 _CHECKS: tuple[Callable[[IndexUse], _Fault | None], ...] = (
     _counts,
     _wrong_kernel,

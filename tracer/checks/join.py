@@ -1,4 +1,4 @@
-"""Recordings of several processes, joined: ranks with ranks of their role, prefill with decode."""
+"""Join recordings of several processes: ranks with ranks of their role, prefill with decode."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,10 +12,10 @@ __all__ = ["join"]
 
 
 def join(recordings: Sequence[Iterable[Event]]) -> list[Finding]:
-    """What the processes that wrote ``recordings`` disagree about.
+    """Return what the processes that wrote ``recordings`` disagree about.
 
-    Each item holds the events of one recording. Ranks are compared with those of their own role;
-    each decode rank with the prefill rank of its number, or with the first where there is none.
+    Each item holds the events of one recording. Ranks are compared with those of their own role,
+    and each decode rank with the prefill rank of the same number, or else with the first one.
     """
     roles: dict[str, list[Process]] = {}
     for process in processes(recordings):

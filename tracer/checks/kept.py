@@ -1,6 +1,6 @@
-"""Things that many pages share, by number: a page costs four bytes and no reference of its own.
+"""Store objects that many pages share by number: a page costs four bytes and no reference.
 
-Numbers stand in arrays; things that no array names any more are dropped now and then.
+The numbers are kept in arrays; objects that no array refers to any more are dropped occasionally.
 """
 
 from collections.abc import Sequence
@@ -14,38 +14,39 @@ __all__ = ["NONE", "Kept", "Numbers"]
 Numbers = npt.NDArray[np.int32]
 Thing = TypeVar("Thing")
 
-#: The number of no thing.
+#: The number that stands for no object.
 NONE = -1
-#: Things beyond twice those still in use before the others are dropped; and one for so many numbers.
+#: How many objects beyond twice those in use are tolerated before unused ones are dropped, plus one
+#: for every _SHARE numbers.
 _SLACK, _SHARE = 1024, 128
 
 
 class Kept(Generic[Thing]):
-    """Things in the order in which they were kept: of two numbers the greater is the later one.
+    """Objects numbered in the order in which they were added: the greater number is the later one.
 
-    Dropping looks at every number, so the more of them there are the rarer it is.
+    Dropping scans every number, so the more numbers there are, the more rarely it happens.
     """
 
     def __init__(self) -> None:
         self._things: list[Thing] = []
         self._arrays: list[Numbers] = []
         self._enough = _SLACK
-        self._next = np.zeros((), np.int32)  # an array: numpy takes a plain int apart
+        self._next = np.zeros((), np.int32)  # an array, because numpy converts plain ints slowly
 
     @property
     def things(self) -> Sequence[Thing]:
-        """All that are kept, by number."""
+        """All stored objects, indexed by number."""
         return self._things
 
     def numbers(self, *shape: int) -> Numbers:
-        """An array of numbers, of no thing so far."""
+        """Create an array of numbers, all NONE."""
         array = np.full(shape, NONE, np.int32)
         self._arrays.append(array)
         self._enough += array.size // _SHARE
         return array
 
     def number(self, thing: Thing) -> Numbers:
-        """The number of a thing that is kept from now on, to be written into an array at once."""
+        """Store ``thing`` and return its number, to be written into an array at once."""
         if len(self._things) >= self._enough:
             self._tidy()
         self._next[()] = len(self._things)
@@ -53,11 +54,11 @@ class Kept(Generic[Thing]):
         return self._next
 
     def of(self, number: int) -> Thing | None:
-        """The thing of that number."""
+        """Return the object of that number, or None for NONE."""
         return None if number == NONE else self._things[number]
 
     def _tidy(self) -> None:
-        """Drop what nothing names any more, and number the rest from 0."""
+        """Drop objects that no array refers to, and renumber the rest from 0."""
         named = np.zeros(len(self._things) + 1, np.bool_)  # the last is NONE's
         for array in self._arrays:
             named[array.reshape(-1)] = True

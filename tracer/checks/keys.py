@@ -1,7 +1,7 @@
-"""Whether processes that share a store have one key for one content.
+"""Check that processes sharing a store use one key for one content.
 
-A random seed in a hash, a salt of the process, pairs here and single tokens there: nobody reads a
-wrong byte, and nobody ever hits what another wrote.
+A random hash seed, a per-process salt, or token pairs in one process and single tokens in another:
+nobody reads a wrong byte, but nobody ever hits what another process wrote.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from hicache_dbg.tracer.events import FaultClass, Finding, Topic
 __all__ = ["CHECK", "check_keys"]
 
 CHECK = "keys"
-#: A shard of a content has a key of its own; ranks with other shards are not compared.
+#: (shard, content): each shard of a content has its own key, so only equal shards are compared.
 Content = tuple[str, str]
 
 
 def check_keys(parties: Iterable[Process]) -> list[Finding]:
-    """At most one finding: the first content that has two keys, and how many there are."""
+    """Return at most one finding: the first content with two keys, and how many there are."""
     keys: dict[Content, dict[str, str]] = {}
     last = 0
     for party in parties:

@@ -1,28 +1,28 @@
-"""Bytes of a request that decode gave up, in pages that were another's when they landed.
+"""Detect bytes of an abandoned request that landed in pages reused by another request.
 
-A one-sided write lands whether or not anybody waits for it. What prefill sent for the request that
-was given up is known, and so is what it sent for the one that has the page now.
+A one-sided write lands whether or not anybody waits for it. Prefill's statements tell what it sent
+for the abandoned request and for the request that owns the page now.
 """
 
 from collections.abc import Iterator
 
 from hicache_dbg.tracer.checks.processes import Process
-from hicache_dbg.tracer.checks.slots import counted, named
 from hicache_dbg.tracer.checks.tiles_joined import tiles_of
 from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
+from hicache_dbg.tracer.words import counted, named
 
 __all__ = ["late_writes"]
 
 CHECK = "contract"
 FEW = 8
-#: Shard, pool, component, layer, digest: what a tile holds, and where it may be of use.
+#: Shard, pool, component, layer, digest: a tile's content and where it belongs.
 _Content = tuple[str, str, str, int, str]
 
 
 def late_writes(prefill: Process, decode: Process, whole: str) -> Iterator[Finding]:
-    """One finding a pool and component, about the first request that holds another's bytes.
+    """Return one finding per pool and component, about the first request with another's bytes.
 
-    ``whole`` is what decode says of a request that it took over.
+    ``whole`` is the status decode states for a request that it took over completely.
     """
     given_up = {
         said.request for said in decode.on(Topic.RECEIVED) if said.values[1:] not in {(), (whole,)}

@@ -1,6 +1,6 @@
-"""Whether a host tensor is in the order that its tag says, and whether all who use it read one order.
+"""Check that a host tensor has the order its layout tag names, and that all its users agree.
 
-Two readings of the same size agree in every byte count, so strides are compared and nothing else.
+Two readings of the same size agree in every byte count, so only strides are compared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,8 @@ __all__ = [
 
 CHECK = "layout"
 
-#: Axes from the widest stride to the narrowest, by tag. The slots of a page-indexed pool lie inside
-#: the page's bytes, so there only layers and pages have an order.
+#: Axes from the widest stride to the narrowest, by layout tag. In a page-indexed pool the slots lie
+#: within the page's bytes, so only layers and pages have an order there.
 ORDERS: Mapping[str, tuple[str, ...]] = {
     "layer_first": ("layer", "page", "slot", "head"),
     "page_first": ("page", "slot", "layer", "head"),
@@ -31,9 +31,9 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
 
 
 def axis_order(view: View, *, page_indexed: bool) -> tuple[str, ...]:
-    """The axes of a tensor from the widest stride to the narrowest, those of size 1 left out.
+    """Return the axes of a tensor from the widest stride to the narrowest, without those of size 1.
 
-    Layers that are tensors of their own have no stride.
+    Layers in separate tensors have no stride.
     """
     strides = {"page": view.page_stride} if view.pages > 1 else {}
     steps = {after - before for before, after in zip(view.bases, view.bases[1:], strict=False)}
@@ -48,7 +48,7 @@ def axis_order(view: View, *, page_indexed: bool) -> tuple[str, ...]:
 
 
 def readings(order: tuple[str, ...]) -> tuple[str, ...]:
-    """The tags that a tensor with this order of axes may carry; several where they are one order."""
+    """Return the layout tags that match this order of axes; several if they coincide."""
     return tuple(
         tag
         for tag, axes in ORDERS.items()
@@ -57,7 +57,7 @@ def readings(order: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def sizes_of(view: View, *, page_indexed: bool) -> dict[str, int]:
-    """How long each axis of a tensor is; axes that its pages have inside them are left out."""
+    """Return the length of each axis of a tensor, without axes that lie within its pages."""
     sizes = {"layer": view.layers, "page": view.pages}
     if not page_indexed:
         sizes |= {"slot": view.slots_per_page, "head": view.runs[0].rows}
@@ -65,10 +65,10 @@ def sizes_of(view: View, *, page_indexed: bool) -> dict[str, int]:
 
 
 def alike(sizes: Mapping[str, int], order: tuple[str, ...]) -> tuple[str, ...]:
-    """The tags under which a tensor with these axes, in this order, has the very same shape.
+    """Return the tags under which a tensor with these axes in this order has the same shape.
 
-    Two of them mean that the shape cannot tell which order the bytes are in: axes of one length
-    have changed places. Axes of length 1 have no order.
+    Two or more mean that the shape cannot tell which order the bytes have: axes of equal length may
+    have been exchanged. Axes of length 1 have no order.
     """
     shape = tuple(sizes[axis] for axis in order)
     orders = {tag: tuple(axis for axis in axes if axis in order) for tag, axes in ORDERS.items()}
@@ -78,7 +78,7 @@ def alike(sizes: Mapping[str, int], order: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_layout(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Finding]:
-    """What is wrong with the host end's tag: it names an order that the strides have not."""
+    """Check the layout tag of a mirror's host end against its strides."""
     findings = []
     for name, view in mirror.host.items():
         order = axis_order(view, page_indexed=mirror.page_indexed)
@@ -116,7 +116,7 @@ def check_layout(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Fi
 def check_readings(
     mirror: MirrorViews, others: Iterable[MirrorViews], *, time_ns: int, rank: int = 0
 ) -> list[Finding]:
-    """Whether ``others``, mirrors of the same pool, read the same host memory in another order."""
+    """Check that ``others``, mirrors of the same pool, read its host memory in the same order."""
     findings = []
     for name, view in mirror.host.items():
         for other in others:
@@ -147,7 +147,7 @@ def check_readings(
 
 
 def _reads(view: View) -> tuple[object, ...]:
-    """Everything that decides which byte of the tensor a tile's byte is."""
+    """Return everything that determines where in the tensor each byte of a tile lies."""
     return view.bases, view.page_stride, view.runs
 
 

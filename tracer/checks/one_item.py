@@ -1,8 +1,8 @@
-"""Which bytes really move where a copy takes one item size for both ends and they differ in width.
+"""Which bytes move if a copy uses one item size for two ends of different width.
 
-A page's place at either end is its number times that size, the host page's, whatever the device
-tensor's own page is. So nothing is cut off at the end of each page: every page but the first is
-taken from somewhere else.
+A page's offset at either end is then its number times the host page's size, whatever the size of
+the device tensor's own page. So pages are not truncated; every page but the first is read from the
+wrong place.
 """
 
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -12,21 +12,21 @@ __all__ = ["is_displaced", "moved_instead", "moved_slots", "never_reached"]
 
 
 def moved_slots(device: View, item_bytes: int, page: int) -> tuple[int, int]:
-    """First and last device slot, counted over all pages, that a copy of ``page`` touches.
+    """Return the first and last device slot, over all pages, that a copy of ``page`` touches.
 
-    Slots lie one after another at ``device``'s own width.
+    Slots are contiguous at ``device``'s own width.
     """
     width = device.slot_bytes
     return page * item_bytes // width, ((page + 1) * item_bytes - 1) // width
 
 
 def is_displaced(mirror: MirrorViews, device: View, host: View) -> bool:
-    """Whether copies of this component move other bytes than those of the page they are told."""
+    """Return whether copies of this component move bytes of other pages than those named."""
     return mirror.one_item and host.page_span != device.page_span
 
 
 def moved_instead(mirror: MirrorViews, device: View, host: View) -> str:
-    """What a copy of page p moves, in words."""
+    """Describe what a copy of page p really moves."""
     slots, item, unit = device.slots_per_page, host.page_span, mirror.index_unit
     count, rest = divmod(item, device.slot_bytes)
     moved = (
@@ -40,7 +40,7 @@ def moved_instead(mirror: MirrorViews, device: View, host: View) -> str:
 
 
 def never_reached(mirror: MirrorViews, device: View, host: View) -> str:
-    """Which device slots no copy touches, in words; empty where there are none."""
+    """Describe the device slots that no copy reaches; empty if there are none."""
     total = device.pages * device.slots_per_page
     reach = moved_slots(device, host.page_span, device.pages - 1)[1] + 1
     return f"; device {mirror.index_unit}s {reach}..{total - 1} are never reached" * (reach < total)

@@ -1,11 +1,11 @@
-"""Whether accesses to a page that must not overlap are ordered by anything at all.
+"""Check that accesses to a page that must not overlap are ordered by something.
 
-Happens-before by page and layer. Two accesses, one of them a write, by actors that nothing orders
-are a violation whichever came first this time. Pure bookkeeping on ints, after the shape of torch's
-CUDA sanitizer (``torch.cuda._sanitizer``), which does this for whole tensors.
+Happens-before by page and layer: two accesses, at least one of them a write, by actors that nothing
+orders are a violation, whichever came first this time. Pure bookkeeping on ints, modelled on
+torch's CUDA sanitizer (``torch.cuda._sanitizer``), which does this for whole tensors.
 
-It sees what it is told of. Two accesses of the model's own kernels are not judged: they cross no
-tier.
+It sees only what it is told of. Two accesses by the model's own kernels are not judged, because
+they cross no tier.
 """
 
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ __all__ = ["CHECK", "Ordering", "Role", "Space"]
 CHECK = "ordering"
 
 
-#: By role, as a tuple: an enum is asked for its hash in Python.
+#: Indexed by role; a tuple, because hashing an enum member runs Python code.
 _WRITES = tuple(role.name.endswith("WRITE") for role in Role)
 
 
 @dataclass(frozen=True, slots=True)
 class _Conflict:
-    """What it means that two roles are not ordered."""
+    """What it means that accesses of two roles are not ordered."""
 
     cls: FaultClass
     words: str
@@ -66,7 +66,7 @@ _TABLE = _Conflict(
     "wait for the copy of the table before it is written again, or use one table a step",
 )
 
-#: By (this access, the earlier one); pairs that are not here are no concern of the cache.
+#: By (role of this access, role of the earlier one); other pairs do not concern the cache.
 _CONFLICTS: dict[tuple[Role, Role], _Conflict] = {
     (Role.BACKUP_READ, Role.COMPUTE_WRITE): _STORE,
     (Role.COMPUTE_WRITE, Role.BACKUP_READ): _STORE,
@@ -87,9 +87,9 @@ _CONFLICTS: dict[tuple[Role, Role], _Conflict] = {
 
 
 class Space(NamedTuple):
-    """A set of pages that have layers: one pool in one tier, or a control table.
+    """A set of pages with layers: one pool in one tier, or a control table.
 
-    ``number`` tells pools of one name apart.
+    ``number`` distinguishes pools of the same name.
     """
 
     tier: str
@@ -99,7 +99,7 @@ class Space(NamedTuple):
 
 @dataclass(slots=True)
 class _Pages:
-    """What is remembered of a space: by actor, its last reads and its last writes."""
+    """What is remembered of a space: each actor's last reads and last writes."""
 
     layers: int
     pages: int
@@ -115,10 +115,10 @@ class _Pages:
 
 
 class Ordering:
-    """Remembers the accesses to each space and compares each new one with those before it.
+    """Remembers the accesses to each space and compares each new one with the earlier ones.
 
-    Memory: 4 B a page for each actor that reads and again for each that writes, and 4 B a tile for
-    those that ever access some layers only.
+    Memory: 4 B per page for each reading actor and again for each writing actor, plus 4 B per tile
+    for actors that ever access only some layers.
     """
 
     def __init__(self) -> None:
@@ -130,11 +130,11 @@ class Ordering:
             self._spaces[space] = _Pages(layers, pages)
 
     def watches(self, space: Space) -> bool:
-        """Whether accesses to ``space`` are remembered."""
+        """Return whether accesses to ``space`` are remembered."""
         return space in self._spaces
 
     def forget(self, space: Space) -> None:
-        """The memory of ``space`` is gone."""
+        """Drop a ``space`` whose memory is gone."""
         self._spaces.pop(space, None)
 
     def access(
@@ -148,7 +148,18 @@ class Ordering:
         by: Access,
         steps: list[Step] | None = None,
     ) -> list[Violation]:
-        """``by`` reads or writes these layers of these pages, at ``stamp``, or at a step a layer from it on."""
+        """Record an access by ``by`` to these layers and pages, and return what it conflicts with.
+
+        Args:
+            space: where the pages are.
+            layers: the layers accessed.
+            pages: the page ids, int64.
+            role: what the access is for.
+            stamp: when it happens; with ``steps``, the stamp of the first layer's access.
+            by: who makes it, for the report.
+            steps: one step per layer if the layers are accessed one after another; None: all at
+                once.
+        """
         known = self._spaces.get(space)
         if known is None or not len(pages) or not layers:
             return []
@@ -156,7 +167,7 @@ class Ordering:
         found: list[Violation] = []
         for table in (known.writes, known.reads) if writes else (known.writes,):
             for actor, last in table.items():
-                # An actor that comes before as a whole need not be looked at tile by tile.
+                # Skip the tile-by-tile comparison if all of the actor's accesses come before.
                 if actor != stamp.actor and last.latest > (seen := stamp.clock.get(actor, 0)):
                     late = last.late(layers, pages, Step(seen))
                     found += _conflicts(space, role, by, late) if late else []
@@ -169,7 +180,7 @@ class Ordering:
 
 
 def _conflicts(space: Space, role: Role, by: Access, late: dict[Role, Late]) -> list[Violation]:
-    """What is wrong with accesses of another actor that nothing orders with this one."""
+    """Return the violations among accesses of another actor that nothing orders with this one."""
     return [
         Violation(
             conflict.cls,

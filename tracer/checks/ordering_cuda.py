@@ -1,61 +1,63 @@
-"""What torch reports of CUDA streams and events, as clocks: a pure translation on ints.
+"""Translate what torch reports of CUDA streams and events into clocks; pure logic on ints.
 
-torch tells of events that are recorded, waited for and synchronised, and of streams and devices
-that the host waits for. It does not tell of kernels that are launched by raw pointer, nor of the
-replay of a graph: an access counts where whoever launches it says so. An event that is only polled
-orders nothing here.
+torch reports events that are recorded, waited for and synchronized, and streams and devices that
+the host waits for. It reports neither kernels launched by raw pointer nor graph replays; such an
+access counts only if its launcher reports it. Polling an event orders nothing here.
 """
 
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks
 
 __all__ = ["CudaOrder", "stream_actor"]
 
-#: Below every thread's number, and below those of simulated streams.
+#: Below the ids of all threads and of simulated streams.
 _STREAMS = -(1 << 62)
 Carrier = tuple[str, int]
 
 
 def stream_actor(stream: int) -> ActorId:
-    """A CUDA stream, given its handle (0 is the default stream), as an actor of its own."""
+    """Return the actor id of a CUDA stream, given its handle (0 is the default stream)."""
     return ActorId(_STREAMS - stream)
 
 
 class CudaOrder:
-    """Feeds the clocks from torch's reports; events and streams that were never seen are new."""
+    """Feeds the clocks from torch's reports; unknown events and streams count as new."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self._streams: set[int] = set()
 
     def handed(self, stream: int, thread: ActorId) -> ActorId:
-        """``thread`` is about to give ``stream`` work, which comes after all it did; the stream."""
+        """Order the work ``thread`` is about to queue after all it did.
+
+        Return the stream's actor.
+        """
         self._streams.add(stream)
         self._clocks.meet_actor(stream_actor(stream), thread)
         return stream_actor(stream)
 
     def event_recorded(self, event: int, stream: int, thread: ActorId) -> None:
-        """``event`` stands for all that ``stream`` was given so far, and for what led to it."""
+        """Let ``event`` stand for everything queued on ``stream`` so far, and what led to it."""
         self._clocks.record(self.handed(stream, thread), _carrier(event))
 
     def event_waited(self, event: int, stream: int) -> None:
-        """What ``stream`` is given from now on comes after ``event``."""
+        """Order future work of ``stream`` after ``event``."""
         self._streams.add(stream)
         self._clocks.wait(stream_actor(stream), _carrier(event))
 
     def event_synchronized(self, event: int, thread: ActorId) -> None:
-        """``thread`` waited for ``event``."""
+        """Record that ``thread`` waited for ``event``."""
         self._clocks.wait(thread, _carrier(event))
 
     def event_forgotten(self, event: int) -> None:
-        """``event`` is gone, or its number begins anew."""
+        """Drop an ``event`` that was destroyed, or whose handle is being reused."""
         self._clocks.forget(_carrier(event))
 
     def stream_synchronized(self, stream: int, thread: ActorId) -> None:
-        """``thread`` waited for all that ``stream`` was given."""
+        """Record that ``thread`` waited for all work of ``stream``."""
         self._clocks.meet_actor(thread, stream_actor(stream))
 
     def device_synchronized(self, thread: ActorId) -> None:
-        """``thread`` waited for all streams."""
+        """Record that ``thread`` waited for all streams."""
         for stream in self._streams:
             self.stream_synchronized(stream, thread)
 

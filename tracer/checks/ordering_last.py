@@ -1,7 +1,7 @@
 """The last access of one actor to each tile of a space.
 
-A page has the number of the last access to all of its layers, and where an actor ever accessed some
-layers only, each tile has one of its own.
+A page has the number of the last access to all its layers. If the actor ever accessed only some
+layers, each tile also has its own number.
 """
 
 from bisect import bisect_right
@@ -32,18 +32,18 @@ class Role(IntEnum):
     TABLE_WRITE = 7
 
 
-#: An access that was made: when, what for, and by whom.
+#: An access: when, what for, and by whom.
 _Made = tuple[Step, Role, Access]
-#: Tiles, as layers and pages, and who made the access to the first of them.
+#: Tiles as layers and pages, and who accessed the first of them.
 Late = tuple[Pages, Pages, Access]
 
 
 class Last:
-    """The last access to each tile; ``latest`` is the last step on any of them.
+    """The last access to each tile; ``latest`` is the last step of any of them.
 
-    An actor's accesses come in the order of its steps, so of two numbers the greater is the later.
-    Memory: 4 B a page, 4 B a tile once some layers only were accessed, and the accesses that
-    something has (or had until a while ago).
+    An actor's accesses come in the order of its steps, so the greater number is the later access.
+    Memory: 4 B per page, 4 B per tile once only some layers were accessed, and the accesses still
+    referred to (or until recently).
     """
 
     def __init__(self, layers: int, pages: int) -> None:
@@ -56,7 +56,7 @@ class Last:
     def take(
         self, layers: tuple[int, ...], pages: Pages, step: Step, role: Role, by: Access
     ) -> None:
-        """``by`` is the last access to these tiles from now on."""
+        """Record ``by`` as the last access to these tiles."""
         self.latest = step
         if len(layers) == self._layers:
             self._whole[pages] = self._made.number((step, role, by))
@@ -70,7 +70,7 @@ class Last:
     def promise(
         self, layers: tuple[int, ...], pages: Pages, steps: list[Step], role: Role, by: Access
     ) -> None:
-        """``by`` will be the last access to each of these layers, at a step of its own each, in order."""
+        """Record ``by`` as the coming last access to each of these layers, one step per layer."""
         if self._tiles is None:
             self._tiles = self._made.numbers(self._layers, len(self._whole))
         self.latest = steps[-1]
@@ -78,7 +78,7 @@ class Last:
             self._tiles[layer][pages] = self._made.number((step, role, by))
 
     def late(self, layers: tuple[int, ...], pages: Pages, seen: Step) -> dict[Role, Late]:
-        """Tiles whose last access is later than ``seen``, by what it was for."""
+        """Return the tiles whose last access is later than ``seen``, by role."""
         numbers = self._whole[pages][None]
         if self._tiles is not None:
             numbers = np.maximum(numbers, self._tiles[list(layers)][:, pages])

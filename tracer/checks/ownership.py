@@ -1,9 +1,10 @@
-"""Who has which page, in which life, and who is still reading or writing it.
+"""Who owns which page, in which generation, and who is still reading or writing it.
 
 Pure bookkeeping on ints: no engine, no tensor, no clock. Every call takes all pages of one action
-at once and returns what it breaks, so a page costs a few array operations and no Python of its own.
-A page whose hand-out was not seen (tracing began later) is taken as it comes: whatever is done
-to it is believed, until it is handed out or freed once.
+at once and returns the rules it breaks, so a page costs a few array operations and no Python code.
+
+A page whose allocation was not seen (tracing started later) is unknown: whatever is done to it is
+accepted, until it is allocated or freed once.
 """
 
 from dataclasses import replace
@@ -38,6 +39,7 @@ from hicache_dbg.tracer.checks.ownership_words import (
     times_named,
 )
 from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["CHECK", "Ownership", "Pages"]
 
@@ -47,7 +49,7 @@ Pages = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-#: What a copy has its pages for, by whether it writes, and whether it holds.
+#: The unit a copy adds to its pages, by (writes, holds).
 _UNITS = {
     (writes, holds): (WRITE if writes else READ) + (HOLD if holds else 0)
     for writes in (False, True)
@@ -58,14 +60,14 @@ _UNITS = {
 class Ownership:
     """The pages ``0 .. pages - 1`` of one tier.
 
-    ``refused`` says that the system itself turned the call down: what it breaks is reported, and
-    the pages stay as they were.
+    ``refused`` means that the system itself rejected the call: what it breaks is reported, and the
+    pages' state does not change.
     """
 
     def __init__(self, tier: str, pages: int) -> None:
         self.tier = tier
         self._words = Words(pages)
-        #: The generation (not negative) of a page that is taken, its complement once it was freed.
+        #: Generation (>= 0) of a taken page; its bitwise complement (< 0) once the page was freed.
         self._lives = np.zeros(pages, np.int64)
         self._owner = np.zeros(pages, np.int64)
         self._made = Kept[Access]()
@@ -73,8 +75,8 @@ class Ownership:
         self._opened = self._made.numbers(pages)
         self._freed = self._made.numbers(pages)
         self._available: int | None = None
-        #: How often a page that somebody had began or ended a life: every other life that a copy
-        #: meets is the one that it was promised.
+        #: How often a page in use was allocated or freed. While this does not change, copies find the
+        #: generations they were promised.
         self.upset = 0
 
     def __len__(self) -> int:
@@ -82,14 +84,14 @@ class Ownership:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of bookkeeping, less the accesses that pages share."""
+        """Bytes of bookkeeping, without the accesses that pages share."""
         parts = vars(self).values()
         return sum(part.nbytes for part in parts if isinstance(part, np.ndarray | Words))
 
-    # -- lives ----------------------------------------------------------------------------------
+    # -- allocation -----------------------------------------------------------------------------
 
     def alloc(self, pages: Pages, generations: Pages, owner: int, by: Access) -> list[Violation]:
-        """``pages`` were handed out to ``owner``, into these generations."""
+        """Record the allocation of ``pages`` to ``owner``, with these generations."""
         found: list[Violation] = []
         words = self._words
         if words.all(pages, FREE):
@@ -104,7 +106,7 @@ class Ownership:
         return found
 
     def free(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
-        """``pages`` were given back."""
+        """Record that ``pages`` were freed."""
         found: list[Violation] = []
         words = self._words
         if not words.all(pages, TAKEN) or repeats(pages):
@@ -121,13 +123,13 @@ class Ownership:
         return found
 
     def forget(self, pages: Pages) -> None:
-        """Something was done to ``pages`` that is not known; from here on they are as if never seen."""
+        """Mark ``pages`` as unknown, after an action that was not observed."""
         self.upset += 1
         self._words.become(pages, UNKNOWN)
         self._lives[pages] = 0
 
     def balance(self, available: int, change: int, by: Access) -> list[Violation]:
-        """The system counts ``available`` free pages after an action that moved ``change`` of them."""
+        """Check the system's count of free pages after an action that changed it by ``change``."""
         before, self._available = self._available, available
         if before is None or before + change == available:
             return []
@@ -148,7 +150,7 @@ class Ownership:
     # -- holds and copies -----------------------------------------------------------------------
 
     def acquire(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
-        """One more holder of each page."""
+        """Record one more holder of each page."""
         found = self._free_already(pages, by)
         if not refused:
             self._words.more(pages, HOLD)
@@ -156,21 +158,21 @@ class Ownership:
         return found
 
     def release(self, pages: Pages, by: Access, *, refused: bool = False) -> list[Violation]:
-        """One holder less of each page, for each time that it is named."""
+        """Record one holder less of each page, for each time it is named."""
         return self._let_go(pages, by, times=times_named(pages), refused=refused)
 
     def open(
         self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
     ) -> list[Violation]:
-        """A copy that reads, or ``writes``, the pages was submitted; it may be one more holder too.
+        """Record a submitted copy that reads or ``writes`` the pages, and may also hold them.
 
-        A page that it names twice is one page of it.
+        A page named twice counts once.
         """
         words, unit = self._words, _UNITS[writes, holds]
         found = None
         state = words.alike(pages, 0)
         if state is not None:
-            words.set(pages, state + unit)  # as nearly always
+            words.set(pages, state + unit)  # the common case
         else:
             found = self._free_already(pages, by)
             others = words.of(pages, WRITE) > 0
@@ -184,11 +186,11 @@ class Ownership:
     def close(
         self, pages: Pages, by: Access, *, writes: bool, holds: bool = False
     ) -> list[Violation]:
-        """The copy is over, one way or the other, and was the holder that ``open`` made it."""
+        """Record the end of a copy, and of the hold it got from ``open``."""
         words, unit = self._words, _UNITS[writes, holds]
         state = words.alike(pages, unit)
         if state is not None:
-            words.set(pages, state)  # as nearly always
+            words.set(pages, state)  # the common case
             return []
         pages, alone = np.unique(pages), WRITE if writes else READ
         found = self._broken(pages, words.of(pages, alone) <= 0, BELOW_ZERO, by, self._opened)
@@ -196,9 +198,9 @@ class Ownership:
         return found + self._let_go(pages, by, times=None) if holds else found
 
     def read(self, pages: Pages, generations: Pages, by: Access) -> list[Violation]:
-        """The bytes are used now, by somebody who was promised these generations."""
+        """Check a use of the pages' bytes by someone who was promised these generations."""
         if self._lives[pages].tobytes() == generations.tobytes():
-            return []  # as nearly always
+            return []  # the common case
         free, lives = self._words.are(pages, FREE), self._lives[pages]
         lives = np.maximum(lives, ~lives)
         other = lives != generations
@@ -218,7 +220,7 @@ class Ownership:
         )
 
     def _had(self, pages: Pages, rule: Rule, by: Access) -> list[Violation]:
-        """Pages that somebody has begin or end a life."""
+        """Report pages that are allocated or freed while in use."""
         found = self._broken(pages, self._words.some(pages), rule, by, self._opened)
         self.upset += len(found)
         return found
@@ -229,9 +231,9 @@ class Ownership:
     def _let_go(
         self, pages: Pages, by: Access, *, times: Pages | None, refused: bool = False
     ) -> list[Violation]:
-        """One holder less; pages that are released more often than they are held are told.
+        """Remove one holder; report pages released more often than they are held.
 
-        ``times``: how often each page is named, where one is named twice.
+        ``times`` is how often each page is named, if any is named twice.
         """
         words, wanted = self._words, 1 if times is None else times
         below = words.of(pages, HOLD) < wanted
@@ -241,13 +243,13 @@ class Ownership:
         return self._broken(pages, known, BELOW_ZERO, by, self._opened)
 
     def idle(self, by: Access) -> list[Violation]:
-        """Nothing is under way any more: no page may still be held or open."""
+        """Report pages still held or open, although nothing is in flight."""
         held = self._words.busy()
         known = ~self._words.are(held, UNKNOWN)
         return self._broken(held, known, LEAKED, by, self._opened)
 
     def used(self, wanted: int, by: Access) -> list[Violation]:
-        """At rest exactly ``wanted`` pages should be in use; says so where the books count more."""
+        """Check that, at rest, exactly ``wanted`` pages are in use."""
         if self._words.every(UNKNOWN).any():
             if self._available is None:
                 return []
@@ -264,25 +266,25 @@ class Ownership:
                 "pages are in use that nobody has",
                 (),
                 by,
-                expected=f"{wanted} pages in use",
+                expected=f"{counted(wanted, 'page')} in use",
                 got=f"{got}",
                 advice=LEAKED.advice,
             )
         ]
 
     def allocated(self, page: int) -> Access | None:
-        """Where ``page`` was handed out last; None if that was not seen."""
+        """Return where ``page`` was last allocated; None if that was not seen."""
         return self._made.of(int(self._allocated[page]))
 
     def located(self, found: list[Violation]) -> list[Violation]:
-        """The same violations, with where the first page was handed out."""
+        """Return the same violations, with where the first page was allocated."""
         return [
             replace(item, allocated=self.allocated(item.pages[0])) if item.pages else item
             for item in found
         ]
 
     def alive(self, pages: Pages, generations: Pages) -> Flags:
-        """Which pages are in use, and still in these lives."""
+        """Return which pages are in use and still have these generations."""
         same: Flags = self._words.are(pages, TAKEN) & (self._lives[pages] == generations)
         return same
 

@@ -1,4 +1,4 @@
-"""The rules of ownership: what breaks each is of one class, in fixed words, with one advice."""
+"""The rules of ownership: each has a fault class, fixed words for the report, and one advice."""
 
 from dataclasses import dataclass
 

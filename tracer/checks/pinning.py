@@ -1,14 +1,15 @@
-"""Whether host memory is page-locked as asked for, all of it, and as large as was set aside.
+"""Check that host memory is page-locked as requested, completely, and of the configured size.
 
-A copy from memory that is not pinned is done by way of a buffer of the driver's, or faults; where
-an engine takes it for asynchronous it may deliver what the memory held earlier. Read off the
-answers of ``cudaHostRegister`` and, where there is CUDA, off what the driver says of each chunk.
+A copy from unpinned memory goes through a staging buffer of the driver, or faults. If the engine
+believes it to be asynchronous, it may deliver what the memory held earlier. The check reads the
+results of ``cudaHostRegister`` and, with CUDA, what the driver says of each chunk.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.words import counted
 
 __all__ = [
     "Pinning",
@@ -19,24 +20,24 @@ __all__ = [
 ]
 
 CHECK = "pinning"
-#: The driver keeps 16 B for each 4 KiB that it registers, in one allocation of less than 2 GiB a call.
+#: The driver keeps 16 B per registered 4 KiB, in one allocation of less than 2 GiB per call.
 DRIVER_BYTES, DRIVER_PAGE, DRIVER_MOST = 16, 4096, (1 << 31) - 1
-#: Bytes of a budget that may be left over or missing to rounding, by share.
+#: Share of a budget that may be left over or missing because of rounding.
 SLACK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """What became of the wish to page-lock a host pool.
+    """The outcome of page-locking a host pool.
 
     Attributes:
-        requested: whether it was asked for.
+        requested: whether it was requested.
         pinned: what the pool says of itself.
-        return_code: the last answer of ``cudaHostRegister``; 0 is success, negative: nobody to ask.
+        return_code: the last result of ``cudaHostRegister``; 0 is success, negative means no CUDA.
         bytes: bytes of the pool's tensors.
         pinned_bytes: bytes that were registered.
-        declared: bytes that its pages should take by its own formula; 0: nobody says.
-        largest_chunk: bytes of the largest single call; 0: not known.
+        declared: bytes its pages should take by its own formula; 0 if unknown.
+        largest_chunk: bytes of the largest single registration; 0 if unknown.
         open: (offset, bytes) of chunks that the driver does not know as pinned.
     """
 
@@ -56,7 +57,7 @@ REGISTER = "look at every return code, free what was registered, and fall back i
 
 
 def metadata_bytes(size: int) -> int:
-    """Bytes of the driver's own that one registration of ``size`` bytes needs."""
+    """Return the driver's own memory for one registration of ``size`` bytes, in bytes."""
     return DRIVER_BYTES * -(-size // DRIVER_PAGE)
 
 
@@ -116,9 +117,9 @@ def _open(pin: Pinning) -> Fault | None:
         return None
     offset, size = pin.open[0]
     return (
-        f"the driver does not know {len(pin.open)} chunks as pinned; the first: {size} B from byte {offset}",
+        f"{counted(len(pin.open), 'chunk')} not known to the driver as pinned; the first: {size} B from byte {offset}",
         "every chunk pinned",
-        f"{len(pin.open)} chunks not pinned",
+        f"{counted(len(pin.open), 'chunk')} not pinned",
         REGISTER,
     )
 
@@ -138,7 +139,7 @@ def _mis_sized(pin: Pinning) -> Fault | None:
     )
 
 
-#: In this order: the first that holds is told.
+#: In order: the first that applies is reported.
 _CHECKS: tuple[Callable[[Pinning], Fault | None], ...] = (
     _ignored,
     _refused,
@@ -152,7 +153,7 @@ _CHECKS: tuple[Callable[[Pinning], Fault | None], ...] = (
 def check_pinning(
     pool: str, pin: Pinning | None, *, time_ns: int, rank: int = 0, was: Pinning | None = None
 ) -> list[Finding]:
-    """What is wrong with a host pool's memory; ``was`` is what it said of itself earlier."""
+    """Return what is wrong with a host pool's memory; ``was`` is its earlier state."""
     if pin is None:
         return []
     fault = next((fault for check in _CHECKS if (fault := check(pin)) is not None), None)
@@ -168,7 +169,7 @@ def check_pinning(
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """Bytes that a host tier was given, and the terms that this number was made of, for the report."""
+    """The configured bytes of a host tier, and the terms they were computed from."""
 
     given: int
     terms: Mapping[str, float]
@@ -177,7 +178,7 @@ class PoolBudget:
 def check_budget(
     budget: PoolBudget, real: Mapping[str, int], *, time_ns: int, rank: int = 0
 ) -> list[Finding]:
-    """Whether the bytes of all pools' tensors are those that were set aside for them."""
+    """Check that the pools' tensors hold as many bytes as were configured."""
     total = sum(real.values())
     if abs(total - budget.given) <= SLACK * budget.given:
         return []

@@ -1,4 +1,4 @@
-"""Locks and pins, counted by handle."""
+"""Count locks and pins by handle."""
 
 from typing import NewType
 
@@ -8,24 +8,24 @@ from hicache_dbg.tracer.checks.violation import Access, Violation
 
 __all__ = ["Handle", "Pins"]
 
-#: Whatever is locked or pinned: a node of a prefix tree, an object of a store.
+#: Identifies what is locked or pinned: a node of a prefix tree, an object of a store.
 Handle = NewType("Handle", int)
 
 
 class Pins:
-    """Locks and pins on handles; those that were taken unseen are taken over from the system's own count."""
+    """Locks and pins on handles; those taken unseen are adopted from the system's own count."""
 
     def __init__(self) -> None:
         self._counts: dict[Handle, int] = {}
         self._last: dict[Handle, Access] = {}
 
     def pin(self, handle: Handle, by: Access, held: int = 1) -> None:
-        """One more pin on ``handle``, which makes ``held`` of them, as the system counts."""
+        """Record one more pin on ``handle``; ``held`` is the system's count including it."""
         self._counts[handle] = self._counts.get(handle, held - 1) + 1
         self._last[handle] = by
 
     def unpin(self, handle: Handle, by: Access, *, refused: bool = False) -> list[Violation]:
-        """One pin less; the system's own refusal is proof also where no pin was seen."""
+        """Record one pin less; a refusal by the system is proof even if no pin was seen."""
         count = self._counts.get(handle)
         known = count is not None or refused
         if known and (count or 0) < 1:
@@ -49,6 +49,6 @@ class Pins:
         return []
 
     def forget(self, handle: Handle) -> None:
-        """The handle is gone."""
+        """Drop a handle that is gone."""
         self._counts.pop(handle, None)
         self._last.pop(handle, None)

@@ -1,4 +1,4 @@
-"""What each process of one system said, sorted out of recordings: what a join compares."""
+"""Sort what each process of a system stated out of its recordings, for a join to compare."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,28 +10,28 @@ __all__ = ["Process", "processes"]
 
 @dataclass(slots=True)
 class Process:
-    """One rank of one role: its geometry, and what it stated, in the order of its recording."""
+    """One rank of one role: its geometry and its statements, in the order of its recording."""
 
     role: str
     rank: int
     mirrors: dict[str, MirrorInfo] = field(default_factory=dict)
     stated: list[Stated] = field(default_factory=list)
     last_ns: int = 0
-    #: Events that its recording lacks: what it does not say it may have said.
+    #: Number of events its recording lost: a missing statement may be among them.
     lost: int = 0
-    #: Whether its recording has its last word; else it was killed, or is still there.
+    #: Whether its recording ends with the closing event; if not, it was killed or is still running.
     closed: bool = False
 
     def __str__(self) -> str:
         return f"{self.role} rank {self.rank}".strip()
 
     def on(self, topic: Topic) -> Iterator[Stated]:
-        """What it said on ``topic``."""
+        """Return its statements on ``topic``."""
         return (said for said in self.stated if said.topic is topic)
 
 
 def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
-    """The processes of ``recordings``; of one recording, those of each rank.
+    """Return the processes of ``recordings``; a recording may hold several ranks.
 
     Two recordings of one rank are parts of one run if neither or both name a role.
     """

@@ -1,6 +1,7 @@
-"""Whether the ranks of one engine agree: capacities, hits, collective calls, and equal tiles.
+"""Check that the ranks of one engine agree on capacities, hits, collective calls, and equal tiles.
 
-Ranks that decide alone and differently hang each other, or use a page that one of them has not.
+Ranks that decide independently and differently hang each other, or use a page that one of them does
+not have.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,17 +9,18 @@ from collections.abc import Iterator, Sequence
 from hicache_dbg.tracer.checks.processes import Process
 from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
 from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, Stated, Topic
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["CHECK", "check_ranks", "collective_gap"]
 
 CHECK = "ranks"
-#: How long after the first rank the last may come to a collective call.
+#: How much later than the first rank the last may reach a collective call.
 LATE_NS = 10**9
 Values = dict[str, int]
 
 
 def check_ranks(ranks: Sequence[Process]) -> list[Finding]:
-    """What ``ranks`` of one role disagree about; fewer than two disagree about nothing."""
+    """Return what ``ranks`` of one role disagree about; empty for fewer than two."""
     if len(ranks) < 2:
         return []
     return [
@@ -50,24 +52,25 @@ def _capacities(ranks: Sequence[Process]) -> Iterator[Finding]:
                     ranks,
                     pool,
                     f"ranks have different numbers of {tier} pages ({_words(has)}): "
-                    f"{usable} are usable, page {usable} is out of range on {_least(has)}",
-                    expected=f"{usable} pages on every rank",
+                    f"every rank has {usable}, page {usable} is out of range on {_least(has)}",
+                    expected=f"{counted(usable, 'page')} on every rank",
                     got=_words(has),
                     advice="agree on the least capacity of all ranks at start",
                 )
 
 
 def _hits(ranks: Sequence[Process]) -> Iterator[Finding]:
-    """The first request for which ranks found different numbers of pages, and how many there are.
+    """Report the first request for which ranks found different page counts, and how many there are.
 
-    Turns of a recording that lost events cannot be told from one another.
+    If a recording lost events, repeated lookups of a request cannot be matched, so nothing is
+    reported.
     """
     if any(rank.lost for rank in ranks):
         return
     found: dict[str, Values] = {}
     for rank in ranks:
         for said in rank.on(Topic.HIT_PAGES):
-            # What a rank found for the same request later is not what the others found earlier.
+            # Number the lookups of a request: a later one must not be compared with an earlier one.
             found.setdefault(f"{said.request}#{_turn(found, said, str(rank))}", {})[str(rank)] = (
                 int(said.values[0])
             )
@@ -78,9 +81,9 @@ def _hits(ranks: Sequence[Process]) -> Iterator[Finding]:
         yield _finding(
             ranks,
             "+".join(ranks[0].mirrors),
-            f"ranks found different prefixes for {len(wrong)} requests, the first "
+            f"ranks found different prefixes for {counted(len(wrong), 'request')}, the first "
             f"{key.partition('#')[0]} ({_words(has)} pages): {agreed} may be used",
-            expected=f"{agreed} pages on every rank",
+            expected=f"{counted(agreed, 'page')} on every rank",
             got=_words(has),
             advice="agree on the least hit of all ranks before any of them loads",
         )
@@ -94,10 +97,11 @@ def _turn(found: dict[str, Values], said: Stated, rank: str) -> int:
 
 
 def collective_gap(ranks: Sequence[Process]) -> Iterator[Finding]:
-    """The first collective call that not all ranks made, or made in another order.
+    """Report the first collective call that some rank did not make, or made in another order.
 
-    A rank whose recording ends before the others made the call is not accused: it may have come.
-    Where a recording lost events nobody is: the call may be among them, and all later ones move up.
+    A rank whose recording ends before the others made the call is not accused: it may have made it.
+    If any recording lost events nothing is reported: the call may be among them, and all later ones
+    shift.
     """
     if any(rank.lost for rank in ranks):
         return
@@ -129,7 +133,7 @@ def collective_gap(ranks: Sequence[Process]) -> Iterator[Finding]:
 
 
 def _lived_on(rank: Process, when: int) -> bool:
-    """Whether it had its time to come to a call: ranks that are killed do not end at one moment."""
+    """Return whether the rank had time to reach a call; killed ranks end at different moments."""
     return rank.last_ns >= when + (0 if rank.closed else LATE_NS)
 
 

@@ -1,13 +1,14 @@
-"""Both ends of a mirror compared, read off the real tensors, before a byte moves."""
+"""Compare both ends of a mirror, read off the real tensors, before the first byte moves."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
 from hicache_dbg.tracer.checks.one_item import is_displaced, moved_instead, never_reached
-from hicache_dbg.tracer.checks.slots import ranges, slots_beyond
+from hicache_dbg.tracer.checks.slots import never_copied, slots_beyond
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.view import View
+from hicache_dbg.tracer.words import counted, ranges
 
 __all__ = ["check_coverage", "check_mirror"]
 
@@ -15,9 +16,9 @@ CHECK = "registration"
 
 
 def check_mirror(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Finding]:
-    """What the geometry of both ends says is wrong; empty where they fit.
+    """Return what is wrong with the geometry of both ends; empty if they fit.
 
-    One finding a component at most: the first thing that holds names the cause.
+    At most one finding per component: the first check that applies names the cause.
     """
     findings: list[Finding] = []
     for name, device in mirror.device.items():
@@ -40,11 +41,11 @@ def check_mirror(mirror: MirrorViews, *, time_ns: int, rank: int = 0) -> list[Fi
 def check_coverage(
     unmirrored: Mapping[str, int], waived: Collection[str], *, time_ns: int, rank: int = 0
 ) -> list[Finding]:
-    """Device pools that no copy ever reaches: each must be waived by name.
+    """Report device pools that no copy ever reaches, unless they are waived by name.
 
     Args:
-        unmirrored: bytes a page (over all layers) of each, by its name.
-        waived: the names of those that are meant to stay behind.
+        unmirrored: bytes per page (over all layers) of each pool, by name.
+        waived: names of the pools that are left out on purpose.
     """
     return [
         Finding(
@@ -68,7 +69,7 @@ def check_coverage(
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What is wrong with one component of a mirror; the fields are the finding's."""
+    """What is wrong with one component of a mirror; the fields are those of the finding."""
 
     cls: FaultClass
     message: str
@@ -99,7 +100,7 @@ def _compare(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
 
 def _row_width(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
     beyond = slots_beyond(device, host.page_span)
-    # A shorter page that leaves padding out keeps every byte; a longer one runs into the next page.
+    # A host page without the padding keeps every byte; a longer one runs into the next page.
     if host.slot_bytes == device.slot_bytes and host.page_span <= device.page_span and not beyond:
         return None
     unit = _slot(mirror)
@@ -109,7 +110,7 @@ def _row_width(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
         beyond = []
     else:
         reach = (
-            f"{unit}s {ranges(beyond)} of each page are never copied"
+            never_copied(unit, beyond)
             if beyond
             else f"the host page is {abs(longer)} B {'longer' if longer > 0 else 'shorter'} than the device's"
         )
@@ -132,10 +133,10 @@ def _page_shape(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
         return None
     return _Fault(
         FaultClass.INDEX_SPACE,
-        f"{mirror.pool}.{device.component}: a host page holds {host.slots_per_page} slots, a device page "
+        f"{mirror.pool}.{device.component}: a host page holds {counted(host.slots_per_page, 'slot')}, a device page "
         f"{device.slots_per_page}",
-        f"{device.slots_per_page} slots a page",
-        f"{host.slots_per_page} slots a page",
+        f"{counted(device.slots_per_page, 'slot')} a page",
+        f"{counted(host.slots_per_page, 'slot')} a page",
         advice="give both ends the same page size",
     )
 
@@ -159,14 +160,15 @@ def _layers(mirror: MirrorViews, device: View, host: View) -> _Fault | None:
         return None
     return _Fault(
         FaultClass.ROW_WIDTH,
-        f"{mirror.pool}.{device.component}: the host mirror has {host.layers} layers, the device {device.layers}",
-        f"{device.layers} layers",
-        f"{host.layers} layers",
+        f"{mirror.pool}.{device.component}: the host mirror has "
+        f"{counted(host.layers, 'layer')}, the device {device.layers}",
+        counted(device.layers, "layer"),
+        counted(host.layers, "layer"),
         advice="mirror every layer that owns this component, and no other",
     )
 
 
 def _slot(mirror: MirrorViews) -> str:
-    """What a slot is called: a token where one slot holds one, else a slot."""
+    """Return what to call a slot: ``token`` if a slot holds one token, else ``slot``."""
     device = next(iter(mirror.device.values()))
     return "token" if mirror.tokens_per_page == device.slots_per_page else "slot"

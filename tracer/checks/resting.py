@@ -1,7 +1,7 @@
-"""Which host pages are at rest: written and acknowledged, and not begun to be written since.
+"""Which host pages are at rest: written and acknowledged, with no write begun since.
 
-Pure bookkeeping on ints. A page that is written again, or is given to somebody else, is no longer
-what was noted; whoever reads it without a lock has to ask again afterwards.
+Pure bookkeeping on ints. A page that is written again or reallocated is no longer what was noted;
+whoever reads it without a lock must check again afterwards.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ NEVER = -1
 
 
 class Resting:
-    """The pages of one host pool, visited in turn."""
+    """The resting pages of one host pool, visited in turn."""
 
     def __init__(self, pages: int) -> None:
         self._generations = np.full(pages, NEVER, np.int64)
@@ -22,16 +22,16 @@ class Resting:
         self._next = 0
 
     def note(self, pages: Pages, generations: Pages, writes: Pages) -> None:
-        """``pages`` were written, in these lives, by the writes of these numbers."""
+        """Note ``pages`` as written, with these generations and write counts."""
         self._generations[pages] = generations
         self._writes[pages] = writes
 
     def forget(self, pages: Pages) -> None:
-        """What is on ``pages`` is not what was written: it was told, or nobody knows."""
+        """Drop ``pages`` whose content is wrong or unknown."""
         self._writes[pages] = NEVER
 
     def turn(self, most: int) -> tuple[Pages, Pages, Pages]:
-        """The next ``most`` pages that were noted, their lives and writes; the last is followed by the first."""
+        """Return the next ``most`` noted pages, their generations and write counts, cyclically."""
         known = np.flatnonzero(self._writes != NEVER).astype(np.int64)
         start = int(np.searchsorted(known, self._next))
         pages = np.roll(known, -start)[:most]

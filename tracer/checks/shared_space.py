@@ -1,4 +1,4 @@
-"""Pools whose pages are found by one index: a draft's and its target's, which look alike and may not be."""
+"""Compare pools found by one index: a draft's and its target's may look alike and differ."""
 
 from collections.abc import Iterable
 
@@ -14,9 +14,9 @@ DRAFT = "draft_"
 def check_shared_space(
     mirrors: Iterable[MirrorViews], *, time_ns: int, rank: int = 0
 ) -> list[Finding]:
-    """Whether a draft's pool and its target's declare one format and have two strides.
+    """Report a draft's pool that declares its target's format but has another stride.
 
-    Code that takes the one stride for both is right for small indices only by luck.
+    Code that uses one stride for both is right only for small indices, by luck.
     """
     by_name = {mirror.pool: mirror for mirror in mirrors}
     return [

@@ -11,14 +11,14 @@ Tile = tuple[View, int, int]  # view, layer, page
 
 
 def tile_digest(digester: Digester, view: View, layer: int, page: int) -> int:
-    """The digest of a whole tile as it is now."""
+    """Return the digest of a whole tile as it is now."""
     digests = digester.digest(view, (layer,), np.array([page], np.int64))
     digester.join()
     return int(digests[0, 0])
 
 
 def slot_digests(digester: Digester, view: View, layer: int, page: int) -> list[int]:
-    """The digest of each slot of a tile as it is now: position-bound, so that order shows."""
+    """Return the digest of each slot of a tile as it is now, in slot order."""
     at = np.array([page], np.int64)
     parts = [
         digester.digest(view, (layer,), at, slot, slot + 1) for slot in range(view.slots_per_page)
@@ -28,6 +28,6 @@ def slot_digests(digester: Digester, view: View, layer: int, page: int) -> list[
 
 
 def differing_slots(digester: Digester, one: Tile, other: Tile) -> list[int]:
-    """Slots whose bytes differ between two tiles of one shape."""
+    """Return the slots whose bytes differ between two tiles of one shape."""
     here, there = (slot_digests(digester, *tile) for tile in (one, other))
     return [slot for slot, (a, b) in enumerate(zip(here, there, strict=True)) if a != b]

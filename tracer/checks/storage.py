@@ -1,6 +1,6 @@
-"""Whether a store gives back what it was given: its bytes, under their own key, or an honest miss.
+"""Check that a store returns what it was given: its bytes, under their own key, or an honest miss.
 
-Pure bookkeeping on digests and results; used on the bus's thread.
+Pure bookkeeping on digests and results, on the bus's thread.
 """
 
 from collections import OrderedDict
@@ -13,14 +13,14 @@ from hicache_dbg.tracer.ledger import Digests
 __all__ = ["CHECK", "Contents", "Fault", "Stored", "TierState", "of_failure", "of_other_bytes"]
 
 CHECK = "storage"
-#: Pages whose digests are kept; of older ones the record's own header speaks.
+#: Most pages whose digests are kept; older pages are checked by their record's own header.
 MOST_PAGES = 1 << 17
-#: Pages that are known to be stored, asked for, and never found, before the tier is called dead.
+#: Number of stored pages that must be looked up in vain before the tier counts as dead.
 NEVER_PAGES = 8
 
 
 class Fault(NamedTuple):
-    """What is wrong with some pages of one operation, on its way to become a finding."""
+    """What is wrong with some pages of one operation, before it becomes a finding."""
 
     cls: FaultClass
     cause: str
@@ -31,12 +31,12 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A page as it was when it was stored: of which tokens, and the digests of its bytes.
+    """A page as it was when it was stored: the digests of its tokens and of its bytes.
 
-    ``payload`` is of all of them in the store's order, 0 where nobody took it. ``tiles`` maps (pool,
-    component) to uint64 [layers]: what their backup left, as far as it was seen. ``sample`` is of a
-    few bytes only, which tell whether a page was delivered at all. ``store`` stands for the store
-    it went to.
+    ``payload`` covers all bytes in the store's order, 0 if not taken. ``tiles`` maps (pool,
+    component) to uint64 ``[layers]``: the digests from their backup, as far as seen. ``sample``
+    covers only a few bytes, which tell whether a page was delivered at all. ``store`` identifies
+    the store it went to.
     """
 
     tokens: int
@@ -47,7 +47,7 @@ class Stored:
 
 
 class Contents:
-    """Pages by content key, the latest ones."""
+    """The most recently stored pages, by content key."""
 
     def __init__(self, most: int = MOST_PAGES) -> None:
         self._most = most
@@ -57,18 +57,18 @@ class Contents:
         return name in self._pages
 
     def keep(self, name: str, page: Stored) -> None:
-        """A page was stored."""
+        """Record a stored page."""
         self._pages[name] = page
         self._pages.move_to_end(name)
         if len(self._pages) > self._most:
             self._pages.popitem(last=False)
 
     def get(self, name: str) -> Stored | None:
-        """What was stored under ``name``, if that is known."""
+        """Return what was stored under ``name``, if known."""
         return self._pages.get(name)
 
 
-#: Class of a miss by how the store ended it, what it means, and what to do.
+#: Fault class, meaning and advice for each failure state the store reports.
 _OF_STATE: dict[str, tuple[FaultClass, str, str]] = {
     "missing": (
         FaultClass.STALE_INDEX,
@@ -104,19 +104,19 @@ _OF_STATE: dict[str, tuple[FaultClass, str, str]] = {
 
 
 def of_failure(state: str, reason: str, errno: int, expected: str, got: str) -> Fault:
-    """What a page's bad end means."""
+    """Return the fault for a page that the store failed to deliver."""
     cls, cause, advice = _OF_STATE[state]
     text = f"{cause}: {reason}" + (f" (errno {errno})" if errno else "")
     return Fault(cls, text, expected, got or (f"errno {errno}" if errno else state), advice)
 
 
 def of_other_bytes(page: Stored | None, tokens: int, *, untouched: bool) -> Fault:
-    """Why a page that was fetched as good does not hold what it should.
+    """Explain why a page that was fetched as good does not hold what it should.
 
     Args:
-        page: as it was stored, if that is known.
-        tokens: digest of the tokens it was asked for.
-        untouched: whether the host page holds what it held before the fetch.
+        page: as it was stored, if known.
+        tokens: digest of the tokens it was requested for.
+        untouched: whether the host page still holds what it held before the fetch.
     """
     if page is not None and page.tokens != tokens:
         cls, cause, advice = _OF_STATE["miskeyed"]
@@ -140,9 +140,9 @@ class TierState:
     _told: set[str] = field(default_factory=set)
 
     def looked_up(self, known: int, found: int, evicted: int | None) -> Fault | None:
-        """Of pages known to be stored, ``known`` were asked for and ``found`` believed there.
+        """Record that ``known`` stored pages were looked up and ``found`` of them reported present.
 
-        ``evicted`` are those that the store let go of; None where it does not say.
+        ``evicted`` is how many pages the store has evicted; None if it does not say.
         """
         self.fetched += found
         self.unanswered += known - found
@@ -158,7 +158,7 @@ class TierState:
         )
 
     def fallback(self, why: str) -> Fault | None:
-        """Bytes take a slower way than they were meant to; told once."""
+        """Report once that bytes take a slower path than configured."""
         if not why or not self._first("fallback"):
             return None
         return Fault(
@@ -171,7 +171,7 @@ class TierState:
 
     @staticmethod
     def gave_up(why: str) -> Fault:
-        """The engine stopped waiting, or asking."""
+        """Return the fault for a store that the engine stopped waiting for or asking."""
         return Fault(
             FaultClass.DEAD_TIER,
             f"the store does not answer: {why}",

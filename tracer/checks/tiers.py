@@ -1,19 +1,20 @@
-"""Whether a tier that is written also answers, and whether copies take the path that was chosen.
+"""Check that a written tier also answers, and that copies take the configured path.
 
-Pure bookkeeping on ints: pages written to a tier, pages that were asked of it, pages that came back. A
-tier that only ever takes is dead, however healthy it looks. To look whether it has a page is not
-to ask for it, and a load that fails is told by itself.
+Pure bookkeeping on ints: pages written to a tier, requested from it, and returned. A tier that only
+ever takes is dead, however healthy it looks. Checking for a page's presence does not count as a
+request, and a failing load is reported elsewhere.
 """
 
 from dataclasses import dataclass
 
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import FaultClass
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["CHECK", "LOOKUPS", "LOOKUPS_AT_CLOSE", "Paths", "TierUse"]
 
 CHECK = "tiers"
-#: Lookups without an answer that make a tier dead while a run is under way, and at its end.
+#: Unanswered lookups that make a tier count as dead during a run, and at its end.
 LOOKUPS, LOOKUPS_AT_CLOSE = 50, 3
 
 
@@ -28,20 +29,20 @@ class TierUse:
     _told: bool = False
 
     def wrote(self, pages: int) -> None:
-        """``pages`` were stored and acknowledged."""
+        """Record that ``pages`` were stored and acknowledged."""
         self.written += pages
 
     def gave(self, pages: int) -> None:
-        """``pages`` came back from the tier."""
+        """Record that ``pages`` came back from the tier."""
         self.served += pages
 
     def asked(self, by: Access) -> list[Violation]:
-        """Pages that the tier holds were asked for, and no load was begun."""
+        """Record a request for pages the tier holds that started no load."""
         self.lookups += 1
         return self._judged(LOOKUPS, by)
 
     def closed(self, by: Access) -> list[Violation]:
-        """No more will be asked."""
+        """Judge the tier at the end of a run."""
         return self._judged(LOOKUPS_AT_CLOSE, by)
 
     def _judged(self, enough: int, by: Access) -> list[Violation]:
@@ -53,8 +54,8 @@ class TierUse:
                 FaultClass.DEAD_TIER,
                 CHECK,
                 self.tier,
-                f"the tier never served: {self.written} pages written, {self.lookups} lookups for pages "
-                "that it holds",
+                f"the tier never served: {counted(self.written, 'page')} written, "
+                f"{counted(self.lookups, 'lookup')} for pages that it holds",
                 (),
                 by,
                 expected="pages read back",
@@ -65,13 +66,13 @@ class TierUse:
 
 
 class Paths:
-    """Which way copies of each pool take, against the one that was chosen."""
+    """Which path the copies of each pool take, compared with the configured one."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
     def took(self, pool: str, chosen: str, path: str, by: Access) -> list[Violation]:
-        """A copy of ``pool`` ran on ``path``; told once a pool and path."""
+        """Check the ``path`` that a copy of ``pool`` took; reported once per pool and path."""
         if path == chosen or (pool, path) in self._told:
             return []
         self._told.add((pool, path))

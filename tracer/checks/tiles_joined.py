@@ -1,11 +1,14 @@
-"""Digests of the same tile from several processes, compared: (shard, request, pool, page, layer)."""
+"""Compare digests of the same tile from several processes.
+
+Tiles are matched by (shard, request, pool, component, page, layer).
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hicache_dbg.tracer.checks.processes import Process
-from hicache_dbg.tracer.checks.slots import counted, named
 from hicache_dbg.tracer.events import FaultClass, Finding, Stated, Topic
+from hicache_dbg.tracer.words import counted, named
 
 __all__ = ["differing_tiles", "tiles_of"]
 
@@ -18,7 +21,7 @@ Tile = tuple[Page, int]
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A tile's digest, who said it, and when."""
+    """A tile's digest, who stated it, and when."""
 
     digest: str
     by: str
@@ -28,9 +31,9 @@ class _Said:
 def differing_tiles(
     parties: Iterable[Process], cls: FaultClass, check: str, words: str, advice: str
 ) -> Iterator[Finding]:
-    """One finding a pool and component whose tiles differ, about its first request.
+    """Return one finding per pool and component whose tiles differ, about its first request.
 
-    Of a tile that a process stated twice the last digest counts.
+    If a process stated a tile twice, the last digest counts.
     """
     wrong: dict[tuple[str, str], list[tuple[Tile, list[_Said]]]] = {}
     for page, statements in _statements(parties).items():
@@ -63,14 +66,17 @@ def differing_tiles(
 
 
 def tiles_of(said: Stated) -> list[tuple[int, str]]:
-    """The layers and digests of a statement on tiles; none if it has not one value a layer."""
+    """Return the layers and digests of a statement on tiles.
+
+    Empty unless there is one per layer.
+    """
     if len(said.layers) != len(said.values):
         return []
     return list(zip(said.layers, said.values, strict=True))
 
 
 def _statements(parties: Iterable[Process]) -> dict[Page, list[tuple[str, Stated]]]:
-    """What each process said of each page, in order: nothing is made of a tile that nobody doubts."""
+    """Return what each process stated about each page, in order, without expanding it to tiles."""
     pages: dict[Page, list[tuple[str, Stated]]] = {}
     for party in parties:
         by = str(party)
@@ -81,12 +87,12 @@ def _statements(parties: Iterable[Process]) -> dict[Page, list[tuple[str, Stated
 
 
 def _differing(statements: Sequence[tuple[str, Stated]]) -> Iterator[tuple[int, list[_Said]]]:
-    """The layers of a page of which two processes have different digests."""
+    """Yield the layers of a page for which two processes have different digests."""
     first = statements[0][1]
     if all(
         said.values == first.values and said.layers == first.layers for _, said in statements[1:]
     ):
-        return  # as nearly always
+        return  # the common case
     layers: dict[int, dict[str, _Said]] = {}
     for by, said in statements:
         for layer, digest in tiles_of(said):

@@ -1,24 +1,24 @@
 """What a state machine returns when a rule is broken: facts, and their text.
 
-An :class:`Access` is one thing that was done to pages. A :class:`Violation` holds two of them that
-do not go together, and where the pages came from.
+An :class:`Access` is one action on pages. A :class:`Violation` holds two accesses that conflict,
+and where the pages were allocated.
 """
 
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
-from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.events import FaultClass, Finding
+from hicache_dbg.tracer.words import named
 
 __all__ = ["FEW", "Access", "Frame", "Violation"]
 
-#: Page ids that a finding holds at most.
+#: Most page ids held by a finding.
 FEW = 8
 
 
 class Frame(NamedTuple):
-    """One line of a program that led to an access."""
+    """One stack frame that led to an access."""
 
     file: str
     line: int
@@ -30,9 +30,9 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One thing that was done to pages: what, by which thread or stream, and from where.
+    """One action on pages: what, by which thread or stream, and from where.
 
-    ``site`` is the caller's own frames, innermost first; empty where nobody took them.
+    ``site`` holds the caller's own frames, innermost first; empty if they were not captured.
     """
 
     what: str
@@ -46,23 +46,24 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule. ``str()`` is the report, in one line.
+    """A broken rule; ``str()`` is the report, in one line.
 
     Args:
         cls: the fault class.
-        check: which detector says so.
-        where: the tier, or the pool, whose pages these are.
+        check: the detector that reports it.
+        where: the tier or pool whose pages these are.
         words: what was done that must not be.
-        pages: all pages concerned, in the order of the call.
+        pages: all affected pages, in the order of the call.
         this: the access that broke the rule.
-        previous: the access that it conflicts with.
-        allocated: where the first page was handed out; None: not seen, tracing began later.
-        layers: layers concerned; empty: the page as a whole.
+        previous: the access it conflicts with.
+        allocated: where the first page was allocated; None if not seen because tracing started
+            later.
+        layers: the affected layers; empty for the page as a whole.
         expected: the value that should be.
         got: the value that is.
         advice: what to do about it.
-        op_id: of the operation that ``this`` belongs to, or 0.
-        pool: the pool concerned, where it is not every pool that shares these pages.
+        op_id: the operation that ``this`` belongs to, or 0.
+        pool: the affected pool, if not every pool that shares these pages.
     """
 
     cls: FaultClass
@@ -92,7 +93,7 @@ class Violation:
         )
 
     def finding(self, *, pool: str, time_ns: int, rank: int = 0, op: str = "") -> Finding:
-        """The same as an event about its own pool, or else ``pool``."""
+        """Return the violation as an event about its own pool, or else about ``pool``."""
         pool = self.pool or pool
         return Finding(
             time_ns=time_ns,

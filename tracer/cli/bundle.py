@@ -1,4 +1,4 @@
-"""``hicache-dbg bundle``: everything a colleague needs to look, in one archive."""
+"""``hicache-dbg bundle``: pack what a colleague needs for a diagnosis into one archive."""
 
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +46,7 @@ def command(
 
 
 def _recordings(place: Path) -> tuple[list[Path], int]:
-    """The recordings, and how many other files lie beside them."""
+    """Return the recordings, and the number of other files beside them."""
     if not place.is_dir():
         return [place], 0
     found = recordings_in(place)

@@ -1,4 +1,4 @@
-"""What goes into a bundle, with what could name a request, a user or a machine taken out."""
+"""Write a bundle, with everything removed that could identify a request, a user or a machine."""
 
 import io
 import os
@@ -29,6 +29,7 @@ from hicache_dbg.exporters.recording_format import (
 from hicache_dbg.tracer.cli.doctor_checks import SYSTEMS, examine
 from hicache_dbg.tracer.events import Copied, Event, Finding, Stated
 from hicache_dbg.tracer.settings import Settings, SettingsError
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["Contents", "fill", "opened"]
 
@@ -52,7 +53,7 @@ There are page numbers, sizes and digests here, and no contents of any page.
 
 @dataclass(slots=True)
 class Contents:
-    """What a bundle came to: the files in it, and what was left out of them."""
+    """What was written to a bundle, and what was left out."""
 
     files: list[str] = field(default_factory=list)
     events: int = 0
@@ -60,15 +61,15 @@ class Contents:
 
 
 def fill(archive: tarfile.TarFile, recordings: Sequence[Path], others: int) -> Contents:
-    """Put scrubbed recordings and what describes the machine into ``archive``.
+    """Write the scrubbed recordings and the description of the machine to ``archive``.
 
     Args:
         archive: open for writing.
-        recordings: where they lie; none may be of a newer schema.
-        others: how many files beside them are no recordings and stay behind.
+        recordings: paths of the recordings; none may follow a newer schema.
+        others: number of files beside them that are not recordings and are left out.
 
     Raises:
-        RecordingError: a file is no recording, or follows a newer schema.
+        RecordingError: a file is not a recording, or follows a newer schema.
     """
     done, alias = Contents(), _aliases()
     ids = 0
@@ -78,9 +79,11 @@ def fill(archive: tarfile.TarFile, recordings: Sequence[Path], others: int) -> C
             name = f"recordings/{path.name.removesuffix(PACKED)}"
             _add(archive, name, file, done)
     if ids:
-        done.left_out.append(f"trace and span ids, and the names of requests, of {ids} events")
+        done.left_out.append(
+            f"trace and span ids, and the names of requests, of {counted(ids, 'event')}"
+        )
     if others:
-        done.left_out.append(f"{others} files that are no recordings")
+        done.left_out.append(f"{counted(others, 'file')}: not a recording")
     done.left_out.append("environment variables other than the settings, and their secrets")
     done.left_out.append(f"host name and user name; the home folder is written as {HOME}")
     for name, value in _machine().items():
@@ -92,10 +95,10 @@ def fill(archive: tarfile.TarFile, recordings: Sequence[Path], others: int) -> C
 
 @contextmanager
 def opened(path: Path) -> Iterator[tarfile.TarFile]:
-    """A new archive at ``path``, compressed as its suffix says; nothing is left of a failed one.
+    """Open a new archive at ``path``, compressed as its suffix says; remove it on failure.
 
     Raises:
-        FileExistsError: something is there already.
+        FileExistsError: something exists at ``path``.
         PartMissingError: the suffix is ``.tar.zst`` and zstandard is not installed.
     """
     if path.name.endswith(ZSTD):
@@ -124,7 +127,7 @@ def opened(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _scrub(path: Path, file: IO[bytes], done: Contents, alias: Callable[[str], str]) -> int:
-    """Write the recording without ids; how many events had one."""
+    """Write the recording without ids; return the number of events that had one."""
     header: Header = read_header(path)
     encode = msgspec.json.Encoder().encode
     file.write(_without_home(encode(header)) + b"\n")
@@ -135,13 +138,13 @@ def _scrub(path: Path, file: IO[bytes], done: Contents, alias: Callable[[str], s
             ids += clean is not event
             done.events += 1
             file.write(_without_home(encode(clean)) + b"\n")
-    except RecordingError as error:  # a packed file that ends in the middle
+    except RecordingError as error:  # a truncated compressed file
         done.left_out.append(_named(str(error), path))
     return ids
 
 
 def _aliases() -> Callable[[str], str]:
-    """Names that stand for the requests of one bundle; nobody can tell which from them."""
+    """Return a function that maps request ids to aliases, keyed for this bundle and not reversible."""
     salt = secrets.token_bytes(16)
 
     @cache
@@ -152,12 +155,15 @@ def _aliases() -> Callable[[str], str]:
 
 
 def _named(said: str, path: Path) -> str:
-    """What the reader said, with the file's name instead of its place."""
+    """Return the reader's message with the file's name in place of its path."""
     return said.replace(str(path), path.name)
 
 
 def _without_ids(event: Event, alias: Callable[[str], str]) -> Event:
-    """``event`` without the ids of traces; a request has another name, the same in every recording."""
+    """Return ``event`` without trace ids, and with an alias in place of a request id.
+
+    The alias is the same in all recordings of the bundle, so that requests can still be matched.
+    """
     if isinstance(event, Stated) and event.request:
         return msgspec.structs.replace(event, request=alias(event.request))
     if not isinstance(event, Copied | Finding):
@@ -171,9 +177,9 @@ def _without_ids(event: Event, alias: Callable[[str], str]) -> Event:
 def _without_home(data: bytes) -> bytes:
     try:
         home = os.fsencode(Path.home())
-    except RuntimeError:  # a user whom the machine does not know has none
+    except RuntimeError:  # a user without an account entry has no home
         return data
-    # A path ends where its folder's name ends: /srv/a is not the beginning of /srv/ab.
+    # Match whole path components: /srv/a is not a parent of /srv/ab.
     return re.sub(re.escape(home) + rb"(?![\w.-])", HOME.encode(), data) if len(home) > 1 else data
 
 
@@ -186,7 +192,7 @@ def _machine() -> Mapping[str, object]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what we need and of the systems that we attach to."""
+    """Return the versions of our dependencies and of the systems that we attach to."""
     names = {re.split(r"[^\w.-]", need)[0] for need in requires("hicache-dbg") or []}
     found = {}
     for name in sorted({"hicache-dbg", "triton", *names, *SYSTEMS}):
@@ -202,7 +208,7 @@ def _json(value: object) -> bytes:
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], done: Contents) -> None:
-    """Add a file that belongs to nobody."""
+    """Add a file that has no owner."""
     entry = tarfile.TarInfo(f"{FOLDER}/{name}")
     entry.size = file.seek(0, os.SEEK_END)
     entry.mtime = int(time.time())

@@ -1,4 +1,4 @@
-"""Runs side by side on a terminal: only what differs, and how much is the same."""
+"""Print runs side by side: only what differs, and how much is equal."""
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +13,7 @@ _STYLE = {"new": "bold red", "gone": "green", "changed": "yellow"}
 
 
 def show_comparison(console: Console, told: Comparison) -> None:
-    """Print the rows that differ, kind by kind."""
+    """Print the rows that differ, grouped by kind."""
     comparison = visible(told)
     differing = comparison.differing
     if differing:
@@ -28,4 +28,4 @@ def show_comparison(console: Console, told: Comparison) -> None:
             )
         console.print(shown)
     same = len(comparison.rows) - len(differing)
-    console.print(f"{len(differing)} things differ, {same} are the same", highlight=False)
+    console.print(f"{len(differing)} different, {same} the same", highlight=False)

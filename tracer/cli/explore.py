@@ -1,4 +1,4 @@
-"""``hicache-dbg repro --explore N``: many schedules of a small cache, and the first that breaks."""
+"""``hicache-dbg repro --explore N``: run many schedules of a small cache, stop at the first failure."""
 
 import shlex
 import time
@@ -17,10 +17,11 @@ from hicache_dbg.repro.explore_listing import Step
 from hicache_dbg.repro.fault_place import misplaced
 from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.tracer.cli.exits import CORRUPT, OK, USAGE
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["Explored", "explore"]
 
-#: Schedules of one call at most; they take about four hours.
+#: The most schedules of one call; they take about four hours.
 MOST_SCHEDULES = 1_000_000
 
 _MARKS = {"this": "-->", "previous": "==>", "": ""}
@@ -28,10 +29,10 @@ _MARKS = {"this": "-->", "previous": "==>", "": ""}
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What came of it.
+    """The result of an exploration.
 
-    ``first`` is the schedule that broke, as its seed has it; ``simplest`` what is left of it, or the
-    same where nothing could shrink it.
+    ``first`` is the failing schedule as generated from its seed, ``simplest`` the same after
+    shrinking; they are equal if nothing could be shrunk.
     """
 
     fault: str
@@ -44,7 +45,7 @@ class Explored:
 
     @property
     def exit_code(self) -> int:
-        """0 where every schedule was clean, 1 where one broke, 2 where a fault broke none."""
+        """0 if every schedule was clean, 1 if one failed, 2 if a fault was injected and none failed."""
         if self.first is not None:
             return CORRUPT
         return USAGE if self.fault else OK
@@ -56,10 +57,10 @@ def explore(
     fault: Fault | None,
     progress: AbstractContextManager[Callable[[int, int, str], None]],
 ) -> Explored:
-    """Run schedules until one breaks, and shrink that.
+    """Run schedules until one fails, then shrink it.
 
     Raises:
-        ConfigError: nothing is to be run, or the fault has no place in a cache without sessions.
+        ConfigError: the number of schedules is out of range, or the fault needs sessions.
     """
     if not 1 <= schedules <= MOST_SCHEDULES:
         raise ConfigError(f"explore is {schedules}, expected 1 to {MOST_SCHEDULES} schedules")
@@ -80,12 +81,12 @@ def explore(
         advance(ran, schedules, "shrinking")
         try:
             return replace(explored, simplest=explorer.shrink(first), shrunk=True)
-        except ModuleNotFoundError:  # hypothesis: what broke is known all the same
+        except ModuleNotFoundError:  # without hypothesis, report the schedule unshrunk
             return replace(explored, simplest=first)
 
 
 def as_json(explored: Explored) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return the whole result for ``--json``."""
     data: dict[str, Any] = {
         "explored": {
             "fault": explored.fault,
@@ -113,10 +114,10 @@ def as_json(explored: Explored) -> dict[str, Any]:
 
 
 def show(explored: Explored) -> None:
-    """Everything, for a person; what is wrong last, where the eye is."""
+    """Print the whole result; what is wrong comes last."""
     console = Console(markup=False, highlight=False, soft_wrap=True)
     first, simplest = explored.first, explored.simplest
-    ran = f"{explored.schedules} schedules in {explored.seconds:.1f} s"
+    ran = f"{counted(explored.schedules, 'schedule')} in {explored.seconds:.1f} s"
     if first is None or simplest is None:
         _clean(console, ran, explored.fault)
         return
@@ -125,7 +126,7 @@ def show(explored: Explored) -> None:
             console.print(_line(step))
     how = "shrunk to" if explored.shrunk else "not shrunk (hypothesis is not installed):"
     console.print(
-        f"\n{ran}; seed {first.case.seed} breaks with {len(first.case.operations)} operations, {how} "
+        f"\n{ran}; seed {first.case.seed} breaks with {counted(len(first.case.operations), 'operation')}, {how} "
         f"{len(simplest.case.operations)}, write policy {simplest.case.policy}:"
     )
     for operation in simplest.case.operations:
@@ -154,5 +155,5 @@ def _line(step: Step) -> Text:
 
 
 def _finding(finding: dict[str, Any]) -> dict[str, Any]:
-    """As ``repro`` and ``diagnose`` have it."""
+    """Return the finding with the keys that ``repro`` and ``diagnose`` use."""
     return {"class": finding.pop("cls"), **finding}

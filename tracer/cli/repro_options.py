@@ -1,4 +1,4 @@
-"""The options of a run, which ``repro`` and ``ab`` share."""
+"""The options of a run that ``repro`` and ``ab`` share."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKLOAD", "Record", "RunAsJson", "RunOptions"]
 
-#: Of a run's settings. A whole ``RunConfig`` would be checked, and that takes the pools.
+#: The default settings of a run. Not a ``RunConfig``: its validation would import the pools.
 DEFAULTS: Any = SimpleNamespace(**{field.name: field.default for field in fields(RunConfig)})
 WORKLOAD, ENGINE, TRACING = "Workload", "Engine", "Tracing and output"
 
@@ -149,7 +149,11 @@ class RunOptions:
     ] = GateLevel.LOADS
 
     def config(self) -> RunConfig:
-        """The run's own settings; raises ``ConfigError`` where one is not allowed."""
+        """Return the settings of the run.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
         if self.trace is None and (self.requests is not None or self.scale != DEFAULTS.scale):
             raise ConfigError("--requests and --scale are of a trace: add --trace FILE")
         if self.trace is not None and self.model:
@@ -179,13 +183,17 @@ class RunOptions:
         )
 
     def injected(self) -> "Fault | None":
-        """The fault asked for; raises ``ConfigError`` where there is none of that name."""
+        """Return the fault to inject, or None.
+
+        Raises:
+            ConfigError: there is no fault of that name.
+        """
         from hicache_dbg.repro.faults.registry import fault_named
 
         return fault_named(self.fault) if self.fault else None
 
     def replay(self) -> "Trace | None":
-        """The trace asked for, as far as it can be read; what is wrong with it is said."""
+        """Return the trace to replay, or None; report where it could only be read in part."""
         from hicache_dbg.repro.trace import read_trace
 
         if self.trace is None:

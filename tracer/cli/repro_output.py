@@ -1,4 +1,4 @@
-"""What ``hicache-dbg repro`` prints, as text and as JSON, and what it exits with."""
+"""The output of ``hicache-dbg repro`` as text and as JSON, and its exit code."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,20 +12,21 @@ from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
 from hicache_dbg.tracer.cli.render import render_report, table
 from hicache_dbg.tracer.diagnose.report import Report
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["Outcome", "as_json", "exit_code", "show", "unproven"]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """A run, and what the tracer saw of it."""
+    """A run and the tracer's report of it."""
 
     result: RunResult
     report: Report | None
 
 
 def exit_code(outcome: Outcome) -> int:
-    """0 clean, 1 corrupt, 2 where the run proved nothing, 130 interrupted."""
+    """Return 0 if clean, 1 if corrupt, 2 if the run proves nothing, 130 if interrupted."""
     result, report = outcome.result, outcome.report
     if result.interrupted:
         return INTERRUPTED
@@ -36,7 +37,10 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def unproven(outcome: Outcome) -> str:
-    """Why a run in which nothing was found proves nothing, and what would; empty where it does."""
+    """Return why a run without findings proves nothing and what would.
+
+    Empty if it proves something.
+    """
     result = outcome.result
     if not result.tiers_used:
         fewer = "--host-pages" if result.config.storage else "--device-pages"
@@ -51,7 +55,7 @@ def unproven(outcome: Outcome) -> str:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return the whole outcome for ``--json``."""
     result = outcome.result
     data: dict[str, Any] = {
         "config": asdict(result.config),
@@ -78,7 +82,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome) -> None:
-    """Everything, for a person; the verdict last, where the eye is."""
+    """Print the whole outcome; the verdict comes last."""
     result, console = outcome.result, Console(markup=False)
     if result.config.tag:
         console.print(f"run {result.config.tag}", style="bold")
@@ -87,7 +91,7 @@ def show(outcome: Outcome) -> None:
     if result.exchanges:
         console.print(_said(result))
     _engine(console, result)
-    # In one piece whatever the width, so that they can be searched for.
+    # Never wrapped, so that they can be searched for.
     lines = [(wall_line(result), ""), (corruption_line(result), _verdict_style(outcome))]
     if outcome.report is not None:
         lines.append((f"verdict: {printable(outcome.report.verdict)}", ""))
@@ -106,23 +110,24 @@ def show(outcome: Outcome) -> None:
 
 
 def _engine(console: Console, result: RunResult) -> None:
-    """What the engine counted."""
+    """Print the engine's counters."""
     stats = result.stats
     console.print(
-        f"\nengine: {stats.backups} backups, {stats.loads} loads, {stats.host_hit_pages} pages hit on the "
+        f"\nengine: {counted(stats.backups, 'backup')}, {counted(stats.loads, 'load')}, "
+        f"{counted(stats.host_hit_pages, 'page')} hit on the "
         f"host, {stats.device_hit_pages} on the device, {stats.evicted_pages} evicted",
         soft_wrap=True,
     )
     if result.config.storage:
         console.print(
-            f"storage ({result.config.storage}): {stats.stored_pages} pages stored, {stats.fetched_pages} "
+            f"storage ({result.config.storage}): {counted(stats.stored_pages, 'page')} stored, {stats.fetched_pages} "
             f"fetched; misses {stats.storage_misses}, not stored {stats.unstored}",
             highlight=False,
             soft_wrap=True,
         )
     if result.config.pd:
         console.print(
-            f"prefill to decode: {stats.handed_pages} pages handed over, prefill processes lost: "
+            f"prefill to decode: {counted(stats.handed_pages, 'page')} handed over, prefill processes lost: "
             f"{stats.prefills_lost}",
             highlight=False,
         )
@@ -139,7 +144,7 @@ def _verdict_style(outcome: Outcome) -> str:
 
 
 def _said(result: RunResult) -> Table:
-    """Every reply; beside it, where it is another, what the model says without the tiers."""
+    """List every reply, beside what the model says without the tiers if that differs."""
     made = table("", "question", "reply through the tiers", "without them", title="\nWhat was said")
     for one in result.exchanges:
         same = one.expected == one.got

@@ -1,4 +1,4 @@
-"""``hicache-dbg selftest``: every fault is injected, and every detector has to name it."""
+"""``hicache-dbg selftest``: inject every fault and require the detectors to name it."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +63,7 @@ def _chosen(names: list[str]) -> "list[Fault]":
 def _show(rows: "list[Row]") -> None:
     console = Console(markup=False)
     if not console.is_terminal:
-        console.width = 120  # nobody's window to fit
+        console.width = 120  # no terminal whose width would apply
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("fault", "class"):
         table.add_column(heading, no_wrap=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
+from hicache_dbg.tracer.words import counted, every
 
 __all__ = ["all_loads_equal", "briefly", "by_class", "came_back_equal", "no_alibi", "no_traffic"]
 
@@ -38,7 +39,7 @@ def by_class(
         followed = evidence.of_class(*classes)
         if followed:
             return Verdict.UNDECIDED, (
-                f"{sum(finding.count for finding in followed)} findings of this kind, which a finding "
+                f"{counted(sum(finding.count for finding in followed), 'finding')} of this kind, which a finding "
                 "of an earlier class on the same pool can explain: mend that first"
             )
         reason = alibi(evidence)
@@ -100,9 +101,10 @@ def came_back_equal(evidence: Evidence, *ops: Op) -> str | None:
     if not equal or evidence.unseen:
         return None
     if not explained:
-        return f"all {equal} tiles that came back by {' and '.join(ops)} equal what was put there"
+        verb = "equals" if equal == 1 else "equal"
+        return f"{every(equal, 'tile')} that came back by {' and '.join(ops)} {verb} what was put there"
     why = ", ".join(f"{pool} ({cause})" for pool, cause in explained.items())
-    return f"what is wrong is in {why}, whose cause is known; {equal} other tiles came back equal"
+    return f"what is wrong is in {why}, whose cause is known; {counted(equal, 'other tile')} came back equal"
 
 
 def no_traffic(*ops: Op, what: str) -> Alibi:

@@ -7,6 +7,7 @@ import msgspec
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
 from hicache_dbg.tracer.events import EndInfo, Finding
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -73,7 +74,7 @@ def _geometry(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
 def _end(end: EndInfo) -> str:
     parts = ", ".join(
         f"{part.name} {part.dtype} {part.slot_bytes} B/slot {part.page_bytes} B/page "
-        f"{part.layers} layers"
+        f"{counted(part.layers, 'layer')}"
         for part in end.components
     )
     return f"{end.cls} {end.layout}: {parts}"

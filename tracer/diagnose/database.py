@@ -20,6 +20,7 @@ from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.recording_format import Header, RecordingError, read_header
 from hicache_dbg.tracer.events import Copied, Event, Finding
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["Database", "RecordingSource", "Source", "listed"]
 
@@ -231,7 +232,11 @@ class RecordingSource:
     def name(self) -> str:
         """The file's name, or the first one and how many more there are."""
         first = Path(self._files[0]).name
-        return first if len(self._files) == 1 else f"{first} and {len(self._files) - 1} more files"
+        return (
+            first
+            if len(self._files) == 1
+            else f"{first} and {counted(len(self._files) - 1, 'more file')}"
+        )
 
     def attach(self, database: Database) -> None:
         """Create one view over all files.

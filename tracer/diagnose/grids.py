@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hicache_dbg.exporters.html.page import Cell, Grid
-from hicache_dbg.tracer.checks.slots import named
 from hicache_dbg.tracer.diagnose.database import Database
+from hicache_dbg.tracer.words import counted, named
 
 __all__ = ["grids_of"]
 
@@ -115,5 +115,5 @@ def _where(bad: Sequence[_Bad], ranks: int) -> str:
             f"{named('Layer', one.layers)} of {named('host page', one.pages)}{rank} came back different"
         )
     if more := sum(len(one.pages) for one in bad[MOST_PIECES:]):
-        told.append(f"so did tiles of {more:,} more pages")
+        told.append(f"so did tiles of {counted(more, 'more page', ',')}")
     return "; ".join(told)

@@ -13,6 +13,7 @@ import msgspec
 
 from hicache_dbg.tracer.diagnose.database import COLUMNS, WHOLE, Database, listed
 from hicache_dbg.tracer.events import Copied, Event
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["JournalError", "JournalMissingError", "JournalSource"]
 
@@ -118,7 +119,7 @@ class JournalSource:
                     yield event
         if unread:
             self._say(
-                f"the journal: {unread} entries skipped, whose record this version cannot read"
+                f"the journal: {counted(unread, 'entry')} skipped, whose record this version cannot read"
             )
 
 

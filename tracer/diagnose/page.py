@@ -15,6 +15,7 @@ from hicache_dbg.tracer.diagnose.report import Report, verdict_of
 from hicache_dbg.tracer.diagnose.sizes import geometry, same_size
 from hicache_dbg.tracer.diagnose.story import accesses, story_of
 from hicache_dbg.tracer.events import Finding, Op
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["page_of"]
 
@@ -96,7 +97,7 @@ def _headline(evidence: Evidence, grids: Sequence[Grid]) -> str:
     bad = [grid.bad for grid in grids if grid.pool in first.pool.split("+") and grid.bad]
     if len(bad) == 1 and len(bad[0]) < 80:
         parts.append(bad[0].removesuffix(" came back different").lower())
-    parts.append("1 finding" if times == 1 else f"{times:,} findings")
+    parts.append(counted(times, "finding", ","))
     return ", ".join(parts)
 
 
@@ -129,7 +130,7 @@ def _back(evidence: Evidence) -> list[Share]:
 def _stored(evidence: Evidence, grids: Sequence[Grid]) -> str:
     down = evidence.of_op(*DOWN)
     never = _never_back(grids)
-    told = f"{down.moved:,} tiles went down a tier, {down.witnessed:,} of them under a digest."
+    told = f"{counted(down.moved, 'tile', ',')} went down a tier, {down.witnessed:,} of them under a digest."
     return f"{told} {never:,} of the tiles on the map never came back." if never else told
 
 
@@ -212,12 +213,12 @@ def _unchecked(evidence: Evidence, report: Report, grids: Sequence[Grid]) -> Ite
     """Yield everything that a reader must not assume to be checked."""
     for reason, count in sorted(report.skipped.items()):
         if count:
-            yield f"{count:,} tiles that moved were not looked at: {reason}"
+            yield f"{counted(count, 'tile', ',')} moved and not looked at: {reason}"
     never = _never_back(grids)
     if never:
-        yield f"{never:,} tiles were backed up under a digest and never came back, so nothing was compared with it"
+        yield f"{counted(never, 'tile', ',')} backed up under a digest and never back, so nothing was compared with it"
     if evidence.unseen:
-        yield f"{evidence.unseen:,} operations were traced and are not in these events"
+        yield f"{counted(evidence.unseen, 'operation', ',')} traced and not in these events"
     for name in sorted(evidence.unrecognised):
         yield f"not attached to: {name}"
     for answer in report.hypotheses:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from hicache_dbg.exporters.html.page import Bar, Geometry
-from hicache_dbg.tracer.checks.slots import ranges
 from hicache_dbg.tracer.events import ComponentInfo, MirrorInfo
+from hicache_dbg.tracer.words import counted, named
 
 __all__ = ["geometry", "same_size"]
 
@@ -53,13 +53,13 @@ def _drawn(mirror: MirrorInfo, device: ComponentInfo, host: ComponentInfo) -> Ge
         )
     ]
     fit = host.page_bytes // device.slot_bytes
-    lost = ranges(range(fit, slots)) if fit < slots else ""
+    lost = named("slot", range(fit, slots)) if fit < slots else ""
     return Geometry(
-        title=f"{_name(mirror, device)}: a page of {slots} slots, {device.slot_bytes:,} B each on the device, "
-        f"{host.slot_bytes:,} B on the host",
+        title=f"{_name(mirror, device)}: a page of {counted(slots, 'slot')}, "
+        f"{device.slot_bytes:,} B each on the device, {host.slot_bytes:,} B on the host",
         ends=ends,
-        lost=f"slots {lost}" if lost else "no room",
-        note=f"Slots {ranges(range(fit))} fit into the host's page; slots {lost} are never copied."
+        lost=lost or "no room",
+        note=f"The host's page has room for {named('slot', range(fit))}; never copied: {lost}."
         if lost and fit
         else "The ends do not hold the same bytes.",
     )

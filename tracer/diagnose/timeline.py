@@ -10,6 +10,7 @@ from typing import Any
 from hicache_dbg.exporters.timeline import Instant, Slice
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.events import Finding
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["findings_of", "slices_of"]
 
@@ -76,7 +77,7 @@ def _slice(row: tuple[Any, ...]) -> Slice:
     bad = f", {details['mismatched']} mismatched" if details["mismatched"] else ""
     return Slice(
         track=(f"rank {rank}", pool, op),
-        name=f"{op} of {details['pages']} pages{bad}",
+        name=f"{op} of {counted(details['pages'], 'page')}{bad}",
         start_ns=start_ns,
         duration_ns=duration_ns,
         details={"op_id": op_id, **details},

@@ -11,6 +11,7 @@ from released_pages import v4
 from released_traced import Start
 
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
+from hicache_dbg.tracer.words import counted
 
 C4 = v4("dsv4_hisparse_c4", 37440, 64)
 
@@ -88,7 +89,7 @@ def test_64_scattered_tokens_take_the_page_path(traced: Start, kind: Op, count: 
     assert finding.cls is FaultClass.INDEX_SPACE
     assert finding.op == kind.value
     assert finding.expected.startswith(f"{count} single slots in ")
-    assert finding.got == f"{count // 64} whole pages of 64"
+    assert finding.got == f"{counted(count // 64, 'whole page')} of 64"
     assert run.sink.of(Copied)[0].token_granular is False
 
 

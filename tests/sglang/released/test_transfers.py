@@ -185,7 +185,7 @@ def test_a_request_that_is_committed_short_is_named(run: Traced) -> None:
     sender(prefill, 7).send(np.array(FROM[:1], np.int32))
     receiver.poll()
     (counted,) = [f for f in joined(run) if "taken over" in f.message]
-    assert (counted.expected, counted.got) == ("1 pages", "3 pages")
+    assert (counted.expected, counted.got) == ("1 page", "3 pages")
 
 
 @pytest.mark.parametrize(

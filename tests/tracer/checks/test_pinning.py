@@ -39,7 +39,7 @@ def found(**change: object) -> list[Finding]:
         ({"pinned_bytes": 8 * GIB - 1}, "the last 1 are not"),
         (
             {"open": ((GIB, GIB),)},
-            "1 chunks as pinned; the first: 1073741824 B from byte 1073741824",
+            "1 chunk not known to the driver as pinned; the first: 1073741824 B from byte 1073741824",
         ),
     ],
 )

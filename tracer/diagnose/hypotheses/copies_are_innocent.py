@@ -3,31 +3,34 @@
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.words import counted, every
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     tiles = evidence.tiles
     if tiles.mismatched or evidence.findings:
-        kinds = len(evidence.kinds_of_finding())
-        what = "kind" if kinds == 1 else "kinds"
-        return Verdict.FALSIFIED, f"{tiles.mismatched} tiles mismatched, {kinds} {what} of finding"
+        kinds = counted(len(evidence.kinds_of_finding()), "kind")
+        wrong = counted(tiles.mismatched, "tile")
+        return Verdict.FALSIFIED, f"{wrong} mismatched, {kinds} of finding"
+    good = counted(tiles.verified, "tile")
     back = evidence.of_op(Op.LOAD, Op.FETCH, Op.RECV)
     if not back.verified:
         return Verdict.UNDECIDED, "no loaded tile was compared"
     if tiles.skipped:
         return Verdict.UNDECIDED, (
-            f"{tiles.verified} tiles verified, but {tiles.skipped} of {tiles.moved} were not looked at"
+            f"{good} verified, but {tiles.skipped} of {tiles.moved} were not looked at"
         )
     if back.witnessed:
         return Verdict.UNDECIDED, (
-            f"{back.verified} tiles verified, but {back.witnessed} that came back had nothing to be compared with"
+            f"{counted(back.verified, 'tile')} verified, but {back.witnessed} that came back had nothing to "
+            "be compared with"
         )
     if evidence.unseen:
         return Verdict.UNDECIDED, (
-            f"{tiles.verified} tiles verified, but {evidence.unseen} operations were lost on the way here"
+            f"{good} verified, but {counted(evidence.unseen, 'operation')} lost on the way here"
         )
     return Verdict.CONFIRMED, (
-        f"all {back.verified} tiles that came back equal what was backed up"
+        f"{every(back.verified, 'tile')} that came back equal{'s' * (back.verified == 1)} what was backed up"
         + ("; sessions are corrupt all the same" if evidence.sessions_corrupted else "")
     )
 

@@ -3,6 +3,7 @@
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypotheses.host_sized_for_another_dtype import disagreeing
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.words import every
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -25,7 +26,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         )
     return (
         Verdict.FALSIFIED,
-        f"both ends of all {len(evidence.mirrors)} mirrors hold the same bytes",
+        f"both ends of {every(len(evidence.mirrors), 'mirror')} hold the same bytes",
     )
 
 

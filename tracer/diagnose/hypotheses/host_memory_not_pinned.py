@@ -3,6 +3,7 @@
 from hicache_dbg.tracer.diagnose.by_class import by_class
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import FaultClass
+from hicache_dbg.tracer.words import every
 
 
 def _alibi(evidence: Evidence) -> str | None:
@@ -12,7 +13,7 @@ def _alibi(evidence: Evidence) -> str | None:
     if all(mirror.device.device == "cpu" for mirror in evidence.mirrors):
         return "the device pools lie on the CPU, where nothing has to be pinned"
     if all(mirror.host.pinned for mirror in evidence.mirrors):
-        return f"all {len(evidence.mirrors)} host pools are pinned"
+        return f"pinned: {every(len(evidence.mirrors), 'host pool')}"
     return None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import ComponentInfo, FaultClass, MirrorInfo
+from hicache_dbg.tracer.words import counted, every
 
 #: Bytes of a slot with ``n`` elements, for each storage format of index and latent caches.
 FORMULAS: dict[str, Callable[[int], int]] = {
@@ -61,10 +62,10 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
                 f"{mirror.pool}: the device stores {device.slot_bytes} B a slot ({device.dtype}), "
                 f"{mirror.host.cls} was sized for {host.slot_bytes} B"
                 + (f", the formula of {formula}" if formula else "")
-                + f"; {mismatched} tiles of this pool mismatched"
+                + f"; {counted(mismatched, 'tile')} of this pool mismatched"
             )
     return Verdict.FALSIFIED, (
-        f"both ends of all {len(evidence.mirrors)} mirrors agree in bytes a slot, read off the tensors"
+        f"both ends of {every(len(evidence.mirrors), 'mirror')} agree in bytes a slot, read off the tensors"
     )
 
 

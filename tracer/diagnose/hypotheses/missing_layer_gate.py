@@ -4,6 +4,7 @@ from hicache_dbg.tracer.diagnose.by_class import briefly
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.words import counted
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -15,7 +16,9 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     if wrong:
         return Verdict.FALSIFIED, (
             "the bytes are still wrong after the load is complete, which no gate can mend ("
-            + ", ".join(f"{pool}: {t.mismatched} of {t.moved} tiles" for pool, t in wrong.items())
+            + ", ".join(
+                f"{pool}: {t.mismatched} of {counted(t.moved, 'tile')}" for pool, t in wrong.items()
+            )
             + ")"
         )
     return (

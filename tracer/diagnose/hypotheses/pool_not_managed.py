@@ -5,6 +5,7 @@ from collections import Counter
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.words import counted
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -42,7 +43,10 @@ def _of_idle(evidence: Evidence, idle: str) -> tuple[Verdict, str]:
     """Judge pools without recorded copies: the copies may be missing from the recording."""
     none = f"no copy of {idle} was recorded, and "
     if evidence.unseen:
-        return Verdict.UNDECIDED, f"{none}{evidence.unseen} operations are not here"
+        return (
+            Verdict.UNDECIDED,
+            f"{none}the events of {counted(evidence.unseen, 'operation')} are missing",
+        )
     if _most_copies(evidence) < 2:
         # The pools of an operation are recorded one after another: a recording may end in between.
         return Verdict.UNDECIDED, f"{none}no more than one of any other pool"

@@ -7,6 +7,7 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypotheses.host_sized_for_another_dtype import disagreeing
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.words import every
 
 RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.SLOT_REUSE)
 
@@ -40,7 +41,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:  # noqa: PLR0911 - one ea
         return Verdict.FALSIFIED, (
             "a race hits now and then; here "
             + ", ".join(
-                f"{t.mismatched} of {t.mismatched} compared tiles of {pool} differ"
+                f"{every(t.mismatched, 'compared tile')} of {pool} differ{'s' * (t.mismatched == 1)}"
                 for pool, t in always.items()
             )
             + _beside(loads, wrong)

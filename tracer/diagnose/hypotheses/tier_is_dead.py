@@ -3,6 +3,7 @@
 from hicache_dbg.tracer.diagnose.by_class import by_class
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import FaultClass, Op
+from hicache_dbg.tracer.words import counted
 
 
 def _alibi(evidence: Evidence) -> str | None:
@@ -12,7 +13,7 @@ def _alibi(evidence: Evidence) -> str | None:
     if not used or not all(evidence.of_op(up).moved for _, up in used):
         return None
     return ", ".join(
-        f"{evidence.of_op(down).moved} tiles by {down} and {evidence.of_op(up).moved} by {up}"
+        f"{counted(evidence.of_op(down).moved, 'tile')} by {down} and {evidence.of_op(up).moved} by {up}"
         for down, up in used
     )
 

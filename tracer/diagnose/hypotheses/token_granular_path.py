@@ -2,6 +2,7 @@
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.words import counted, every
 
 
 def _judge(evidence: Evidence) -> tuple[Verdict, str]:
@@ -13,12 +14,12 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         for (pool, op, granular, _), count in evidence.paths.items()
         if granular
     }
-    if not taken and evidence.unseen:
-        return Verdict.UNDECIDED, (
-            f"all {total} copies here say token_granular=False, and {evidence.unseen} operations are not here"
-        )
     if not taken:
-        return Verdict.FALSIFIED, f"all {total} copies say token_granular=False"
+        said = f"{every(total, 'copy')} say{'s' * (total == 1)} token_granular=False"
+        if not evidence.unseen:
+            return Verdict.FALSIFIED, said
+        missing = counted(evidence.unseen, "operation")
+        return Verdict.UNDECIDED, f"{said}, but the events of {missing} are missing"
     return Verdict.CONFIRMED, (
         "token_granular=True in " + ", ".join(f"{count} of {path}" for path, count in taken.items())
     )

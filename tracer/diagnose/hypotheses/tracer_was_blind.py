@@ -3,6 +3,7 @@
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.words import counted
 
 ENOUGH = 0.99
 
@@ -14,7 +15,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         return Verdict.CONFIRMED, "no copy was recorded"
     came = evidence.of_op(Op.LOAD, Op.RECV).moved
     compared = f"{share:.1%} of the loaded tiles were compared" if came else "no tile came back"
-    detail = f"{compared}, {unseen} operations were lost"
+    detail = f"{compared}, {counted(unseen, 'operation')} lost"
     if share >= ENOUGH and not unseen:
         return Verdict.FALSIFIED, detail
     reasons = ", ".join(f"{why} {count}" for why, count in evidence.skipped.most_common(3))
