@@ -30,7 +30,7 @@ def test_a_table_says_how_to_read_it(
     assert main(["bench", "--digests-only"]) == 0
     captured = capsys.readouterr()
     assert captured.out == markdown([row]) + "\n"
-    assert "'cpu' and 'device' are of speeds, more is better" in captured.err
+    assert "'cpu' and 'device' rows compare speeds, more is better" in captured.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
