@@ -1,1 +1,1 @@
-"""Attachment to SGLang as released: its host pools, whatever moves bytes through them."""
+"""Attachment to released SGLang versions: their host pools, and whatever moves bytes."""

@@ -1,4 +1,4 @@
-"""Objects that are alive in this process, found without the help of whoever made them."""
+"""Find live objects in this process without the cooperation of their creators."""
 
 import gc
 import sys
@@ -11,29 +11,29 @@ from typing import Any
 __all__ = ["Alive", "find"]
 
 _PACKAGE = "sglang"
-#: How many steps from a variable of a running function an object may be, and how many of a
-#: container's things are looked at: a scheduler's pools are six steps from it, its requests many.
+#: Most references followed from a running function's variable, and most items examined per container.
+#: A scheduler's pools are six references away from it; its requests are many.
 _FARTHEST, _MOST = 8, 4096
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """What was found: objects of the classes asked for, and every bound method."""
+    """What was found: objects of the requested classes, and every bound method."""
 
     objects: tuple[Any, ...]
     methods: tuple[MethodType, ...]
 
     def of(self, classes: Collection[type]) -> list[Any]:
-        """Those of exactly these classes."""
+        """Return the objects of exactly these classes."""
         return [one for one in self.objects if type(one) in classes]
 
 
 def find(classes: Collection[type]) -> Alive:
-    """Every object of exactly these classes that the garbage collector knows.
+    """Find every object of exactly these classes that the garbage collector knows.
 
-    Objects that the host has frozen (``gc.freeze``) are not told by it: then what can be reached
-    from the variables of running functions is looked through too.
+    Objects frozen by the host (``gc.freeze``) are invisible to it. If there are any, everything
+    reachable from the variables of running functions is searched too.
     """
     wanted, methods = set(classes), [MethodType]
     found: dict[int, Any] = {}
@@ -49,7 +49,7 @@ def find(classes: Collection[type]) -> Alive:
 
 
 def _reachable() -> Iterator[Any]:
-    """What running functions can reach through SGLang's own objects, each once."""
+    """Yield everything that running functions can reach through SGLang's own objects, once."""
     waiting = deque((value, 0) for value in _variables())
     seen: set[int] = set()
     while waiting:

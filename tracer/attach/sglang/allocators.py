@@ -1,6 +1,6 @@
-"""SGLang's allocators, of host pools and of device pools: which methods give pages away, and take them.
+"""SGLang's allocators of host and device pools: which methods allocate pages, and which free them.
 
-Some refuse a page that is free already, most do not: their free list holds it twice from then on.
+Some reject a page that is free already; most do not, and then their free list holds it twice.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ class Methods:
     """The methods of one class of allocators.
 
     Args:
-        gives: return indices, or None where there is no room.
-        takes: are given indices; the first is there in every version.
-        takes_pages: are given page ids.
-        deferred: give pages back that were taken before, through the methods above.
-        resets: make all pages free, or put a state back that was kept.
+        gives: methods that allocate; they return indices, or None if there is no room.
+        takes: methods that free indices; the first exists in every version.
+        takes_pages: methods that free page ids.
+        deferred: methods that execute frees recorded earlier by the methods above.
+        resets: methods that make all pages free, or restore a saved state.
     """
 
     gives: tuple[str, ...] = ("alloc",)
@@ -41,11 +41,11 @@ class Methods:
     resets: tuple[str, ...] = ("clear",)
 
 
-#: Every host pool class, but for those that check all of it themselves, under ids of their own.
+#: For every host pool class except CHECKED, whose classes check allocation themselves, by other ids.
 HOST = Methods()
 CHECKED = frozenset({"UnifiedPageEnvelopeHostPool"})
 
-#: Device allocators that keep a free list of their own; the others are made of these.
+#: Device allocators with their own free list; the others are composed of these.
 ALLOCATORS: Mapping[str, Methods] = {
     "BaseTokenToKVPoolAllocator": Methods(
         gives=(), takes=(), deferred=("free_group_end",), resets=("restore_state",)
@@ -61,17 +61,16 @@ ALLOCATORS: Mapping[str, Methods] = {
     "PageInterleavePoolAllocator": Methods(gives=("alloc_extend",)),
 }
 
-#: Module, class and method through which slots of a host pool are given away that is dealt out, page by
-#: page, to as many ranks as share it.
+#: Module, class and method that allocate from a host pool whose pages are interleaved over ranks.
 STRIPED = ("sglang.srt.mem_cache.pool_host.page_interleave", "PageInterleaveHostPool", "alloc")
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Pages that one call names.
+    """The pages that one call names.
 
-    ``pages`` has each page once, and again for each index of it that is named twice; ``partly``
-    are those of which only some indices are named.
+    ``pages`` has each page once, and once more if one of its indices is named twice; ``partly`` are
+    pages of which only some indices are named.
     """
 
     pages: Pages
@@ -79,10 +78,10 @@ class Named:
 
 
 def given_pages(slots: Pages, page: int, *, device: bool) -> Pages:
-    """The pages that an allocator gave away.
+    """Return the pages that a call allocated.
 
-    A device allocator gives a page away with its first token: those behind lie in one that was
-    given before.
+    A device allocator allocates a page with its first token: later tokens lie in a page allocated
+    before.
     """
     if device:
         slots = slots[slots % page == 0]
@@ -91,7 +90,10 @@ def given_pages(slots: Pages, page: int, *, device: bool) -> Pages:
 
 
 def taken_pages(slots: Pages, page: int, *, device: bool) -> Named:
-    """The pages that an allocator took back; a device allocator takes them with any of their tokens."""
+    """Return the pages that a call freed.
+
+    A device allocator frees a page with any of its tokens.
+    """
     once, counts = np.unique(slots, return_counts=True)
     pages, filled = np.unique(once // page, return_counts=True)
     again = np.unique(once[counts > 1] // page)

@@ -1,4 +1,4 @@
-"""One argument of a call, by its name in the function's own signature, wherever the caller put it."""
+"""Read one argument of a call by its name in the function's signature, however it was passed."""
 
 from collections.abc import Callable
 from inspect import Parameter, signature
@@ -6,16 +6,16 @@ from typing import Any
 
 __all__ = ["Argument", "argument", "names_of"]
 
-#: Reads one argument out of a call's positional and named ones; None where it was not given.
+#: Reads one argument from a call's positional and keyword arguments; None if it was not passed.
 Argument = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a function's positional arguments, in order; none where it does not say.
+    """Return the names of a function's positional arguments in order; empty if unknown.
 
-    A function that passes on whatever it is given says what that is under ``__wrapped__``.
+    A wrapper that forwards its arguments reports those of the function under ``__wrapped__``.
     """
     try:
         parameters = signature(function).parameters.values()
@@ -25,7 +25,7 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def argument(function: Callable[..., Any], name: str, at: int | None = None) -> Argument:
-    """Reads the argument ``name``; of a function that has none of that name, the one ``at`` this place."""
+    """Return a reader for the argument ``name``, or else for the positional argument ``at``."""
     names = names_of(function)
     place = names.index(name) if name in names else at
     if name not in names and at is not None and at < len(names):

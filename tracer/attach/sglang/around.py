@@ -1,4 +1,4 @@
-"""One way to stand around a function of SGLang's: it is called once, as it was, whatever becomes of ours."""
+"""Wrap a function of SGLang's: it is called once with its own arguments, whatever fails in ours."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -10,14 +10,14 @@ from hicache_dbg.tracer.attach.sglang.say import Say
 __all__ = ["After", "Before", "around"]
 
 Function = Callable[..., Any]
-#: Is given a call's arguments; what it returns is handed to the other, None if that is not wanted.
+#: Gets a call's arguments; its result is passed to After, or None to skip After.
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-#: Is given that, the result, and the exception if there is one instead of a result.
+#: Gets what Before returned, the call's result, and the exception if it raised.
 After = Callable[[Any, Any, BaseException | None], None]
 
 
 def around(say: Say, place: str, original: Function, before: Before, after: After) -> Function:
-    """``original`` between ``before`` and ``after``, whose failures are counted at ``place``."""
+    """Wrap ``original`` with ``before`` and ``after``, whose failures are counted at ``place``."""
 
     @wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

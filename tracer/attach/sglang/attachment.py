@@ -1,4 +1,4 @@
-"""Wraps SGLang's host pools, and the methods that are operations, as their modules are imported."""
+"""Wrap SGLang's host pools and operation methods as their modules are imported."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from hicache_dbg.tracer.sink import PoolState
 
 __all__ = ["SglangAttachment"]
 
-#: How long detaching waits for the host to come out of our wrappers, in seconds.
+#: How long detaching waits for the host's threads to leave our wrappers, in seconds.
 WITHIN_S = 0.5
 
 
 class SglangAttachment:
-    """Attaches to what this version of SGLang has.
+    """Attaches to what the installed version of SGLang has.
 
-    Nothing of ours runs until this process builds its first host pool: then ``start`` makes the
+    Nothing of ours runs until this process builds its first host pool; then ``start`` creates the
     session. ``attach`` and ``detach`` are a symmetric, idempotent pair; after ``detach`` SGLang's
     functions are the very same objects as before.
     """
@@ -43,7 +43,7 @@ class SglangAttachment:
             )
 
     def attach(self) -> None:
-        """Wrap what is imported, and what will be; calling it again is harmless."""
+        """Wrap what is imported now or later; idempotent."""
         if self.attached:
             return
         self.attached = self.observer.on = True
@@ -58,9 +58,9 @@ class SglangAttachment:
         self._hooked = True
 
     def detach(self) -> None:
-        """Put SGLang's own functions back; a second call changes nothing.
+        """Restore SGLang's own functions; idempotent.
 
-        Operations that are under way end as they began, and are waited for a moment.
+        Operations in flight end as they began, and are waited for briefly.
         """
         if self.observer.on:
             self.observer.bytes.tell()
@@ -69,12 +69,12 @@ class SglangAttachment:
         self.observer.settle(WITHIN_S)
 
     def pool_state(self) -> Iterator[PoolState]:
-        """Host pages by pool and state, and what became of the prefixes asked for; read when asked."""
+        """Return host pages by pool and state, and lookup outcomes, at the time of the call."""
         yield from self.observer.registry.pool_state()
         yield from self.hooks.lookups.read()
 
     def host_classes(self) -> set[str]:
-        """Every host pool class of this version, and any other that exists, built or not."""
+        """Return every host pool class of this version, and any other that exists, built or not."""
         found = {cls.__name__ for cls in host_pool_classes()} | known_classes(self.version)
         return found - {BASE}
 
@@ -88,7 +88,7 @@ class SglangAttachment:
                     inventory.not_recognised(f"{home}: no such module in sglang {self.version}")
             elif not is_ours(getattr(getattr(module, name, None), method, None)):
                 what = f"{name}.{method}"
-                if what not in self.hooks.refused:  # which was said, with the reason
+                if what not in self.hooks.refused:  # already reported, with the reason
                     inventory.not_recognised(f"{what}: not attached in sglang {self.version}")
         session.register(
             inventory.take(),
@@ -103,15 +103,15 @@ class SglangAttachment:
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module that nobody has imported could be."""
+    """Return whether a module that is not imported yet exists."""
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # its package is gone as well
+    except (ImportError, ValueError):  # its package does not exist either
         return False
 
 
 def _weakly(method: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """A hook that does not keep its attachment: nobody takes it back when that is over."""
+    """Return an import hook that does not keep its attachment alive: wrapt never removes hooks."""
     known = WeakMethod(method)
 
     def hook(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""One load that comes to ranks by a broadcast: what is known of it, and what is said of it."""
+"""One load that reaches ranks by broadcast: what is known of it, and the statements about it."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ POOL = "kv"
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """What is broadcast of one load; ``digests`` fill up on the bus's thread."""
+    """What is broadcast in one load; ``digests`` are filled on the bus's thread."""
 
     name: str
     layers: int
     indices: torch.Tensor | None = None
-    #: Layers that came so far, by component: each is looked at the first time.
+    #: Layers that have arrived, by component; each is examined on its first arrival.
     came: dict[str, list[int]] = field(default_factory=dict)
     digests: dict[tuple[str, int], Kept] = field(default_factory=dict)
     pages: int = 0
@@ -38,7 +38,7 @@ def state(
     layers: list[int],
     kept: dict[tuple[str, int], Kept],
 ) -> None:
-    """The digests of each page, a value a layer."""
+    """State the digests of each page, one value per layer."""
     slots = [
         (layer, kept[component, layer].slots) for layer in layers if (component, layer) in kept
     ]
@@ -56,7 +56,7 @@ def state(
 
 
 def copied(session: SglangSession, load: Load, cls: str, digested: int) -> Copied:
-    """The load of a rank that has no host page of it."""
+    """Return the event for a load on a rank that has no host copy of it."""
     source, destination = DIRECTION[Op.LOAD]
     tiles = sum(len(layers) for layers in load.came.values()) * load.pages
     witnessed = digested * load.stated

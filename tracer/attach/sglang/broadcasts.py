@@ -1,8 +1,9 @@
-"""Layers that one rank has and others get by a broadcast: digested on every rank when they have arrived.
+"""Digest layers that ranks receive by broadcast, on every rank, when they have arrived.
 
-Two places: ranks that keep one copy of a latent pool among them, and ranks that share out a pool's layers.
-All ranks make the same broadcasts in the same order, so a load's number and a page's place in it name the
-same tile everywhere; what differs is found when the recordings of the ranks are joined.
+There are two cases: ranks that keep a single copy of a latent pool among them, and ranks that
+divide a pool's layers. All ranks make the same broadcasts in the same order, so a load's number and
+a page's position in it identify the same tile everywhere. Differences are found when the recordings
+of the ranks are joined.
 """
 
 import sys
@@ -35,17 +36,18 @@ __all__ = ["DEDUPLICATED", "SHARED_OUT", "Broadcasts"]
 Function = Callable[..., Any]
 
 _MEM = "sglang.srt.mem_cache"
-#: Module and class by which ranks that keep no bytes of a latent pool take part in a load.
+#: Module and class through which ranks without a copy of a latent pool take part in a load.
 DEDUPLICATED = (f"{_MEM}.mla_host_dedup", "MLAHostDedupBroadcaster")
-#: Module, class and method by which ranks get the layers that are another's.
+#: Module, class and method through which ranks receive layers owned by another rank.
 SHARED_OUT = (
     f"{_MEM}.dsa_cache_layer_split",
     "LayerSplitDSATokenToKVPool",
     "_broadcast_tensor_from_owner",
 )
-#: Bytes of one tensor that are digested at most, its first pages: it takes several times that for a moment.
+#: Most bytes of one tensor to digest (its first pages): digesting temporarily needs several times as
+#: much memory.
 MOST_BYTES = 16 << 20
-#: Loads of one broadcaster that may be under way at once.
+#: Most loads of one broadcaster in flight at once.
 _UNDER_WAY = 8
 
 
@@ -57,8 +59,8 @@ class Broadcasts:
     """Follows the broadcasts of this process.
 
     Args:
-        say: the session, and where statements go.
-        indices: keeps digests that are still to be computed.
+        say: gives access to the session and receives statements.
+        indices: keeps digests that are still being computed.
     """
 
     def __init__(self, say: Say, indices: LateIndices) -> None:
@@ -72,10 +74,10 @@ class Broadcasts:
         )
         self._shared: WeakKeyDictionary[Any, Load] = WeakKeyDictionary()
 
-    # -- ranks that keep one copy among them ------------------------------------------------------
+    # -- ranks that keep a single copy among them -------------------------------------------------
 
     def preparing(self, original: Function) -> Function:
-        """Around ``prepare_broadcast``: a load that comes to all ranks begins."""
+        """Wrap ``prepare_broadcast``: a load to all ranks begins."""
 
         def before(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
             if self._inside.load is not None or not self._say.on():
@@ -98,7 +100,7 @@ class Broadcasts:
         return around(self._say, "attach/broadcast", original, before, after)
 
     def arriving(self, original: Function) -> Function:
-        """Around ``broadcast_loaded_layer``: one layer of a load, all its tensors."""
+        """Wrap ``broadcast_loaded_layer``: one layer of a load, with all its tensors."""
         prepared_of, layer_of = argument(original, "prepared"), argument(original, "layer_id")
 
         def before(*given: Any) -> Any:
@@ -120,7 +122,7 @@ class Broadcasts:
         return around(self._say, "attach/broadcast", original, before, after)
 
     def received(self, original: Function) -> Function:
-        """Around ``_bcast_layer``: the rows of one tensor are on every rank."""
+        """Wrap ``_bcast_layer``: the rows of one tensor have arrived on every rank."""
         names = ("buf_list", "target", "layer_id")
         tensors_of, rows_of, layer_of = (argument(original, name) for name in names)
 
@@ -141,10 +143,10 @@ class Broadcasts:
 
         return around(self._say, "attach/broadcast", original, before, after)
 
-    # -- ranks that share out the layers ----------------------------------------------------------
+    # -- ranks that divide the layers -------------------------------------------------------------
 
     def loading(self, original: Function) -> Function:
-        """Around ``start_loading`` of a controller: which pages a load brings, layer by layer and rank by rank."""
+        """Wrap a controller's ``start_loading``: which pages a load brings, layer by layer."""
 
         def before(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
             pool = getattr(args[0], "mem_pool_device", None)
@@ -161,7 +163,7 @@ class Broadcasts:
 
         @wraps(original)
         def start_loading(*args: Any, **kwargs: Any) -> Any:
-            if SHARED_OUT[0] not in sys.modules:  # no pool of this process is shared out
+            if SHARED_OUT[0] not in sys.modules:  # no pool of this process divides its layers
                 return original(*args, **kwargs)
             return looked_at(*args, **kwargs)
 
@@ -175,7 +177,7 @@ class Broadcasts:
         self._shared[device_pool] = Load(name, int(device_pool.layer_num), torch.cat(list(indices)))
 
     def shared(self, original: Function) -> Function:
-        """Around the broadcast of one layer's whole tensor by its owner; the load's pages are looked at."""
+        """Wrap the owner's broadcast of one layer's tensor, and digest the load's pages in it."""
         tensor_of, layer_of = argument(original, "tensor"), argument(original, "layer_id")
 
         def before(*given: Any) -> Any:
@@ -230,7 +232,7 @@ class Broadcasts:
             load.digests[component, layer] = kept
 
     def _over(self, load: Load, received_by: str | None = None, component: str = "") -> None:
-        """State what came, in its turn: when the last of the digests is there, so are the others."""
+        """State what arrived, in order; once the last digest is complete, so are the others."""
         session = self._say.session()
         if session is None or not load.came:
             return
@@ -252,7 +254,7 @@ class Broadcasts:
 
 
 def _name(device: Any, tensors: Any, load: Load, layer: int) -> str:
-    """What a tensor of a broadcast is, the same on all ranks."""
+    """Return the name of a broadcast tensor's component, the same on all ranks."""
     if tensors is device.kv_buffer and hasattr(device, "page_size"):
         return "latent"
     if tensors is getattr(device, "index_k_with_scale_buffer", None):

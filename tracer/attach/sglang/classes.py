@@ -1,4 +1,4 @@
-"""SGLang's host pool classes as they stand in this process, and which functions in them are ours."""
+"""SGLang's host pool classes in this process, and which of their functions are our wrappers."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 BASE = "HostKVCache"
-#: Holds no bytes: the pool whose indices DeepSeek-V4's pools ride on.
+#: Holds no bytes: the pool whose indices DeepSeek-V4's pools use.
 ANCHOR = "LogicalHostPool"
 
-#: Host pools whose indices one of them gives away.
+#: A group of host pools, one of which allocates the indices of all.
 GROUP = "HostPoolGroup"
 
 _HOMES = (
@@ -34,18 +34,18 @@ _HOMES = (
 _DEVICE_HOME = "sglang.srt.mem_cache.memory_pool"
 _TREE_HOME = "sglang.srt.mem_cache.base_prefix_cache"
 _MARK = "__hicache_dbg__"
-#: By class: asked for at every call of every allocator.
+#: Cached by class, because every call of every allocator asks.
 _host_pools: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def host_pool_classes() -> Iterator[type]:
-    """The base, every subclass of it that exists by now, and the anchor that holds no bytes."""
+    """Yield the base, all its present subclasses, and the anchor that holds no bytes."""
     yield from subclasses(_defined(BASE))
     yield from dict.fromkeys(_defined(ANCHOR))
 
 
 def device_pool_classes() -> Iterator[type]:
-    """Every class of device pools that exists by now, and the pool that hands states out."""
+    """Yield all present classes of device pools, and the pool that allocates states."""
     yield from subclasses(
         cls
         for name in ("KVCache", "HybridReqToTokenPool")
@@ -54,18 +54,18 @@ def device_pool_classes() -> Iterator[type]:
 
 
 def tree_classes() -> Iterator[type]:
-    """Every class of trees that exists by now."""
+    """Yield all present classes of prefix trees."""
     cls = getattr(sys.modules.get(_TREE_HOME), "BasePrefixCache", None)
     yield from subclasses([cls] if isinstance(cls, type) else [])
 
 
 def pool_group_classes() -> Iterator[type]:
-    """The class of groups of host pools, wherever this version has it."""
+    """Yield the class of host pool groups, wherever this version defines it."""
     yield from subclasses(_defined(GROUP))
 
 
 def subclasses(roots: Iterable[type]) -> Iterator[type]:
-    """Each of ``roots`` and everything that is derived from one by now."""
+    """Yield each of ``roots`` and all classes derived from them so far."""
     waiting = list(dict.fromkeys(roots))
     seen: set[type] = set()
     while waiting:
@@ -77,7 +77,7 @@ def subclasses(roots: Iterable[type]) -> Iterator[type]:
 
 
 def is_host_pool(value: object) -> bool:
-    """Whether ``value`` is a host pool, or the anchor of some."""
+    """Return whether ``value`` is a host pool or an anchor."""
     known = _host_pools.get(type(value))
     if known is None:
         known = any(cls.__name__ in {BASE, ANCHOR} for cls in type(value).__mro__)
@@ -86,13 +86,13 @@ def is_host_pool(value: object) -> bool:
 
 
 def ours(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a wrapper, so that an attachment can be proved afterwards."""
+    """Mark a wrapper as ours, so that the attachment can be verified later."""
     setattr(wrapper, _MARK, True)
     return wrapper
 
 
 def is_ours(function: object) -> bool:
-    """Whether a function is one of our wrappers, or wraps one."""
+    """Return whether a function is one of our wrappers, or wraps one."""
     while function is not None:
         if _MARK in getattr(function, "__dict__", {}) and vars(function)[_MARK] is True:
             return True

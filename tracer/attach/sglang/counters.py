@@ -1,4 +1,4 @@
-"""Bytes that SGLang's counters say were moved, beside those that really were."""
+"""Compare the bytes in SGLang's own counters with the bytes really moved."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from hicache_dbg.tracer.mirror import Copy
 
 __all__ = ["COLLECTOR", "ByteCounters", "Moved"]
 
-#: Module, class and method that add to ``sglang:hicache_backup_bytes_total``.
+#: Module, class and method that increment ``sglang:hicache_backup_bytes_total``.
 COLLECTOR = (
     "sglang.srt.observability.metrics_collector",
     "RadixCacheMetricsCollector",
@@ -25,23 +25,24 @@ _log = logging.getLogger("hicache_dbg")
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of one pool's backups so far: as moved, and as SGLang's own counters count them."""
+    """Bytes of one pool's backups so far: really moved, and as SGLang's counters compute them."""
 
     real: int = 0
     counted: int = 0
 
 
 class ByteCounters:
-    """``sglang:hicache_backup_bytes_total`` and its like multiply indices by ``size_per_token``.
+    """Compares SGLang's byte counters, such as ``sglang:hicache_backup_bytes_total``, with reality.
 
-    DeepSeek-V4's pools keep the bytes of a whole page of one layer there, so those counters are too
-    high by (indices a page) / (layers). Said once; at the end both totals are.
+    SGLang multiplies indices by ``size_per_token``. DeepSeek-V4's pools keep the bytes of a whole
+    page of one layer there, so these counters are too high by (indices per page) / (layers). This
+    is logged once, and both totals at the end.
     """
 
     def __init__(self) -> None:
         self._moved: dict[str, Moved] = {}
         self._said = False
-        #: What was added to SGLang's own counter, all pools.
+        #: Bytes added to SGLang's own counter, over all pools.
         self.of_sglang = 0
 
     @property
@@ -50,7 +51,7 @@ class ByteCounters:
         return self._moved
 
     def add(self, pool: Any, copy: Copy, indices: int) -> None:
-        """Count one copy of all layers of ``pool``, that SGLang counts as ``indices`` indices."""
+        """Count one copy of all layers of ``pool``, for which SGLang counts ``indices`` indices."""
         name, per_index = copy.mirror.pool, int(getattr(pool, "size_per_token", 0))
         real, counted = copy.moved_bytes, per_index * indices
         before = self._moved.get(name, Moved())
@@ -69,19 +70,19 @@ class ByteCounters:
             )
 
     def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around what adds to SGLang's own counter."""
+        """Wrap the method that increments SGLang's own counter."""
         added = argument(original, "num_bytes", at=1)
 
         @wraps(original)
         def increment(*args: Any, **kwargs: Any) -> Any:
-            with contextlib.suppress(Exception):  # it may count in anything
+            with contextlib.suppress(Exception):  # the argument may be of any type
                 self.of_sglang += int(added(args, kwargs))
             return original(*args, **kwargs)
 
         return ours(increment)
 
     def tell(self) -> None:
-        """Both totals, where SGLang counted anything."""
+        """Log both totals, if SGLang counted anything."""
         if not self.of_sglang:
             return
         real = sum(moved.real for moved in self._moved.values())

@@ -1,7 +1,8 @@
 """Unified pools: a page of all layers in one piece, under a logical id that compaction can move.
 
-Copies name physical pages, allocations logical ones. A physical page's life is therefore that of the
-logical page which lies there, so that a page that was moved is another one, never a wrong one.
+Copies name physical pages, allocations logical ones. The generation of a physical page is therefore
+that of the logical page stored there, so that a page moved by compaction counts as reused, never as
+wrong.
 """
 
 from collections.abc import Callable
@@ -17,19 +18,19 @@ from hicache_dbg.tracer.ledger import Pages
 
 __all__ = ["BACKING", "allocating", "lives"]
 
-#: Module, class and method through which all pages of a backing are given away.
+#: Module, class and method that allocate all pages of a backing.
 BACKING = (
     "sglang.srt.mem_cache.pool_host.unified",
     "_SharedPageEnvelopeHostBacking",
     "alloc_many",
 )
 
-#: How often each logical page of each side was given away, by backing and the side's name.
+#: How often each logical page was allocated, by backing and side name.
 _given: WeakKeyDictionary[Any, dict[str, Pages]] = WeakKeyDictionary()
 
 
 def allocating(original: Callable[..., Any], say: Say) -> Callable[..., Any]:
-    """Around ``alloc_many`` of a backing."""
+    """Wrap a backing's ``alloc_many``."""
     asked = argument(original, "requests", at=1)
 
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -47,7 +48,7 @@ def allocating(original: Callable[..., Any], say: Say) -> Callable[..., Any]:
 
 
 def lives(pool: Any) -> Callable[[Pages], Pages]:
-    """Generations of ``pool``'s physical pages; those that nobody has are of generation 0."""
+    """Return a reader of the generations of ``pool``'s physical pages; 0 for unallocated pages."""
     backing, name = pool._shared_backing, pool.pool_label  # noqa: SLF001 - the pool's own map
 
     def generation(pages: Pages) -> Pages:

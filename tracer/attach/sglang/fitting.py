@@ -1,4 +1,4 @@
-"""Whether a method of SGLang's is what our wrapper of it was written for; why not, where it is not."""
+"""Check that a method of SGLang's has the form our wrapper was written for, and say why not."""
 
 from collections.abc import Mapping
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -9,19 +9,19 @@ from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS
 
 __all__ = ["FIRST", "unfit"]
 
-#: The arguments that come first, behind the owner, in the calls of these methods. What is not here is
-#: read by its name in the method's own signature, wherever it stands.
+#: The leading positional arguments, after the owner, that our wrappers of these methods rely on. All
+#: other arguments are read by their name in the method's signature.
 FIRST: Mapping[str, tuple[str, ...]] = {
     **ARGUMENTS,
     "complete": ("layer_index",),
     "wait_until": ("threshold",),
 }
-#: Called on the class.
+#: Class methods.
 _OF_CLASSES = {"from_zmq"}
 
 
 def unfit(name: str, function: Any) -> str:
-    """Why the method ``name`` cannot be wrapped; empty if it can."""
+    """Return why the method ``name`` cannot be wrapped; empty if it can."""
     kind = type(function).__name__
     if name in _OF_CLASSES:
         return "" if isinstance(function, classmethod) else f"a {kind}, not a class method"

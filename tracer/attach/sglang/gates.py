@@ -1,9 +1,9 @@
-"""SGLang's gates of layers: who waits for which load's layer, and who reads without waiting.
+"""SGLang's layer gates: who waits for which load's layer, and who reads without waiting.
 
-``LayerDoneCounter`` has a few sets of events, one a load. ``update_producer`` begins a load in the
-next set, ``complete`` records a layer's event behind its copies, ``wait_until`` lets the stream of
-the batch wait for a layer of the set that the batch was given. Accessors of device pools that call
-``wait_until`` are gated; some do not.
+``LayerDoneCounter`` has a few sets of events, one per load. ``update_producer`` begins a load in
+the next set, ``complete`` records a layer's event behind its copies, and ``wait_until`` makes the
+batch's stream wait for a layer of the set assigned to the batch. Accessors of device pools that
+call ``wait_until`` are gated; some do not call it.
 """
 
 import sys
@@ -31,8 +31,8 @@ __all__ = ["NO_PAGES", "READERS", "Gates"]
 
 Function = Callable[..., Any]
 
-#: Accessors through which a layer of a device pool is read, gated or not; the layer comes first.
-#: ``get_swa_raw_buffer`` is none: SGLang takes it to write new tokens.
+#: Accessors that read a layer of a device pool, gated or not; the layer is their first argument.
+#: ``get_swa_raw_buffer`` is not one: SGLang uses it to write new tokens.
 READERS: frozenset[str] = frozenset(
     {
         *("get_key_buffer", "get_value_buffer", "get_kv_buffer", "get_raw_kv_buffer"),
@@ -47,41 +47,41 @@ READERS: frozenset[str] = frozenset(
 )
 
 
-#: Those that a load writes, as long as they are not known.
+#: The pages a load writes, while they are unknown.
 NO_PAGES: Pages = np.zeros(0, np.int64)
 
-#: SGLang's functions that send off a load layer by layer, and what they call the layer.
+#: SGLang's functions that submit a load layer by layer, and the name of their loop variable.
 LOOPS = {"start_loading": "i", "submit_host_to_device": "layer_id"}
 
 
 class _Here(threading.local):
-    """``loading``: the load whose layers this thread is sending off."""
+    """Per thread; ``loading`` is the load whose layers this thread is submitting."""
 
     loading: Loading | None = None
 
 
 class Gates:
-    """Follows the loads of every counter of this process, and asks its readers for their wait.
+    """Follows the loads of every counter in this process, and checks that readers waited.
 
-    The look of a reader costs nothing while no load is on its way. The wait of one thread counts
-    for all streams that it works on.
+    Checking a reader costs nothing while no load is in flight. A wait by one thread counts for all
+    streams that it works on.
     """
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._current: dict[int, Loading] = {}  # by the identity of a set of events
-        self._on_way: dict[Any, Loading] = {}  # the same, by set, as long as layers are to come
+        self._current: dict[int, Loading] = {}  # by identity of the event set
+        self._on_way: dict[Any, Loading] = {}  # by event set, while layers are still to come
         self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
-        #: Of this thread.
+        #: State of the current thread.
         self.here = _Here()
-        self._complete: Function | None = None  # SGLang's own
-        #: Loads whose layers are being sent off: by which thread, and the set.
+        self._complete: Function | None = None  # SGLang's own function
+        #: Loads whose layers are being submitted: the submitting thread and the event set.
         self._sending: dict[Loading, tuple[int, Any]] = {}
 
     # -- wrappers -------------------------------------------------------------------------------
 
     def production(self, original: Function) -> Function:
-        """Around ``LayerDoneCounter.update_producer``: a load begins."""
+        """Wrap ``LayerDoneCounter.update_producer``: a load begins."""
 
         @wraps(original)
         def update_producer(counter: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,14 +98,14 @@ class Gates:
                 self.here.loading = loading
                 if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
                     self._let_pass(loading, events)
-            except Exception as error:  # noqa: BLE001 - SGLang goes on without us
+            except Exception as error:  # noqa: BLE001 - our failure must not stop SGLang
                 session.errors.record("attach/load begins", error)
             return index
 
         return ours(update_producer)
 
     def completion(self, original: Function) -> Function:
-        """Around ``LayerLoadingEvent.complete``: a layer's gate is behind its copies."""
+        """Wrap ``LayerLoadingEvent.complete``: a layer's gate is recorded behind its copies."""
         known, thread, self._complete = self._current, self.here, original
 
         @wraps(original)
@@ -121,7 +121,7 @@ class Gates:
         return ours(complete)
 
     def waiting(self, original: Function) -> Function:
-        """Around ``LayerDoneCounter.wait_until``."""
+        """Wrap ``LayerDoneCounter.wait_until``."""
         threshold_of = argument(original, "threshold")
 
         @wraps(original)
@@ -135,7 +135,7 @@ class Gates:
         return ours(wait_until)
 
     def gating(self, original: Function) -> Function:
-        """Around ``register_layer_transfer_counter``: whose layers a counter counts."""
+        """Wrap ``register_layer_transfer_counter``: which pool a counter gates."""
         counter_of = argument(original, "", at=1)
 
         def after(given: Any, _: Any, error: BaseException | None) -> None:
@@ -145,7 +145,7 @@ class Gates:
         return around(self._say, "attach/gates", original, lambda *given: given, after)
 
     def reading(self, original: Function, name: str) -> Function:
-        """Around an accessor of a device pool: by its end the wait is due."""
+        """Wrap an accessor of a device pool: when it returns, the wait must have happened."""
 
         @wraps(original)
         def reader(pool: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,16 +158,16 @@ class Gates:
 
         return ours(reader)
 
-    # -- what is asked --------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------
 
     def adopt(self, pools: Iterable[Any]) -> None:
-        """Device pools that were given their counters before we came; an outer one has the last word."""
+        """Take over device pools that got their counters before we attached; outer pools last."""
         for pool in sorted(pools, key=lambda pool: any(True for _ in inner_layers(pool))):
             with self._say.errors("attach/gates"):
                 self._gate(pool, getattr(pool, "layer_transfer_counter", None))
 
     def sent(self, layers: int) -> None:
-        """The operation that this thread was in has sent off its load's first ``layers`` layers."""
+        """Record that this thread's operation has submitted its load's first ``layers`` layers."""
         loading = self.here.loading
         if loading is None:
             return
@@ -178,13 +178,13 @@ class Gates:
             loading.open(min(layers, loading.layers) - 1)
 
     def moved(self, pool: str, pages: Pages) -> None:
-        """The load that this thread is in the middle of writes these device pages."""
+        """Record the device pages that this thread's current load writes."""
         loading = self.here.loading
         if loading is not None:
             loading.moves(pool, pages)
 
     def read_pages(self, pool: str, pages: Pages, what: str) -> None:
-        """These device pages are read, in all layers, by a copy."""
+        """Check a copy that reads these device pages in all layers."""
         if not self._on_way:
             return
         for loading in self._arriving():
@@ -199,7 +199,7 @@ class Gates:
             loading.wait(threading.get_ident(), layer)
 
     def _arriving(self) -> Iterable[Loading]:
-        """The loads of which the device has not reported the last layer; the others are over."""
+        """Yield the loads whose last layer the device has not reported, and drop the others."""
         for events, loading in list(self._on_way.items()):
             self._catch_up(loading)
             if loading.opened >= loading.layers - 1 and events.finish_event.query():
@@ -208,13 +208,13 @@ class Gates:
                 yield loading
 
     def _let_pass(self, loading: Loading, events: Any) -> None:
-        """Take ourselves out of the way of the calls, one a layer, that open this load's gates."""
+        """Restore SGLang's own ``complete`` for this load, which is called once per layer."""
         if self._complete is not None and "complete" not in vars(events):
             vars(events)["complete"] = MethodType(self._complete, events)
             self._sending[loading] = threading.get_ident(), events
 
     def _catch_up(self, loading: Loading) -> None:
-        """A thread looks at a load that another one is sending off: see how far that has come."""
+        """Update the progress of a load that another thread is submitting."""
         sender, _ = self._sending.get(loading, (0, None))
         if sender:
             loading.open(_layer_at(sender) - 1)
@@ -231,7 +231,7 @@ class Gates:
         )
         told = args[0] if args else kwargs.get("layer_id")
         if counter is None or not isinstance(told, int) or counter.consumer_index < 0:
-            return  # a batch that was given no load
+            return  # no load was assigned to this batch
         layer = told - pool.start_layer if layers is None else layers.get(told, -1)
         events = counter.events[counter.consumer_index]
         loading = self._on_way.get(events)
@@ -248,7 +248,7 @@ class Gates:
 
 
 def _layer_at(thread: int) -> int:
-    """The layer that a thread is sending off, by its own loop over them."""
+    """Return the layer that a thread is submitting, read from its loop variable."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to other threads
     while frame is not None:
         layer = frame.f_locals.get(LOOPS.get(frame.f_code.co_name, ""))
@@ -259,5 +259,5 @@ def _layer_at(thread: int) -> int:
 
 
 def _capturing() -> bool:
-    """Whether a CUDA graph is being captured, when no event may be asked."""
+    """Return whether a CUDA graph is being captured, during which events must not be queried."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -43,14 +43,14 @@ class Geometry:
     Args:
         device: views of the device end, by component.
         host: views of the host end, by component.
-        positions: the views' layer of each layer number that the pool's methods are given.
-        slot_page: how many indices make up a page.
+        positions: maps layer numbers of the pool's methods to layers of the views.
+        slot_page: number of indices per page.
         index_unit: what an index counts.
-        page_indexed: whether dimension 0 of the device tensor is pages.
-        tokens_per_page: as ``slot_page`` where it is 0.
-        shard: (number of ranks, own rank) that indices are dealt out to, one by one.
-        lives: generations of host pages where the pool's copies name them otherwise than its
-            allocator; None where both count alike.
+        page_indexed: whether dimension 0 of the device tensor counts pages.
+        tokens_per_page: tokens per page; 0 means ``slot_page``.
+        shard: (number of ranks, own rank) over which indices are distributed round-robin.
+        lives: reads generations of host pages if the pool's copies name them differently from its
+            allocator; None if both agree.
     """
 
     device: dict[str, View]
@@ -65,7 +65,10 @@ class Geometry:
 
 
 def mha(pool: Any, name: str) -> Geometry:
-    """K and V rows of one token each; the host keeps them in one tensor, or in two of their own widths."""
+    """Read K and V rows of one token each.
+
+    The host keeps them in one tensor, or in two of own widths.
+    """
     device_k = _device_layers(pool, "device_k_buffers", "k_buffer")
     device_v = _device_layers(pool, "device_v_buffers", "v_buffer")
     page, layout = pool.page_size, pool.layout
@@ -74,7 +77,7 @@ def mha(pool: Any, name: str) -> Geometry:
 
 
 def mha_mxfp8(pool: Any, name: str) -> Geometry:
-    """As :func:`mha`, and the scales of a page in one piece beside each of K and V."""
+    """Read as :func:`mha`, plus the scales, contiguous per page, beside K and V."""
     geometry = mha(pool, name)
     for part in ("k", "v"):
         scales = _scales(pool, name, part)
@@ -94,14 +97,14 @@ def _scales(pool: Any, name: str, part: str) -> tuple[View, View]:
 
 
 def mha_k_only(pool: Any, name: str) -> Geometry:
-    """Index-K rows of a model whose index has no V."""
+    """Read index-K rows of a model whose index has no V."""
     layers = pool.device_pool.k_buffer
     ends = {"k": (layers, pool.k_buffer)}
     return _rows(name, ends, pool.page_size, pool.layout, _positions(pool, len(layers)))
 
 
 def mla(pool: Any, name: str) -> Geometry:
-    """Latent rows; indices may be dealt out over context-parallel ranks."""
+    """Read latent rows; indices may be distributed over context-parallel ranks."""
     buffers = _device_layers(pool, "device_kv_buffers", "kv_buffer")
     positions = _positions(pool, len(buffers))
     at = getattr(pool, "_buffer_index_by_layer", None) or {layer: layer for layer in positions}
@@ -113,7 +116,10 @@ def mla(pool: Any, name: str) -> Geometry:
 
 
 def _shared_out(pool: Any, geometry: Geometry) -> Geometry:
-    """Ranks that share out a pool's layers have room for as many each; one with fewer uses the first of it."""
+    """Restrict a host pool to the layers this rank uses, if ranks divide the layers.
+
+    All ranks allocate the same number of layers; one that owns fewer uses the first ones.
+    """
     device = getattr(pool, "device_pool", None)
     shares = getattr(pool, "_layer_shard_enabled", getattr(device, "layer_shard_enabled", False))
     if not shares:
@@ -133,10 +139,10 @@ def _shared_out(pool: Any, geometry: Geometry) -> Geometry:
 
 
 def mamba(pool: Any, name: str) -> Geometry:
-    """State slots: one temporal and several convolution tensors, a slot is a page.
+    """Read state slots: one temporal and several convolution tensors; a slot is a page.
 
-    States that a model registers besides have no layers and move with the first: each is shared out
-    among the layers, a part of its row a layer.
+    Additional states registered by a model have no layers and move with the first layer. Each is
+    divided among the layers, a part of its row per layer.
     """
     info = _first(pool, "buffer_info", "device_pool.mamba_cache")
     temporal = getattr(pool, "temporal_device_layers", None) or info.temporal.unbind(0)
@@ -162,13 +168,13 @@ def mamba(pool: Any, name: str) -> Geometry:
 
 
 def dsa(pool: Any, name: str) -> Geometry:
-    """Index-K page rows: the keys of a page, then their scales."""
+    """Read index-K page rows: the keys of a page, then their scales."""
     buffers = list(
         getattr(pool, "packed_device_index_buffers", None)
         or pool.device_pool.index_k_with_scale_buffer
     )
     positions = _positions(pool, len(buffers))
-    if len(buffers) != len(positions):  # a rank that owns some of the device's layers
+    if len(buffers) != len(positions):  # this rank owns only some of the device's layers
         buffers = [buffers[layer] for layer in sorted(positions, key=positions.__getitem__)]
     slots, host = pool.page_size, pool.index_k_with_scale_buffer
     geometry = _page_rows(
@@ -182,7 +188,7 @@ def dsa(pool: Any, name: str) -> Geometry:
 
 
 def v4_pages(pool: Any, name: str) -> Geometry:
-    """DeepSeek-V4 page rows: compressed KV, sliding-window KV, or their index."""
+    """Read DeepSeek-V4 page rows: compressed KV, sliding-window KV, or their index."""
     if "indexer" in name:
         slots = next((s for s in (64,) if index_k_page(pool.item_bytes, s)), 1)
         runs = index_k_page(pool.item_bytes, slots)
@@ -199,7 +205,7 @@ def v4_pages(pool: Any, name: str) -> Geometry:
 
 
 def v4_state(pool: Any, name: str) -> Geometry:
-    """DeepSeek-V4 compressor states: the ring of one sliding-window page is a page."""
+    """Read DeepSeek-V4 compressor states: the ring of one sliding-window page is a page."""
     return _page_rows(
         (name, "state", pool.layout),
         (pool.device_page_views, _page_layers(pool.kv_buffer, pool.layout)),
@@ -210,7 +216,7 @@ def v4_state(pool: Any, name: str) -> Geometry:
 
 
 def page_rows(pool: Any, name: str) -> Geometry:
-    """MiniMax NVFP4: a page is one row of packed bytes, and its methods are given page ids."""
+    """Read MiniMax NVFP4: a page is one row of packed bytes, and its methods take page ids."""
     geometry = _page_rows(
         (name, "page", pool.layout),
         (pool.device_rows, _page_layers(pool.kv_buffer, pool.layout)),
@@ -223,7 +229,7 @@ def page_rows(pool: Any, name: str) -> Geometry:
 
 
 def envelopes(pool: Any, name: str) -> Geometry:
-    """Unified pools: a page of all layers is one row of bytes; its copies name physical pages."""
+    """Read unified pools: a page of all layers is one row of bytes; copies name physical pages."""
     geometry = _page_rows(
         (name, "envelope", pool.layout),
         ([pool._device_page_buffer], [pool._host_page_buffer_view]),  # noqa: SLF001
@@ -283,14 +289,14 @@ def _page_rows(
 
 
 def _page_layers(buffer: Any, layout: str) -> list[torch.Tensor]:
-    """The layers of a host buffer of page rows: a list of them, or an axis."""
+    """Return the layers of a host buffer of page rows: a list of layers, or a layer axis."""
     if isinstance(buffer, (list, tuple)):
         return list(buffer)
     return list(buffer.unbind(0 if layout == "layer_first" else 1))
 
 
 def _positions(pool: Any, layers: int) -> dict[int, int]:
-    """Which of the views' layers a layer number of the pool's methods is."""
+    """Map the layer numbers that the pool's methods take to the layers of the views."""
     told = getattr(pool, "_host_layer_by_controller", None)
     if told is None and hasattr(pool, "_device_to_host_layer"):
         drafts = {
@@ -304,7 +310,7 @@ def _positions(pool: Any, layers: int) -> dict[int, int]:
     if getattr(device, "layer_shard_enabled", False):
         owned = pool._owned_device_layer_ids(device)  # noqa: SLF001
         return {layer: at for at, layer in enumerate(owned)}
-    # HiSparse numbers the layers of MHA by the model, every other caller by the pool.
+    # HiSparse numbers MHA layers as the model does, every other caller as the pool does.
     start = pool.start_layer if type(pool).__name__.startswith("HiSparseMHA") else 0
     return {start + layer: layer for layer in range(layers)}
 
@@ -314,9 +320,9 @@ def _end(pool: str, component: str, tier: str, layout: str = "layer_first") -> E
 
 
 def _device_layers(pool: Any, held: str, own: str) -> list[torch.Tensor]:
-    """The device tensors that a pool copies: what it holds itself, or its device pools' ``own``.
+    """Return the device tensors that a pool copies: its own ``held``, or its device pools' ``own``.
 
-    Layers of draft models come behind the target's.
+    Layers of draft models follow the target's.
     """
     layers = getattr(pool, held, None)
     if layers is not None:
@@ -326,7 +332,7 @@ def _device_layers(pool: Any, held: str, own: str) -> list[torch.Tensor]:
 
 
 def _first(pool: Any, *paths: str) -> Any:
-    """The first of the attributes that this version's pool has."""
+    """Return the first of these attributes that this version's pool has."""
     for path in paths:
         value = pool
         for part in path.split("."):

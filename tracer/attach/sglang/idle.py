@@ -1,4 +1,4 @@
-"""Says once that there is nothing to be traced: batches are served, and no host pool was ever built."""
+"""Warn once if there is nothing to trace: batches are served, but no host pool was ever built."""
 
 import logging
 from collections.abc import Callable
@@ -14,10 +14,10 @@ _log = logging.getLogger("hicache_dbg")
 
 
 class Idle:
-    """Looks at the first batch of a process: by then everything that holds pages is built.
+    """Checks at the first batch of a process: by then everything that holds pages is built.
 
     Args:
-        begun: whether there is a session.
+        begun: returns whether there is a session.
         version: of SGLang.
     """
 
@@ -29,7 +29,7 @@ class Idle:
         self._looked = False
 
     def batching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around what takes requests into a batch."""
+        """Wrap the method that takes requests into a batch."""
 
         @wraps(original)
         def prepare_for_extend(*args: Any, **kwargs: Any) -> Any:

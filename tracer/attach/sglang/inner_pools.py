@@ -1,4 +1,4 @@
-"""Device pools inside device pools: the outer one waits for a layer, the inner ones hold the bytes."""
+"""Device pools inside device pools: the outer one waits for a layer, the inner ones hold bytes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,24 +7,24 @@ __all__ = ["inner_layers"]
 
 
 def inner_layers(pool: Any) -> Iterator[tuple[Any, dict[int, int]]]:
-    """Each pool inside ``pool``, with the gate's layer of each layer number that it is asked for."""
+    """Yield each pool inside ``pool``, with a map from its layer numbers to the gate's layers."""
     found: dict[int, tuple[Any, dict[int, int]]] = {}
     for inner, number, layer in (*_hybrid_linear(pool), *_sliding(pool), *_deepseek_v4(pool)):
         if inner is not None:
-            # Layers that share a row: whoever waited for the first may read it.
+            # If layers share a row, waiting for the first of them is enough to read it.
             found.setdefault(id(inner), (inner, {}))[1].setdefault(number, layer)
     yield from found.values()
 
 
 def _hybrid_linear(pool: Any) -> Iterator[tuple[Any, int, int]]:
-    """``HybridLinearKVPool``: its full-attention layers are one pool."""
+    """Handle ``HybridLinearKVPool``: its full-attention layers form one pool."""
     mapping = getattr(pool, "full_attention_layer_id_mapping", None) or {}
     for layer, number in mapping.items():
         yield getattr(pool, "full_kv_pool", None), number, layer - pool.start_layer
 
 
 def _sliding(pool: Any) -> Iterator[tuple[Any, int, int]]:
-    """``SWAKVPool``: full and sliding-window layers in a pool each."""
+    """Handle ``SWAKVPool``: one pool for full and one for sliding-window layers."""
     mapping = getattr(pool, "layers_mapping", None) or {}
     for layer, (number, is_sliding) in mapping.items():
         inner = pool.swa_kv_pool if is_sliding else pool.full_kv_pool
@@ -32,7 +32,7 @@ def _sliding(pool: Any) -> Iterator[tuple[Any, int, int]]:
 
 
 def _deepseek_v4(pool: Any) -> Iterator[tuple[Any, int, int]]:
-    """``DeepSeekV4TokenToKVPool``: a window for every layer, a compressed pool by ratio, an index."""
+    """Handle ``DeepSeekV4TokenToKVPool``: a window per layer, compressed pools by ratio, an index."""
     if getattr(pool, "layer_mapping", None) is None:
         return
     first = getattr(pool, "_stage_start", 0)

@@ -1,4 +1,4 @@
-"""What an attachment found so far: said at the start, and when something is new."""
+"""What an attachment has found so far, reported at the start and whenever something is new."""
 
 from dataclasses import dataclass, field
 from weakref import ref
@@ -10,9 +10,9 @@ __all__ = ["Inventory"]
 
 @dataclass(slots=True)
 class Inventory:
-    """Classes built, what is not recognised, and mirrors that were not told of yet.
+    """Classes built, what is not recognized, and mirrors not yet announced.
 
-    A pool's pinned memory goes when SGLang lets it go: its views are not kept here.
+    It holds mirrors weakly: a pool's pinned memory is released when SGLang drops the pool.
     """
 
     built: set[str] = field(default_factory=set)
@@ -20,15 +20,15 @@ class Inventory:
     _fresh: list[ref[MirrorViews]] = field(default_factory=list)
 
     def not_recognised(self, what: str) -> None:
-        """Remember ``what`` once."""
+        """Record ``what``, once."""
         if what not in self.unrecognised:
             self.unrecognised.append(what)
 
     def add(self, mirror: MirrorViews) -> None:
-        """A mirror to be told of."""
+        """Add a mirror to be announced."""
         self._fresh.append(ref(mirror))
 
     def take(self) -> list[MirrorViews]:
-        """Those that are still there; they are told of now."""
+        """Return the mirrors to be announced that are still alive, and clear the list."""
         fresh, self._fresh = self._fresh, []
         return [mirror for one in fresh if (mirror := one()) is not None]

@@ -1,4 +1,4 @@
-"""The host pool classes that are known: how each is read, and which pages its calls move."""
+"""The known host pool classes: how to read each, and which pages its calls move."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ BACKUP_TOKENS = "backup_tokens_from_device_all_layer"
 LOAD = "load_to_device_per_layer"
 PHYSICAL = "_physical"
 
-#: The names under which each method is given its arguments, in order.
+#: The argument names of each method, in order.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     BACKUP_TOKENS: ("host_indices", "device_indices"),
     **dict.fromkeys(
@@ -45,8 +45,8 @@ class Kind:
     Args:
         read: reads both ends off a pool, under a name.
         rules: which pages a call moves, by the method's name.
-        name: the pool's name where it has none of its own.
-        versions: in which versions of SGLang the class exists.
+        name: the pool's name if it has none of its own.
+        versions: the versions of SGLang in which the class exists.
     """
 
     read: Callable[[Any, str], Geometry]
@@ -63,14 +63,14 @@ ROWS = _by(paths.rows)
 BY_LENGTH = {**_by(paths.by_length), BACKUP_TOKENS: paths.tokens}
 FIRST_OF_RUN = _by(paths.first_of_run)
 WHOLE_PAGES = _by(paths.whole_pages)
-#: Their common method calls the physical one, which is given page ids, except to load.
+#: The common backup method calls the physical one, which takes page ids; the load method does not.
 PAGE_IDS = {
     BACKUP + PHYSICAL: paths.page_ids,
     LOAD + PHYSICAL: paths.page_ids,
     LOAD: paths.pages_of_tokens,
 }
 
-#: Their common methods translate logical page ids, then call the physical ones.
+#: The common methods translate logical page ids, then call the physical methods.
 TRANSLATED = {BACKUP + PHYSICAL: paths.first_of_run, LOAD + PHYSICAL: paths.first_of_run}
 
 KINDS: Mapping[str, Kind] = {
@@ -94,11 +94,11 @@ KINDS: Mapping[str, Kind] = {
 
 
 def methods_of(cls: str) -> tuple[str, ...]:
-    """The methods of a class through which bytes move; every name there is for an unknown one."""
+    """Return the methods of a class that move bytes; for an unknown class, every known name."""
     kind = KINDS.get(cls)
     return tuple(kind.rules if kind else ARGUMENTS)
 
 
 def known_classes(version: str) -> set[str]:
-    """Names of the known classes that exist in ``version``."""
+    """Return the names of the known classes that exist in ``version``."""
     return {name for name, kind in KINDS.items() if version in kind.versions}

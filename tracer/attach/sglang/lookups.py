@@ -1,7 +1,7 @@
-"""What became of the prefix that a request asked SGLang's tree for, in pages, by the tier that had it.
+"""Outcomes of requests' prefix lookups in SGLang's tree, in pages, by the tier that had them.
 
-A request that waits is looked up again and again; the look-up that counts is the last one before it is
-taken into a batch. What it found on the host is then there, had no room, or was not asked for.
+A waiting request is looked up repeatedly; the lookup that counts is the last one before it enters a
+batch. The pages found on the host were then loaded, had no room, or were never requested.
 """
 
 from collections import Counter, OrderedDict
@@ -21,19 +21,19 @@ Function = Callable[..., Any]
 #: Module, class and method that take requests into a batch.
 BATCH = ("sglang.srt.managers.schedule_batch", "ScheduleBatch", "prepare_for_extend")
 
-#: As our own engine counts them: a page of the prefix was on the device, on the host, or nowhere.
+#: Outcomes as in our own engine: a page of the prefix was on the device, on the host, or nowhere.
 ENDS: dict[str, tuple[str, ...]] = {
     "device": ("hit",),
     "host": ("hit", "no_room", "unused"),
     "none": ("not_cached",),
 }
-#: Requests that wait, of which the last look-up is remembered.
+#: Most waiting requests whose last lookup is remembered.
 MOST_REQUESTS = 4096
 
 
 @dataclass(slots=True)
 class _Lookup:
-    """Tokens: asked for, found on each tier, and brought from the host (-1: nobody asked for that)."""
+    """Tokens looked up, found on each tier, and loaded from the host (-1: never requested)."""
 
     page: int
     asked: int
@@ -43,7 +43,7 @@ class _Lookup:
 
 
 class Lookups:
-    """Counts look-ups, each request's last one once."""
+    """Counts lookups, only the last one of each request."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -51,7 +51,7 @@ class Lookups:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def matching(self, original: Function) -> Function:
-        """Around ``match_prefix`` of a tree."""
+        """Wrap a tree's ``match_prefix``."""
         params_of = argument(original, "params", at=1)
 
         def before(*given: Any) -> Any:
@@ -66,7 +66,7 @@ class Lookups:
         return around(self._say, "attach/lookup", original, before, after)
 
     def loading(self, original: Function) -> Function:
-        """Around ``init_load_back`` of a tree: what is on the host is asked for."""
+        """Wrap a tree's ``init_load_back``: the host's part is requested."""
         params_of = argument(original, "params", at=1)
 
         def before(*given: Any) -> Any:
@@ -82,7 +82,7 @@ class Lookups:
         return around(self._say, "attach/lookup", original, before, after)
 
     def batching(self, original: Function) -> Function:
-        """Around what takes requests into a batch: their last look-ups were the ones that count."""
+        """Wrap the method that takes requests into a batch, and count their last lookups."""
 
         def before(args: tuple[Any, ...], _: dict[str, Any]) -> None:
             if not self._waiting:
@@ -95,7 +95,7 @@ class Lookups:
         return around(self._say, "attach/lookup", original, before, lambda *_: None)
 
     def read(self) -> Iterator[LookedUp]:
-        """Pages by tier and end, each from 0 on once one was counted."""
+        """Yield pages by tier and outcome, zeros included, once anything was counted."""
         for tier, ends in ENDS.items() if self._counts else ():
             for end in ends:
                 yield LookedUp(tier, end, self._counts[tier, end])
@@ -112,7 +112,7 @@ class Lookups:
         self._waiting[str(name)] = _Lookup(page, asked, int(device), int(result.host_hit_length))
         self._waiting.move_to_end(str(name))
         if len(self._waiting) > MOST_REQUESTS:
-            self._waiting.popitem(last=False)  # it never came to a batch
+            self._waiting.popitem(last=False)  # it never entered a batch
 
     def _count(self, found: _Lookup) -> None:
         asked, device, host = (

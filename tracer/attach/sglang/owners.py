@@ -1,4 +1,4 @@
-"""Who has which page of SGLang's allocators, and which copies have it open."""
+"""Who owns which page of SGLang's allocators, and which copies have it open."""
 
 import threading
 import weakref
@@ -35,7 +35,7 @@ _NO_ROOM = RuntimeError(
 
 
 class _Inside(threading.local):
-    """The allocators that this thread is in a method of."""
+    """The allocators in whose methods this thread currently is."""
 
     def __init__(self) -> None:
         self.owners: set[int] = set()
@@ -45,8 +45,8 @@ class _Inside(threading.local):
 class Owners:
     """Notes what allocators do, in order, for the books on the bus's thread.
 
-    Indices that lie on a GPU are read in their turn, when the device has come to them. ``given`` is
-    told of every allocation of a host pool.
+    Indices on a GPU are read in order, once the device has reached them. ``given`` is called with
+    every allocation of a host pool.
     """
 
     say: Say
@@ -69,7 +69,7 @@ class Owners:
     # -- wrappers -------------------------------------------------------------------------------
 
     def giving(self, original: Function) -> Function:
-        """Around a method that gives pages away."""
+        """Wrap a method that allocates pages."""
 
         @wraps(original)
         def alloc(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,10 @@ class Owners:
         return ours(alloc)
 
     def striping(self, original: Function) -> Function:
-        """Around ``alloc`` of a host pool whose pages are dealt out to ranks: this one's are its pool's."""
+        """Wrap ``alloc`` of a host pool that is interleaved over ranks.
+
+        This rank's pages are its pool's.
+        """
 
         def after(striped: Any, indices: Any, _: BaseException | None) -> None:
             if indices is not None:
@@ -99,7 +102,7 @@ class Owners:
         return around(self.say, "attach/alloc", original, before, after)
 
     def taking(self, original: Function, *, pages: bool = False) -> Function:
-        """Around a method that takes pages back: indices, or with ``pages`` page ids."""
+        """Wrap a method that frees pages: indices, or page ids with ``pages``."""
         indices_of = argument(original, "", at=1)
 
         @wraps(original)
@@ -121,7 +124,7 @@ class Owners:
         return ours(free)
 
     def deferring(self, original: Function) -> Function:
-        """Around a method that carries out what was noted before."""
+        """Wrap a method that executes frees noted before."""
 
         @wraps(original)
         def deferred(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +134,7 @@ class Owners:
         return ours(deferred)
 
     def resetting(self, original: Function) -> Function:
-        """Around a method after which every page is as if never seen."""
+        """Wrap a method after which all pages count as unknown."""
 
         @wraps(original)
         def reset(*args: Any, **kwargs: Any) -> Any:
@@ -185,7 +188,7 @@ class Owners:
         self._note(turn, name, kept=kept)
 
     def _keep(self, indices: Any, pool: str) -> Kept | None:
-        """A call's indices as they are now; None where it is not followed."""
+        """Keep a copy of a call's indices; return None if the call is not followed."""
         session = self.say.session()
         if session is None or not session.settings.traces(pool):
             return None
@@ -197,7 +200,7 @@ class Owners:
         return kept
 
     def _who(self, owner: Any) -> tuple[Allocations, str, str]:
-        """An allocator's pages, the pool's name and the tier."""
+        """Return an allocator's pages, the pool's name and the tier."""
         source = self.registry.allocations(owner)
         if is_host_pool(owner):
             record = self.registry.of(owner)
@@ -215,7 +218,10 @@ class Owners:
 
     @contextmanager
     def _alone(self, owner: Any) -> Iterator[bool]:
-        """Under the allocator's own lock; whether this is not part of another call of it."""
+        """Hold the allocator's own lock.
+
+        Yield whether this is not nested in another of its calls.
+        """
         inside = self._inside.owners
         if id(owner) in inside or not self.say.on():
             yield False
@@ -242,7 +248,7 @@ class Owners:
         self._notes.take(turn, pool, op, about=kept)
 
     def _lose(self) -> None:
-        """A call went by that will not be noted: what is known of pages before it may be wrong."""
+        """Record that a call was not noted, so what is known of pages before it may be wrong."""
         if self._notes is not None:
             self._notes.lose()
 
@@ -260,7 +266,7 @@ class Owners:
         return []
 
     def _missed(self) -> list[Violation]:
-        """Nobody knows which pages a call was about: every page is as if never seen."""
+        """Start over: the pages of a call are unknown, so all pages are."""
         self._start_over()
         return []
 
@@ -270,9 +276,9 @@ class Owners:
 
 
 def _lock(owner: Any) -> AbstractContextManager[Any]:
-    """An allocator's own lock; only one that its own methods may take once more."""
+    """Return an allocator's own lock if it is reentrant, else a null context."""
     try:
         lock = getattr(owner, "lock", None)
-    except Exception:  # noqa: BLE001 - whatever an allocator answers with
+    except Exception:  # noqa: BLE001 - an allocator's attribute may raise anything
         lock = None
     return lock if isinstance(lock, _REENTRANT) else nullcontext()

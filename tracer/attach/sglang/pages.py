@@ -1,11 +1,11 @@
-"""Where a slot's bytes are in SGLang's page rows, by the bytes of a page."""
+"""Where a slot's bytes lie in SGLang's page rows, derived from the bytes of a page."""
 
 from hicache_dbg.tracer.checks.index_space import TokenKernel
 from hicache_dbg.tracer.view import Run
 
 __all__ = ["C4_TOKENS", "deepseek_v4_page", "index_k_page"]
 
-#: ``kvcacheio.cuh``: what ``transfer_cache_dsv4_mla`` takes every page for.
+#: The page format that ``transfer_cache_dsv4_mla`` assumes (``kvcacheio.cuh``).
 C4_TOKENS = TokenKernel(slots=64, value_bytes=576, scale_bytes=8, page_bytes=37440)
 
 #: Bytes of a value (448 fp8 + 64 bf16) and of its scales (7 ue8m0 + 1), DeepSeek-V4; a page is
@@ -18,9 +18,9 @@ Layout = tuple[int, tuple[Run, ...] | None]
 
 
 def deepseek_v4_page(item_bytes: int) -> Layout:
-    """Slots of a DeepSeek-V4 page row and their runs: all values, then all scales, then padding.
+    """Return the slots of a DeepSeek-V4 page row and their runs: values, scales, then padding.
 
-    A row of another format is taken as one slot: its bytes are compared as a whole.
+    A row of another format counts as one slot: its bytes are compared as a whole.
     """
     slots = item_bytes // (_VALUE + _SCALE)
     padded = -(-slots * (_VALUE + _SCALE) // _VALUE) * _VALUE
@@ -30,7 +30,7 @@ def deepseek_v4_page(item_bytes: int) -> Layout:
 
 
 def index_k_page(item_bytes: int, slots: int) -> tuple[Run, ...] | None:
-    """Runs of an index-K page of ``slots`` slots: all keys, then all scales; None if unquantised."""
+    """Return the runs of an index-K page: all keys, then all scales; None if not quantized."""
     for key, scale in _INDEX_K:
         if item_bytes == slots * (key + scale):
             return Run(0, key, key), Run(slots * key, scale, scale)

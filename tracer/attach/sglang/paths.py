@@ -1,4 +1,4 @@
-"""Which pages one call moves, by the predicate of the pool class that runs it."""
+"""Which pages a call moves, by the predicate of the pool class that executes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 
-# Neither is frozen: each copy has one, and that would take three times as long.
+# Neither class is frozen: each copy creates one, and freezing would triple the cost.
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a pool's copy method, its indices on the CPU as int64."""
+    """One call of a pool's copy method, with its indices on the CPU as int64."""
 
     pool: Any
     geometry: Geometry
@@ -43,12 +43,13 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Path:
-    """What the call moves.
+    """What a call moves.
 
-    ``spans`` is int64 [pages, 4] for single slots (see :class:`hicache_dbg.tracer.mirror.Copy`).
-    ``page_path`` says that whole pages are copied, each named by the first index of its run, and
-    ``kernel`` what the token path takes a page for; ``host`` and ``device`` are the indices that
-    the path counts by, and ``are_pages`` says that both were seen to be whole pages.
+    ``spans`` is int64 ``[pages, 4]`` for single slots (see
+    :class:`hicache_dbg.tracer.mirror.Copy`). ``page_path`` means that whole pages are copied, each
+    named by the first index of its run; ``kernel`` is the page format that the token path assumes.
+    ``host`` and ``device`` are the indices in the path's own unit, and ``are_pages`` means that
+    both were found to form whole pages.
     """
 
     host_pages: Pages
@@ -65,7 +66,7 @@ class Path:
 Rule = Callable[[Call], Path]
 
 _EMPTY: Pages = np.zeros(0, np.int64)
-#: What a call moves that its pool refuses.
+#: The path of a call that its pool refuses.
 NOTHING = Path(
     host_pages=_EMPTY,
     device_pages=_EMPTY,
@@ -77,7 +78,7 @@ NOTHING = Path(
 
 
 def rows(call: Call) -> Path:
-    """Row-indexed pools: any set of rows, but whole pages where the copy engine or a staged kernel runs."""
+    """Row-indexed pools: any set of rows, but whole pages for the copy engine or a staged kernel."""
     ranks, rank = call.geometry.shard
     page = call.geometry.slot_page // ranks
     host, device = call.host, call.device
@@ -115,19 +116,19 @@ def tokens(call: Call) -> Path:
     path = _single(call.host, call.device, page, C4_TOKENS)
     if (span, page) == (C4_TOKENS.page_bytes, C4_TOKENS.slots):
         return path
-    # The kernel counts in another unit than the pool: what it moves is no range of these pages.
+    # The kernel assumes another page format than the pool's: what it moves is no range of pages.
     assert path.spans is not None  # noqa: S101 - single slots always have spans
     path.spans[:] = 0
     return path
 
 
 def whole_pages(call: Call) -> Path:
-    """Pools that move rows and, beside them, parts of whole pages that the first index of a run names."""
+    """Pools that move rows plus per-page parts, named by the first index of a run."""
     return _runs(call.host, call.device, call.geometry.slot_page)
 
 
 def first_of_run(call: Call) -> Path:
-    """Pools that take the first index of each run for its page, and refuse another length."""
+    """Pools that use the first index of each run as its page, and refuse any other length."""
     page = call.geometry.slot_page
     if len(call.host) % page or len(call.device) % page:
         return NOTHING
@@ -135,7 +136,7 @@ def first_of_run(call: Call) -> Path:
 
 
 def pages_of_tokens(call: Call) -> Path:
-    """As :func:`first_of_run`, for a method that is given tokens where its pool counts in pages."""
+    """As :func:`first_of_run`, for a method that takes tokens where its pool counts in pages."""
     page = int(call.pool.page_size)
     return page_ids(
         replace(call, host=call.host[::page] // page, device=call.device[::page] // page)
@@ -143,7 +144,7 @@ def pages_of_tokens(call: Call) -> Path:
 
 
 def page_ids(call: Call) -> Path:
-    """Methods that are given page ids."""
+    """Methods that take page ids."""
     return Path(
         host_pages=call.host,
         device_pages=call.device,
@@ -157,10 +158,10 @@ def page_ids(call: Call) -> Path:
 def page_starts(
     rule: Rule, pool: Any, geometry: Geometry | None, count: int
 ) -> tuple[int, int] | None:
-    """Which of a call's ``count`` indices name its pages: (the first, how far apart), by its rule.
+    """Return which of a call's ``count`` indices name its pages, as ``(first, distance)``.
 
-    None where they are single slots, or a rule that is not known here. The distance is also how
-    many indices a page has.
+    None if they are single slots, or if the rule is not known here. The distance is also the number
+    of indices per page.
     """
     if geometry is None:
         return None

@@ -1,4 +1,4 @@
-"""Where this process stands among SGLang's: tensor, pipeline and data parallel ranks."""
+"""The position of this process among SGLang's tensor, pipeline and data parallel ranks."""
 
 import os
 import sys
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "of_caller", "of_running", "placed"]
 
-#: The function that SGLang runs in each scheduler process. It loads the plugins first of all, when
-#: the ranks stand nowhere else yet: they are among its arguments in every version.
+#: The function that SGLang runs in each scheduler process. It loads plugins before the ranks are
+#: stored anywhere else, but they are among its arguments in every version.
 _SCHEDULER = "run_scheduler_process"
 _DP_RANK = "SGLANG_DP_RANK"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Ranks and sizes. ``replicas`` counts data parallel copies that are worlds of their own.
+    """Ranks and sizes. ``replicas`` counts data-parallel copies that are separate worlds.
 
-    With attention data parallelism all copies are one world, and ``replicas`` is 1.
+    With attention data parallelism all copies form one world, and ``replicas`` is 1.
     """
 
     tp: int
@@ -34,13 +34,13 @@ class Place:
 
     @property
     def rank(self) -> int:
-        """One number for the process among all of the service."""
+        """One number for the process, unique within the service."""
         replica = self.dp if self.replicas > 1 else 0
         return (replica * self.pp_size + self.pp) * self.tp_size + self.tp
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of processes in the service."""
         return self.replicas * self.pp_size * self.tp_size
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Place:
 
 
 def of_caller() -> Place | None:
-    """The place in SGLang's scheduler that calls this, however deep; None elsewhere."""
+    """Return the place of the SGLang scheduler in this call stack; None elsewhere."""
     return _under(sys._getframe(1))  # noqa: SLF001 - the documented way to one's caller
 
 
 def of_running() -> Place | None:
-    """The place of the scheduler that runs on any thread of this process."""
+    """Return the place of the scheduler that runs on any thread of this process."""
     frames = sys._current_frames().values()  # noqa: SLF001 - the documented way to other threads
     return next((place for frame in frames if (place := _under(frame)) is not None), None)
 
@@ -67,7 +67,7 @@ def _under(frame: "FrameType | None") -> Place | None:
 
 
 def placed(settings: Settings, place: Place | None) -> Settings:
-    """``settings`` with the process's own rank; without a place, torch's once there is a group."""
+    """Return ``settings`` with this process's rank; without a place, torch's if it has a group."""
     if place is not None:
         return replace(settings, rank=place.rank, ranks=place.ranks)
     from torch import distributed

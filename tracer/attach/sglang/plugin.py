@@ -6,11 +6,12 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Attach if the gate says so; never raises, and imports nothing more while the gate is unset.
+    """Attach if the gate is set; never raises, and imports nothing more while the gate is unset.
 
-    SGLang calls it before any pool exists, and in processes that never have one. It only leaves
-    hooks behind: the session, its thread and its sinks begin with the process's first host pool.
-    Armed, not even those: the import of this package has started the listener of the switch.
+    SGLang calls it before any pool exists, and also in processes that never have one. It only
+    installs hooks: the session, its thread and its sinks start with the process's first host pool.
+    If armed, it does not even install hooks: importing this package has already started the
+    switch's listener.
     """
     if not os.environ.get("HICACHE_DBG"):
         return
@@ -24,7 +25,7 @@ def register() -> None:
         from hicache_dbg.tracer.attach.sglang.start import install
 
         install()
-    except Exception as error:  # noqa: BLE001 - SGLang would swallow it; say it where it is seen
+    except Exception as error:  # noqa: BLE001 - SGLang would swallow it silently
         logging.getLogger("hicache_dbg").warning(
             "hicache-dbg: %s: %s; tracing stays off", type(error).__name__, error
         )

@@ -1,4 +1,4 @@
-"""A probe for loads that come as one call a layer, with nobody to say beforehand which layers."""
+"""A probe for loads that come as one call per layer, with the layers not known in advance."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ __all__ = ["LayerProbe", "OpenLoad"]
 
 @dataclass(slots=True)
 class OpenLoad:
-    """A load of one pool of which some layers were delivered.
+    """A load of one pool of which some layers have arrived.
 
     ``record`` is None if it is not traced.
     """
@@ -31,14 +31,14 @@ class OpenLoad:
 class LayerProbe(Probe):
     """Adds loads that open at their first layer's call and close when the operation ends.
 
-    Ends that the digester cannot read (a class without a view) are left out: their operations are
-    events all the same, with every tile skipped. Copies whose device end is on a GPU are followed
-    elsewhere, and come here to be judged.
+    Ends that the digester cannot read (a class without a view) are left out: their operations still
+    become events, with every tile skipped. Copies with a device end on a GPU are followed
+    elsewhere, and are only judged here.
     """
 
     @property
     def errors(self) -> InternalErrors:
-        """Where failures of the tracer itself are counted."""
+        """Counts failures of the tracer itself."""
         return self._errors
 
     @property
@@ -47,7 +47,7 @@ class LayerProbe(Probe):
         return self._settings.checksum is not Checksum.OFF
 
     def wants(self, pool: str, op: Op) -> bool:
-        """Whether copies of this kind are traced."""
+        """Return whether copies of this kind are traced."""
         settings = self._settings
         return settings.traces(pool) and any(fnmatchcase(op, glob) for glob in settings.ops)
 
@@ -57,15 +57,18 @@ class LayerProbe(Probe):
         return self._bus
 
     def booked(self, copy: Copy) -> CopyRecord:
-        """A copy's record as it begins; asked for on the bus's thread once its pages are known."""
+        """Return a copy's initial record; called on the bus's thread once its pages are known."""
         return self._open(copy)
 
     def judged(self, record: CopyRecord) -> list[Event]:
-        """A record's events."""
+        """Return a record's events."""
         return self._judge(record)
 
     def open(self, copy: Copy) -> OpenLoad:
-        """Begin a load of all layers that ``copy`` names; which were moved is seen as they come."""
+        """Open a load of all layers that ``copy`` names.
+
+        The layers that moved are recorded as they come.
+        """
         begun = time.perf_counter()
         self._enforce()
         opened = OpenLoad(None)
@@ -93,7 +96,7 @@ class LayerProbe(Probe):
             self.overhead_s += time.perf_counter() - ended
 
     def close(self, load: OpenLoad) -> None:
-        """The operation is over: append its record, of the layers that were moved."""
+        """Close the load: append its record, restricted to the layers that moved."""
         begun = time.perf_counter()
         if load.record is not None:
             with self._errors.at("probe/after"):
@@ -114,7 +117,7 @@ def _is_readable(copy: Copy) -> bool:
 
 
 def _of_layers(record: CopyRecord, layers: list[int]) -> CopyRecord:
-    """The same record, cut down to ``layers``."""
+    """Return the record restricted to ``layers``."""
     if tuple(layers) == record.copy.layers:
         return record
     rows = [record.copy.layers.index(layer) for layer in layers]

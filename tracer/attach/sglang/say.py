@@ -16,8 +16,8 @@ class Say:
     """The session, once there is one, and which host pools copy a device pool.
 
     Args:
-        session: the session if tracing is on and has begun.
-        over: names of the host pools whose copies were given a device pool, by its identity.
+        session: returns the session if tracing is on and has started.
+        over: names of the host pools that have copied a device pool, by its identity.
     """
 
     def __init__(
@@ -27,27 +27,30 @@ class Say:
         self._over = over
 
     def session(self) -> SglangSession | None:
-        """The session while it traces, else None."""
+        """Return the session while it traces, else None."""
         session = self._session()
         return session if session is not None and session.probe.enabled else None
 
     def on(self) -> bool:
-        """Whether anything is traced now."""
+        """Return whether anything is being traced."""
         return self.session() is not None
 
     def errors(
         self, place: str, lost: Callable[[], None] | None = None
     ) -> AbstractContextManager[object]:
-        """Counts failures of ours at ``place``, and calls ``lost`` after one; none reaches SGLang."""
+        """Return a context that counts our failures at ``place`` and keeps them from SGLang.
+
+        ``lost`` is called after a failure.
+        """
         session = self._session()
         return contextlib.suppress(Exception) if session is None else session.errors.at(place, lost)
 
     def pools_over(self, device_pool: object) -> set[str]:
-        """Names of the host pools that copy ``device_pool``, as far as they did."""
+        """Return the names of the host pools that have copied ``device_pool`` so far."""
         return self._over.get(id(device_pool), set())
 
     def found(self, violations: Sequence[Violation], pool: str, op: str = "") -> None:
-        """Make findings of ``violations``, in their turn on the bus."""
+        """Publish ``violations`` as findings, in order on the bus."""
         session = self.session()
         if session is None or not violations or not session.settings.traces(pool):
             return
@@ -55,7 +58,7 @@ class Say:
         self.publish(item.finding(pool=pool, time_ns=now, rank=rank, op=op) for item in violations)
 
     def publish(self, findings: Iterable[Finding]) -> None:
-        """Findings that are complete, in their turn on the bus."""
+        """Publish complete findings, in order on the bus."""
         session, told = self.session(), tuple(findings)
         if session is not None and told:
             session.check(lambda: told)

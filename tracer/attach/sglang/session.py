@@ -1,4 +1,4 @@
-"""A session whose loads come as one call a layer."""
+"""A session for loads that come as one call per layer."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ __all__ = ["SglangSession"]
 
 
 class SglangSession(Session):
-    """As the base, with a probe of its own."""
+    """A session with its own kind of probe."""
 
     probe: LayerProbe
 
@@ -39,7 +39,7 @@ class SglangSession(Session):
             place=place,
             errors=errors,
         )
-        #: Whether the host may have to be stopped at a finding.
+        #: Whether a finding may have to stop the host.
         self.stops = settings.action is Action.RAISE
         self.probe = LayerProbe(
             bus=self.bus,
@@ -51,6 +51,6 @@ class SglangSession(Session):
         )
 
     def _judged(self, record: CopyRecord) -> list[Event]:
-        """As the base; what is said names the requests that the copy was for."""
+        """Judge as the base class does, and add the requests that the copy served."""
         events, names = super()._judged(record), getattr(record.copy, "names", ())
         return [msgspec.structs.replace(one, requests=names) for one in events] if names else events

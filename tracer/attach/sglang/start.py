@@ -19,14 +19,14 @@ _installed: list[SglangAttachment] = []
 
 
 def current() -> SglangAttachment | None:
-    """What was installed in this process, if anything."""
+    """Return the attachment installed in this process, if any."""
     return _installed[0] if _installed else None
 
 
 def install() -> SglangAttachment | None:
-    """Attach as the environment says; the second call changes nothing.
+    """Attach as the environment says; idempotent.
 
-    Armed, the listener that the package itself has started is all there is.
+    If armed, nothing is attached: the package itself has started the switch's listener.
 
     Raises:
         SettingsError: a variable holds a value that is not allowed.
@@ -39,7 +39,7 @@ def install() -> SglangAttachment | None:
 
 
 def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangAttachment:
-    """Attach under ``settings``; ``sinks`` instead of those that they ask for."""
+    """Attach under ``settings``; ``sinks`` replaces those that they ask for."""
     place = of_caller()
 
     def start() -> SglangSession:
@@ -59,9 +59,9 @@ def begin(
     place: Place | None,
     made: Callable[[SglangSession], object] = lambda _: None,
 ) -> tuple[Runtime, SglangSession]:
-    """The session of an attachment, and the runtime that ends both.
+    """Create the session of an attachment, and the runtime that ends both.
 
-    ``settings`` are this rank's own; ``made`` is given the session before anything is attached.
+    ``settings`` are this rank's own; ``made`` gets the session before anything is attached.
     """
     sessions: list[SglangSession] = []
 
@@ -84,5 +84,5 @@ def begin(
 
 
 def sglang_version() -> str:
-    """The version of the SGLang that is imported here."""
+    """Return the version of the imported SGLang."""
     return str(import_module("sglang.version").__version__)

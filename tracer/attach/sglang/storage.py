@@ -1,8 +1,8 @@
-"""SGLang's third tier: what goes from host pages into a storage backend, and what comes back.
+"""SGLang's third tier: pages that go from the host into a storage backend, and come back.
 
-Pages of the anchor cross in four methods of the cache controller (generic and zero-copy, set and
-get), which it keeps as bound methods; side pools cross in ``batch_set_v2`` and ``batch_get_v2`` of
-the backend. All run on threads of their own, where host pages are digested: before a set, and
+The anchor's pages cross in four methods of the cache controller (generic and zero-copy, set and
+get), which it keeps as bound methods. Side pools cross in the backend's ``batch_set_v2`` and
+``batch_get_v2``. All run on their own threads, where host pages are digested: before a set, and
 before and after a get.
 """
 
@@ -35,14 +35,14 @@ __all__ = ["OF_BACKENDS", "OF_CONTROLLERS", "Storage"]
 
 Function = Callable[..., Any]
 
-#: Methods of the cache controller through which the anchor's pages cross.
+#: Methods of the cache controller that move the anchor's pages.
 OF_CONTROLLERS: Mapping[str, Op] = {
     "_generic_page_set": Op.STORE,
     "_page_set_zero_copy": Op.STORE,
     "_generic_page_get": Op.FETCH,
     "_page_get_zero_copy": Op.FETCH,
 }
-#: Methods of a backend through which pages of side pools cross.
+#: Methods of a backend that move pages of side pools.
 OF_BACKENDS: Mapping[str, Op] = {"batch_set_v2": Op.STORE, "batch_get_v2": Op.FETCH}
 
 _ids = itertools.count(1)
@@ -51,7 +51,7 @@ _ids = itertools.count(1)
 class Storage:
     """Follows pages into storage and back; ``say`` and ``registry`` know session and pools.
 
-    ``whom`` says which requests an operation of storage is for.
+    ``whom`` returns the requests that a storage operation serves.
     """
 
     whom: Callable[[Any], tuple[Request, ...]] = staticmethod(lambda _: ())
@@ -66,7 +66,7 @@ class Storage:
     # -- wrappers -------------------------------------------------------------------------------
 
     def backing_up(self, original: Function) -> Function:
-        """Around ``_page_backup``: whose tokens the pages are that are set meanwhile."""
+        """Wrap ``_page_backup``: the operation whose pages are set meanwhile."""
         operation_of = argument(original, "operation", at=1)
 
         @wraps(original)
@@ -80,7 +80,7 @@ class Storage:
         return ours(_page_backup)
 
     def setting(self, original: Function) -> Function:
-        """Around a method that stores the anchor's pages."""
+        """Wrap a method that stores the anchor's pages."""
         keys_of, indices_of = argument(original, "", at=1), argument(original, "host_indices", at=2)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Crossing | None:
@@ -94,7 +94,7 @@ class Storage:
         return around(self._say, "attach/storage", original, before, after)
 
     def getting(self, original: Function) -> Function:
-        """Around a method that fetches the anchor's pages."""
+        """Wrap a method that fetches the anchor's pages."""
         operation_of = argument(original, "operation", at=1)
         keys_of, indices_of = argument(original, "", at=2), argument(original, "host_indices", at=3)
 
@@ -111,7 +111,7 @@ class Storage:
             crossing, operation, done, page = about
             hits = 0
             if error is None:
-                # Early versions count in the operation, later ones return the pages.
+                # Early versions count in the operation; later ones return the number of pages.
                 hits = (
                     (operation.completed_tokens - done) // page if result is None else int(result)
                 )
@@ -121,12 +121,12 @@ class Storage:
         return around(self._say, "attach/storage", original, before, after)
 
     def batching(self, original: Function, op: Op) -> Function:
-        """Around a backend's method for several pools."""
+        """Wrap a backend's method for several pools."""
         transfers_of = argument(original, "transfers", at=1)
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             transfers = transfers_of(args, kwargs)
-            if not isinstance(transfers, (list, tuple)):  # whoever walks through it uses it up
+            if not isinstance(transfers, (list, tuple)):  # iterating a generator would consume it
                 return None
             sides = [(each.name, self._side(op, args[0], each)) for each in transfers]
             return [(name, crossing) for name, crossing in sides if crossing is not None] or None
@@ -156,7 +156,7 @@ class Storage:
             indices, tokens = transfer.host_indices, [0] * len(keys)
             operation = getattr(self._thread, "operation", None)
             return self._open(op, pool, keys, indices, tokens, backend, operation)
-        return None  # of one pool: the others are followed all the same
+        return None  # only this pool failed; the others are still followed
 
     def _open(  # noqa: PLR0917
         self,
@@ -214,7 +214,7 @@ class Storage:
             session.check(crossing.found)
 
     def _digests(self, crossing: Crossing) -> dict[str, Digests]:
-        """By component, uint64 [layers, pages that were chosen], of the host pages as they are."""
+        """Digest the chosen host pages as they are: by component, uint64 ``[layers, pages]``."""
         pages = crossing.pages[crossing.chosen]
         if not len(pages):
             return {}
@@ -229,14 +229,14 @@ def _traced(settings: Settings, pool: str, op: Op) -> bool:
 
 
 def _chosen(settings: Settings, keys: Sequence[str]) -> np.ndarray:
-    """Which pages are digested: by key, so that a get looks at what its set looked at."""
+    """Choose the pages to digest, by key, so that a get checks what its set digested."""
     if settings.checksum is not Checksum.SAMPLE:
         return np.full(len(keys), settings.checksum is not Checksum.OFF)
     return np.array([crc32(key.encode()) / 2**32 < settings.sample for key in keys])
 
 
 def _pages(record: PoolRecord, indices: Any, count: int) -> Pages | None:
-    """Host page of each key; None where the indices are not so many whole pages of this pool."""
+    """Return the host page of each key; None if the indices are not that many whole pages."""
     if not isinstance(indices, torch.Tensor) or indices.device.type != "cpu":
         return None
     slots, mirror = np.array(indices.reshape(-1).numpy(), np.int64), record.mirror
@@ -250,7 +250,7 @@ def _pages(record: PoolRecord, indices: Any, count: int) -> Pages | None:
 
 
 def _tokens(operation: Any, keys: Sequence[str], page: int) -> list[int]:
-    """A digest of each page's own tokens, apart from the key that SGLang made of them; 0: unknown."""
+    """Digest each page's own tokens, independently of SGLang's key; 0 if unknown."""
     unknown = [0] * len(keys)
     told = getattr(operation, "token_ids", None)
     hashes = list(getattr(operation, "hash_value", None) or ())

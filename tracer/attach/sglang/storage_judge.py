@@ -1,4 +1,4 @@
-"""What pages that crossed to storage or back are worth; runs on the bus's thread."""
+"""Judge pages that crossed to storage or back; runs on the bus's thread."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ _UNDELIVERED = (
 )
 _STATUS = "look at the status of each page; never take a batch's status for a page's"
 MOST_PAGES_KEPT = 64
-#: Pages that are remembered: some 100 B and 8 B a tile each.
+#: Most pages remembered, at about 100 B plus 8 B per tile each.
 MOST_STORED = 1 << 15
-#: Contents of one key that are remembered: who computes a prefix again gets other last bits.
+#: Contents remembered per key: recomputing a prefix may change the last bits.
 VERSIONS = 4
 
 
@@ -31,10 +31,10 @@ VERSIONS = 4
 class Crossing:
     """One call that moves pages of one pool between host and storage.
 
-    ``before`` and ``after`` are digests of the host pages, by component, uint64 [layers, chosen
-    pages]; ``good`` what storage said of each page, ``asked`` of how many it was really asked.
-    ``tokens`` are digests of the pages' own tokens, 0 where they are not known, ``names`` the requests
-    that it is for.
+    ``before`` and ``after`` are digests of the host pages, by component, uint64 ``[layers, chosen
+    pages]``; ``good`` is what storage said of each page, ``asked`` how many pages it was really
+    asked for. ``tokens`` are digests of the pages' own tokens, 0 if unknown; ``names`` are the
+    requests it serves.
     """
 
     op: Op
@@ -54,7 +54,7 @@ class Crossing:
     good: list[bool] = field(default_factory=list)
     asked: int = -1
     status: str = "ok"
-    #: State, words and number of an error of the system's that stopped it.
+    #: State, message and errno of a system error that stopped it.
     failure: tuple[str, str, int] | None = None
     began: float = 0.0
     duration_us: float = 0.0
@@ -62,21 +62,21 @@ class Crossing:
     findings: tuple[Finding, ...] = ()
 
     def ready(self) -> bool:
-        """Everything was digested where it happened."""
+        """Return True: everything was digested synchronously."""
         return True
 
     def events(self) -> Sequence[Event]:
-        """What crossed; what is wrong with it is told by :meth:`found`."""
+        """Return the event of the crossing; its findings come from :meth:`found`."""
         return self.judge(self)
 
     def found(self) -> Sequence[Finding]:
-        """What is wrong, once the events were asked for."""
+        """Return what is wrong, after :meth:`events` was called."""
         return self.findings
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """A page as it was digested: of which tokens, its tiles by component, and a digest over all of them."""
+    """A digested page: its tokens' digest, its tiles by component, and a digest over all tiles."""
 
     tokens: int
     payload: int
@@ -84,17 +84,17 @@ class _Page:
 
 
 class _Pages:
-    """What was stored under each key, the latest contents of the latest keys."""
+    """What was stored under each key: the latest contents of the most recent keys."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[str, list[_Page]] = OrderedDict()
 
     def of(self, name: str) -> list[_Page]:
-        """What is remembered under a key, oldest first."""
+        """Return what is remembered under a key, oldest first."""
         return self._keys.get(name, [])
 
     def keep(self, name: str, page: _Page) -> None:
-        """A page was stored; one that is known already stays as it is."""
+        """Record a stored page, unless this content is already known."""
         known = self._keys.setdefault(name, [])
         if page.payload not in {one.payload for one in known}:
             known.append(page)
@@ -110,7 +110,7 @@ class _Tally:
     witnessed: int = 0
     mismatched: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    faults: list[tuple[Fault, int]] = field(default_factory=list)  # with the page's number
+    faults: list[tuple[Fault, int]] = field(default_factory=list)  # with the page's position
 
 
 class StorageJudge:
@@ -119,10 +119,10 @@ class StorageJudge:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._pages = _Pages()
-        self._keys: dict[int, str] = {}  # by a digest over all tiles of a page
+        self._keys: dict[int, str] = {}  # key by a digest over all tiles of a page
 
     def __call__(self, crossing: Crossing) -> list[Event]:
-        """The crossing's event; its findings are left with the crossing."""
+        """Return the crossing's event; its findings are stored in the crossing."""
         tally = _Tally()
         tiles = sum(view.layers for view in crossing.mirror.host.values())
         columns = {at: n for n, at in enumerate(np.flatnonzero(crossing.chosen).tolist())}
@@ -192,7 +192,7 @@ class StorageJudge:
         return of_failure("damaged", "and the store did not notice", 0, expected, seen)
 
     def _failed(self, crossing: Crossing, at: int, tally: _Tally, tiles: int) -> None:
-        """A page that storage did not move: a fault if it was there, and if anybody asked for it."""
+        """Judge a page that storage did not move: a fault only if it existed and was requested."""
         tally.skipped[SkipReason.FAILED.value] += tiles
         first = not any(not good for good in crossing.good[:at])
         if not first or (0 <= crossing.asked <= at):
@@ -209,7 +209,7 @@ class StorageJudge:
         return f"{crossing.mirror.pool}/{crossing.keys[at]}"
 
     def _expected(self, crossing: Crossing, component: str, at: int) -> tuple[np.ndarray, Digests]:
-        """What the backup of this host page brought: known [layers], digests [layers]."""
+        """Return what the backup of this host page left: known and digests, each ``[layers]``."""
         book, layers = self._book(crossing, component)
         pages, lives = crossing.pages[at : at + 1], crossing.generations[at : at + 1]
         if book is None:
@@ -218,7 +218,7 @@ class StorageJudge:
         return found.known[:, 0], found.digests[:, 0]
 
     def _witness(self, crossing: Crossing, columns: dict[int, int]) -> None:
-        """The host pages hold what came: the load after it is compared with that."""
+        """Witness the fetched host pages, so that a later load can be compared with them."""
         moved = [at for at in columns if crossing.good[at]]
         for component, digests in crossing.after.items():
             book, layers = self._book(crossing, component)
@@ -232,7 +232,7 @@ class StorageJudge:
                 )
 
     def _book(self, crossing: Crossing, component: str) -> tuple[Book | None, int]:
-        """The ledger's book, where both ends of the component have tiles of one size."""
+        """Return the ledger's book, if both ends of the component have tiles of the same size."""
         mirror = crossing.mirror
         host, device = mirror.host[component], mirror.device.get(component)
         if device is None or (device.layers, device.tile_bytes()) != (
@@ -243,7 +243,7 @@ class StorageJudge:
         ledger = self.session.judge.ledger
         return ledger.book(mirror, component, device.layers, host.pages), host.layers
 
-    # -- words ----------------------------------------------------------------------------------
+    # -- findings -------------------------------------------------------------------------------
 
     def _findings(self, crossing: Crossing, tally: _Tally) -> Iterator[Finding]:
         pool, op = crossing.mirror.pool, crossing.op
@@ -273,7 +273,7 @@ class StorageJudge:
 
 
 def failure_of(error: BaseException | None) -> tuple[str, str, int] | None:
-    """What an error of the system's says; nothing is kept of the error, whose frames hold tensors."""
+    """Extract state, message and errno of a system error without keeping its frames alive."""
     if not isinstance(error, OSError):
         return None
     state = "short" if "short read" in str(error).lower() else "failed"
@@ -291,7 +291,7 @@ def _changed(expected: int, got: int) -> Fault:
 
 
 def _identity(known: _Page, tokens: int, at: int, tally: _Tally) -> bool:
-    """Whether one key stands for two contents, which is told; unknown tokens are taken as they come."""
+    """Record a fault and return True if one key stands for two contents; unknown tokens pass."""
     if not known.tokens or not tokens or known.tokens == tokens:
         return False
     words = f"tokens {tokens:016x}", f"{known.tokens:016x}"

@@ -11,7 +11,7 @@ from hicache_dbg.tracer.attach.sglang.kinds import KINDS, known_classes, methods
 
 __all__ = ["Row", "Survey", "survey"]
 
-#: Left out of what a person reads: nearly every module begins with it.
+#: Prefix of nearly every module, omitted from the output.
 _PREFIX = "sglang.srt."
 
 
@@ -26,9 +26,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The version that is installed, whether the tables were written for it, and what is found.
+    """The installed version, whether the tables were written for it, and what was found.
 
-    ``unimportable`` gives the reason for each of SGLang's pool modules that cannot be imported here.
+    ``unimportable`` gives the reason for each of SGLang's pool modules that cannot be imported
+    here.
     """
 
     version: str
@@ -38,7 +39,7 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Import SGLang's pool modules and look; nothing is wrapped.
+    """Import SGLang's pool modules and inspect them, without wrapping anything.
 
     Raises:
         ModuleNotFoundError: SGLang is not installed here.
@@ -69,7 +70,7 @@ def _followed_row(module: str, name: str, methods: tuple[str, ...]) -> Row:
 
 
 def _import_all() -> Iterator[tuple[str, str]]:
-    """Import every module that may define pools; yields those that are there and fail, and why."""
+    """Import every module that may define pools; yield those that exist but fail, and why."""
     for name in versions.POOL_MODULES:
         try:
             import_module(name)
@@ -100,7 +101,7 @@ def _operation_row(operation: versions.Operation) -> Row:
 
 
 def _reason(error: Exception) -> str:
-    """The error's type and the first line of its text: the rest repeats for every import."""
+    """Return the error's type and the first line of its text; the rest repeats for every import."""
     first, *_ = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {first}"
 

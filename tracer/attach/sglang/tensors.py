@@ -1,4 +1,4 @@
-"""Views read off SGLang's tensors: one tensor a layer, whatever the layout that holds it."""
+"""Views read off SGLang's tensors: one tensor per layer, whatever layout holds it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,13 @@ from hicache_dbg.tracer.view import Run, View
 
 __all__ = ["End", "bytes_like", "layer_slices", "of_pages", "of_rows", "row_parts"]
 
-#: The axis of a host buffer's layers, by layout; K and V of a common tensor are split before.
+#: The layer axis of a host buffer, by layout, after a common tensor was split into K and V.
 LAYER_AXIS = {"layer_first": 0, "page_first": 1, "page_first_direct": 1, "page_head": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What a view says of the tensors' place: pool, component, tier, layout."""
+    """The place of a view's tensors: pool, component, tier, layout."""
 
     pool: str
     component: str
@@ -24,7 +24,7 @@ class End:
 
 
 def layer_slices(buffer: torch.Tensor, layout: str) -> list[torch.Tensor]:
-    """The layers of a host buffer: each [slots, ...] or, where pages are an axis, [pages, slots, ...]."""
+    """Return the layers of a host buffer: each ``[slots, ...]`` or ``[pages, slots, ...]``."""
     layers = list(buffer.unbind(LAYER_AXIS[layout]))
     if layout == "page_head":  # [pages, heads, slots, dim]
         return [layer.transpose(1, 2) for layer in layers]
@@ -32,12 +32,12 @@ def layer_slices(buffer: torch.Tensor, layout: str) -> list[torch.Tensor]:
 
 
 def row_parts(rows: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """The rows of [slots, ...] in ``count`` equal parts each, [slots, part]; together they are all of it.
+    """Divide the rows of ``[slots, ...]`` into ``count`` equal parts, each ``[slots, part]``.
 
-    The last parts overlap where a row does not divide.
+    Together the parts cover the whole row; the last ones overlap if it does not divide evenly.
 
     Raises:
-        RuntimeError: a row is not in one piece.
+        RuntimeError: a row is not contiguous.
     """
     flat = rows.view(len(rows), -1)
     width = flat.shape[1]
@@ -47,9 +47,9 @@ def row_parts(rows: torch.Tensor, count: int) -> list[torch.Tensor]:
 
 
 def of_rows(end: End, layers: Sequence[torch.Tensor], page: int, *, paged: bool = False) -> View:
-    """Tensors whose slots are an axis: [slots, ...], or with ``paged`` [pages, slots, ...].
+    """View tensors with a slot axis: ``[slots, ...]``, or ``[pages, slots, ...]`` with ``paged``.
 
-    A slot has one row of bytes, or one for each head where the heads do not lie side by side.
+    A slot has one row of bytes, or one per head if the heads are not contiguous.
     """
     first = layers[0]
     size = first.element_size()
@@ -81,10 +81,10 @@ def of_rows(end: End, layers: Sequence[torch.Tensor], page: int, *, paged: bool 
 
 
 def _inner_rows(shape: list[int], strides: list[int], size: int) -> tuple[int, int, int]:
-    """Rows of a slot, the distance between them, and bytes of a row.
+    """Return the rows of a slot, the distance between them, and the bytes of a row.
 
     Raises:
-        ValueError: the slot's bytes are neither in one piece nor in equal rows.
+        ValueError: the slot's bytes are neither contiguous nor equal rows.
     """
     row_bytes = size
     axis = len(shape)
@@ -104,12 +104,12 @@ def _inner_rows(shape: list[int], strides: list[int], size: int) -> tuple[int, i
 def of_pages(
     end: End, layers: Sequence[torch.Tensor], slots: int, runs: tuple[Run, ...] | None = None
 ) -> View:
-    """Tensors whose rows are whole pages: [pages, bytes of a page in any shape].
+    """View tensors whose rows are whole pages: ``[pages, bytes of a page in any shape]``.
 
-    ``runs`` says where a slot's bytes are in a page; without it a page is ``slots`` equal slots.
+    ``runs`` says where a slot's bytes lie in a page; without it a page is ``slots`` equal slots.
 
     Raises:
-        ValueError: a page's bytes are not in one piece, or not ``slots`` equal parts.
+        ValueError: a page's bytes are not contiguous, or not ``slots`` equal parts.
     """
     first = layers[0]
     size = first.element_size()
@@ -140,9 +140,9 @@ def of_pages(
 
 
 def bytes_like(host: View, device: View) -> View:
-    """A host view of plain bytes, called what the device calls them where the widths agree.
+    """Return a host view of plain bytes with the device's dtype, if the widths agree.
 
-    Pools of raw page rows keep bytes and know no dtype: uint8 there is no disagreement.
+    Pools of raw page rows store bytes and know no dtype, so uint8 there is not a disagreement.
     """
     if host.dtype != "uint8" or host.page_span != device.page_span:
         return host

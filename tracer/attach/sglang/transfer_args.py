@@ -1,4 +1,4 @@
-"""What SGLang's ``KVArgs`` say of the memory that prefill hands to decode."""
+"""What SGLang's ``KVArgs`` say about the memory that prefill hands to decode."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +9,15 @@ from hicache_dbg.tracer.view import Run, View
 __all__ = ["MHA", "MLA", "agreed_fields", "mirror_of", "own_fields", "peer_fields"]
 
 POOL = "kv"
-#: How a pool lies on the ranks: whole on each of them, or its heads dealt out.
+#: How a pool is distributed over ranks: replicated on each, or split by heads.
 MLA, MHA = "whole", "heads"
 
 
 def mirror_of(args: Any, device: str) -> MirrorViews:
-    """The registered buffers as views, one a size of page; page p of buffer i begins at ``ptr[i] + p * size``.
+    """Return the registered buffers as views, one per page size.
 
-    Both ends are the same: where the other one keeps its bytes is not known here.
+    Page p of buffer i begins at ``ptr[i] + p * size``. Both ends are the same, because the peer's
+    addresses are not known here.
     """
     sizes: dict[int, list[int]] = {}
     for at, size in enumerate(args.kv_item_lens):
@@ -54,9 +55,9 @@ def mirror_of(args: Any, device: str) -> MirrorViews:
 
 
 def agreed_fields(args: Any, *, split: str, tp: int, pp: int) -> dict[str, str]:
-    """What both services must have alike whatever their ranks, to be joined from two recordings.
+    """Return what both services must agree on whatever their ranks, for a join of two recordings.
 
-    ``tp`` and ``split.kv`` say how the pool lies on the ranks.
+    ``tp`` and ``split.kv`` say how the pool is distributed over the ranks.
     """
     page = int(args.page_size)
     heads = int(getattr(args, "kv_head_num", 0) or 0) if split == MHA else 1
@@ -78,7 +79,7 @@ def agreed_fields(args: Any, *, split: str, tp: int, pp: int) -> dict[str, str]:
 
 
 def own_fields(args: Any, *, split: str, tp: int, pp: int) -> dict[str, str]:
-    """What a peer's registration is compared with; the heads of a page as of all ranks together."""
+    """Return what a peer's registration is compared with; a page's heads count over all ranks."""
     scale = tp if split == MHA else 1
     fields = {"item_len": f"{int(args.kv_item_lens[0]) * scale}"} if args.kv_item_lens else {}
     fields["state_item_lens"] = _lists(args.state_item_lens)
@@ -88,7 +89,7 @@ def own_fields(args: Any, *, split: str, tp: int, pp: int) -> dict[str, str]:
 
 
 def peer_fields(info: Any, *, split: str, tp: int, like: Mapping[str, str]) -> dict[str, str]:
-    """The same of a ``KVArgsRegisterInfo``, as far as it says."""
+    """Return the same fields of a ``KVArgsRegisterInfo``, as far as it has them."""
     scale = tp if split == MHA else 1
     fields = {
         "item_len": f"{int(info.dst_kv_item_len) * scale}",

@@ -1,4 +1,4 @@
-"""What differs between versions of SGLang, as tables: where operations begin and end."""
+"""Differences between versions of SGLang, as tables: where operations begin and end."""
 
 import re
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ OLDEST, NEWEST = "0.5.13", "0.5.23"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``0.5.10.post1`` and ``0.5.10rc2`` count as ``0.5.10``."""
+    """Return the leading numbers of a version: ``0.5.10.post1`` counts as ``0.5.10``."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A range of versions, both ends included; no end means up to now."""
+    """A range of versions, both ends inclusive; an empty end is open."""
 
     since: str = OLDEST
     until: str = ""
@@ -52,7 +52,7 @@ ANY = Versions("0")
 
 
 def supported(version: str) -> bool:
-    """Whether the tables were written for this version."""
+    """Return whether the tables were written for this version."""
     return version in Versions(OLDEST, NEWEST)
 
 
@@ -100,7 +100,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )
 
-#: Where SGLang counts the bytes of its copies.
+#: Versions in which SGLang counts the bytes of its copies.
 COUNTED = Versions("0.5.18")
 
 #: Every module that defines host pools, or groups of them, in some version.
@@ -139,13 +139,13 @@ DEVICE_MODULES: tuple[str, ...] = tuple(
 ALLOCATOR_MODULES: tuple[str, ...] = tuple(
     f"{_MEM}.allocator.{name}" for name in ("base", "token", "paged", "mamba", "page_interleave")
 )
-#: Defines the gates of layers, and the counter that hands them out.
+#: The module of the layer gates and of the counter that assigns them.
 GATES_MODULE = f"{_MANAGERS}.cache_controller"
-#: Where pages go to storage: the controllers, and what every backend derives from.
+#: Modules that move pages to storage: the controllers, and the base of all backends.
 STORAGE_MODULES: tuple[str, ...] = (GATES_MODULE, _HYBRID, f"{_MEM}.hicache_storage")
 
 
-#: Every module that defines trees, which requests look their prefixes up in.
+#: Every module that defines prefix trees.
 TREE_MODULES: tuple[str, ...] = tuple(
     f"{_MEM}.{name}"
     for name in (
@@ -161,16 +161,16 @@ TREE_MODULES: tuple[str, ...] = tuple(
 )
 
 
-#: Where a controller keeps the events of its operations, newest last.
+#: The attribute in which a controller keeps the events of its operations, newest last.
 _ACKNOWLEDGED = {"start_writing": "ack_write_queue", "start_loading": "ack_load_queue"}
 
 
 def events_of(owner: Any, method: str, result: Any) -> tuple[Any, Any, bool]:
-    """The events of an operation that was just submitted: of its begin, and the one that it is over by.
+    """Return the start event and the finish event of a just submitted operation, and if they time.
 
-    None where there are none; the last is whether they tell the time. When the first has come, what a
-    backup reads is written, its indices as well: it is None for controllers whose pools translate
-    these on their way.
+    The events are None if there are none. When the start event has completed, what a backup reads
+    has been written, including its indices. The start event is None for controllers whose pools
+    translate the indices on the way.
     """
     if not hasattr(result, "finish_event"):
         waiting = getattr(owner, _ACKNOWLEDGED.get(method, ""), None)
@@ -187,7 +187,7 @@ LOADS = frozenset({"start_loading", "submit_host_to_device"})
 
 
 def layers_sent(owner: Any, method: str, _: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """How many layers a load's operation goes through; 0 where it is none."""
+    """Return how many layers a load goes through; 0 if the operation is not a load."""
     if method == "start_loading":
         return int(owner.layer_num)
     if method == "submit_host_to_device":
@@ -196,9 +196,9 @@ def layers_sent(owner: Any, method: str, _: tuple[Any, ...], kwargs: dict[str, A
 
 
 def layers_brought(owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """How many layers an operation brings of each of its pools, in one go; 0 where that is not sure.
+    """Return how many layers an operation moves of each of its pools in one go; 0 if unsure.
 
-    It is not where a pool comes twice, or its layers under other numbers.
+    It is unsure if a pool occurs twice, or its layers under other numbers.
     """
     if method == "start_loading":
         alone = type(owner).__name__ == "HiCacheController"  # others load what rides on it as well
@@ -212,7 +212,7 @@ def layers_brought(owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[
 
 
 def rides_on(pool: str) -> str:
-    """Whose indices a pool of a group uses, by their names; empty if it allocates its own.
+    """Return whose indices a pool of a group uses, by their names; empty if it allocates its own.
 
     A name that the group does not have means the group's anchor.
     """

@@ -1,4 +1,4 @@
-"""The requests that a thread of SGLang works for at the moment, by name and span."""
+"""The requests that a thread of SGLang is currently working for, by name and span."""
 
 import sys
 import threading
@@ -14,14 +14,14 @@ _API = "opentelemetry.trace"
 
 
 class Request(NamedTuple):
-    """A request as SGLang calls it, and its span where it has one."""
+    """A request under SGLang's id, and its span if it has one."""
 
     name: str
     span: SpanIds | None = None
 
 
 class _Here(threading.local):
-    """``asked``: for which the tree is called; ``carried``: whose operation is carried out."""
+    """Per thread: ``asked`` are the requests of a tree call, ``carried`` those of an operation."""
 
     def __init__(self) -> None:
         self.asked: tuple[Request, ...] = ()
@@ -29,7 +29,7 @@ class _Here(threading.local):
 
     @contextmanager
     def asking(self, requests: tuple[Request, ...]) -> Iterator[None]:
-        """While the tree is called for these."""
+        """Set the requests that the tree is being called for."""
         before, self.asked = self.asked, requests
         try:
             yield
@@ -38,7 +38,7 @@ class _Here(threading.local):
 
     @contextmanager
     def carrying(self, requests: tuple[Request, ...]) -> Iterator[None]:
-        """While an operation is carried out for these."""
+        """Set the requests whose operation is being executed."""
         before, self.carried = self.carried, requests
         try:
             yield
@@ -50,7 +50,7 @@ HERE = _Here()
 
 
 def request_of(told: Any) -> Request | None:
-    """The request that ``told`` is, names, or has as its ``req``; None if there is none."""
+    """Return the request that ``told`` is, names, or has as its ``req``; None if there is none."""
     if isinstance(told, str):
         return Request(told, _span(None))
     if not hasattr(told, "rid"):
@@ -60,12 +60,12 @@ def request_of(told: Any) -> Request | None:
 
 
 def _span(request: Any) -> SpanIds | None:
-    """SGLang's own span of a request where it traces requests, or else the span that is current.
+    """Return SGLang's own span of a request if it traces requests, or else the current span.
 
     Nothing is imported here: a process without OpenTelemetry has no spans.
     """
     api: Any = sys.modules.get(_API)
-    if not hasattr(api, "get_current_span"):  # absent, or about to be imported
+    if not hasattr(api, "get_current_span"):  # absent, or still being imported
         return None
     traced = getattr(getattr(request, "time_stats", None), "trace_ctx", None)
     context = getattr(traced, "root_span_context", None)
