@@ -12,7 +12,9 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
+
+from hicache_dbg.tracer.parsing import Rejected, digits, globs, member, number, path, whole, words
 
 __all__ = [
     "VARIABLES",
@@ -76,7 +78,6 @@ class Lines(StrEnum):
     ALL = "all"  #: one line per operation
 
 
-E = TypeVar("E", bound=StrEnum)
 GATE_WORDS = {
     **dict.fromkeys(("1", "true", "on", "yes"), Gate.ON),
     **dict.fromkeys(("0", "false", "off", "no"), Gate.OFF),
@@ -84,54 +85,11 @@ GATE_WORDS = {
 }
 
 
-class _Rejected(Exception):  # noqa: N818 - a signal to the reader, never seen outside
-    """Carries what is allowed from a parser to the reader, which knows the variable's name."""
-
-
 def _gate(text: str) -> Gate:
     try:
         return GATE_WORDS[text.lower()]
     except KeyError:
-        raise _Rejected("1/true/on/yes, 0/false/off/no or armed") from None
-
-
-def _member(kind: type[E]) -> Callable[[str], E]:
-    def parse(text: str) -> E:
-        try:
-            return kind(text.lower())
-        except ValueError:
-            raise _Rejected("one of " + ", ".join(kind)) from None
-
-    return parse
-
-
-def _number(low: float, high: float, what: str) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            raise _Rejected(what) from None
-        if not low <= number <= high:
-            raise _Rejected(what)
-        return number
-
-    return parse
-
-
-def _whole(low: int, high: int, what: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = _digits(text)
-        if number is None or not low <= number <= high:
-            raise _Rejected(what)
-        return number
-
-    return parse
-
-
-def _digits(text: str) -> int | None:
-    """Return the number written in ``text`` as plain decimal digits, or None."""
-    # int() refuses thousands of digits with an error of its own.
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+        raise Rejected("1/true/on/yes, 0/false/off/no or armed") from None
 
 
 class Listen(int):
@@ -149,47 +107,29 @@ class Listen(int):
 def _listen(text: str) -> Listen:
     address, _, port = text.rpartition(":")
     what = "a port from 0 to 65535, or ADDRESS:PORT such as 127.0.0.1:9464"
-    number = _whole(0, 65535, what)(port)
+    bound = whole(0, 65535, what)(port)
     if not address:
-        return Listen(number)
+        return Listen(bound)
     try:
-        return Listen(number, str(ip_address(address.strip("[]"))))
+        return Listen(bound, str(ip_address(address.strip("[]"))))
     except ValueError:
-        raise _Rejected(what) from None
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _globs(text: str) -> tuple[str, ...]:
-    globs = _words(text)
-    if not globs:
-        raise _Rejected("comma-separated globs such as *index_k*")
-    return globs
+        raise Rejected(what) from None
 
 
 def _ops(text: str) -> tuple[str, ...]:
     from hicache_dbg.tracer.events import Op  # an armed process imports as little as possible
 
-    globs = _globs(text)
-    if not all(any(fnmatchcase(op, glob) for op in Op) for glob in globs):
-        raise _Rejected("globs each of which names one of " + ", ".join(Op))
-    return globs
+    found = globs(text)
+    if not all(any(fnmatchcase(op, glob) for op in Op) for glob in found):
+        raise Rejected("globs each of which names one of " + ", ".join(Op))
+    return found
 
 
 def _sinks(text: str) -> tuple[str, ...]:
-    names = _words(text)
+    names = words(text)
     if not names or any(name not in SINK_NAMES for name in names):
-        raise _Rejected("any of " + ",".join(SINK_NAMES))
+        raise Rejected("any of " + ",".join(SINK_NAMES))
     return tuple(dict.fromkeys(names))  # a sink named twice would count everything twice
-
-
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise _Rejected("a path; there is no such user's home") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,42 +144,42 @@ class Variable:
 
 VARIABLES: tuple[Variable, ...] = (
     Variable("HICACHE_DBG", "gate", _gate, "the gate: on, off, or armed"),
-    Variable("HICACHE_DBG_CHECKSUM", "checksum", _member(Checksum), "what is digested"),
+    Variable("HICACHE_DBG_CHECKSUM", "checksum", member(Checksum), "what is digested"),
     Variable(
         "HICACHE_DBG_SAMPLE",
         "sample",
-        _number(0, 1, "a share from 0 to 1"),
+        number(0, 1, "a share from 0 to 1"),
         "the share of pages under checksum=sample",
     ),
     Variable("HICACHE_DBG_SINKS", "sinks", _sinks, "where events go"),
-    Variable("HICACHE_DBG_POOLS", "pools", _globs, "pools that are traced, as globs"),
+    Variable("HICACHE_DBG_POOLS", "pools", globs, "pools that are traced, as globs"),
     Variable("HICACHE_DBG_OPS", "ops", _ops, "operations that are traced, as globs"),
-    Variable("HICACHE_DBG_ACTION", "action", _member(Action), "what a finding does"),
-    Variable("HICACHE_DBG_LINES", "lines", _member(Lines), "which operations get a line"),
+    Variable("HICACHE_DBG_ACTION", "action", member(Action), "what a finding does"),
+    Variable("HICACHE_DBG_LINES", "lines", member(Lines), "which operations get a line"),
     Variable(
         "HICACHE_DBG_SCRUB",
         "scrub_mb_s",
-        _number(0, 1e6, "MB/s from 0 to 1000000"),
+        number(0, 1e6, "MB/s from 0 to 1000000"),
         "rate at which resting host pages are read again (MB/s)",
     ),
     Variable(
         "HICACHE_DBG_HOST_GB",
         "host_gb",
-        _number(0, 1e6, "GB from 0 to 1000000"),
+        number(0, 1e6, "GB from 0 to 1000000"),
         "what this process's host tier was given, in GB of 10^9 bytes; its pools should hold no more",
     ),
-    Variable("HICACHE_DBG_DIR", "directory", _path, "where recordings go"),
+    Variable("HICACHE_DBG_DIR", "directory", path, "where recordings go"),
     Variable(
         "HICACHE_DBG_DIR_GB",
         "directory_gb",
-        _number(0, 1e6, "GB from 0 to 1000000"),
+        number(0, 1e6, "GB from 0 to 1000000"),
         "what the recordings there may take together, in GB of 10^9 bytes: ended runs without a finding "
         "go, oldest first; 0 = no bound",
     ),
     Variable(
         "HICACHE_DBG_QUEUE",
         "queue",
-        _whole(1, 1 << 24, "a whole number from 1 to 16777216"),
+        whole(1, 1 << 24, "a whole number from 1 to 16777216"),
         "events held at most",
     ),
     Variable(
@@ -248,7 +188,7 @@ VARIABLES: tuple[Variable, ...] = (
         _listen,
         "port of rank 0, one a rank from it up, at an address or at all; 0 = none",
     ),
-    Variable("HICACHE_DBG_JOURNALD_SOCKET", "journald_socket", _path, "journald's socket"),
+    Variable("HICACHE_DBG_JOURNALD_SOCKET", "journald_socket", path, "journald's socket"),
 )
 
 
@@ -292,6 +232,10 @@ class Settings:
         """Return whether ``HICACHE_DBG_POOLS`` matches ``pool``."""
         return any(fnmatchcase(pool, glob) for glob in self.pools)
 
+    def traces_op(self, op: str) -> bool:
+        """Return whether ``HICACHE_DBG_OPS`` matches ``op``."""
+        return any(fnmatchcase(op, glob) for glob in self.ops)
+
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Settings":
         """Read every variable of the gate.
@@ -315,7 +259,7 @@ class Settings:
                 continue
             try:
                 values[variable.field] = variable.parse(text.strip())
-            except _Rejected as rejected:
+            except Rejected as rejected:
                 raise SettingsError(variable.name, text, str(rejected)) from None
         return cls(**values)
 
@@ -326,5 +270,5 @@ RESERVED = frozenset({"HICACHE_DBG_TEST_REQUIRE_SERVICES"})
 
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:
     """Return a number set by torchrun or a similar launcher; ``default`` without one."""
-    number = _digits(environ.get(name, ""))
+    number = digits(environ.get(name, ""))
     return default if number is None else number

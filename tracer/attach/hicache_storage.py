@@ -1,10 +1,9 @@
-"""Attachment to the storage tier of ``hicache_dbg.pools``: what goes into a store, and what comes back."""
+"""Attach to the storage tier of ``hicache_dbg.pools``: trace what is stored and what is fetched."""
 
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
@@ -28,21 +27,21 @@ from hicache_dbg.tracer.settings import Checksum
 
 __all__ = ["StorageAttachment"]
 
-#: An operation of no more bytes is digested at once; a larger one keeps nobody waiting.
+#: Larger operations (bytes) are digested on the bus's thread, so that nobody waits for them.
 AT_ONCE_BYTES = 1 << 20
 
 Views = Callable[[Mirror], MirrorViews]
 Filled = Callable[[CacheState, Pages, Pages], None]
 Asking = Callable[[], Sequence[SpanIds]]
-"""For which requests the calling thread works."""
+"""Returns the requests that the calling thread works for."""
 
 
 class StorageAttachment:
-    """Wraps the methods of the storage engine through which pages cross, and its questions.
+    """Wraps the methods of the storage engine that move or look up pages.
 
-    A fetched page is compared with what was stored under its key; one that was stored before this
-    process began, with the digest in its record's header. The host memory is read again for that, by
-    the thread that fetched where it is little, by the bus's where it is much.
+    A fetched page is compared with what this process stored under its key, or else with the digest
+    in its record's header. For that the host memory is read again: by the fetching thread for small
+    operations, by the bus's thread for large ones.
     """
 
     def __init__(self, session: Session, views: Views, filled: Filled, asking: Asking) -> None:
@@ -56,7 +55,7 @@ class StorageAttachment:
         self._unread = UnreadPages(self._read)
 
     def attach(self) -> None:
-        """Wrap what is not wrapped yet."""
+        """Wrap the engine's functions that are not wrapped yet."""
         for name, around in (
             ("store", self._around_store),
             ("fetch", self._around_fetch),
@@ -68,7 +67,7 @@ class StorageAttachment:
         self._patches.replace(PageAllocator, "free", self._around_free)
 
     def detach(self) -> None:
-        """Put the engine's own functions back."""
+        """Restore the engine's own functions."""
         self._patches.undo()
 
     # -- what is wrapped ----------------------------------------------------------------------
@@ -161,7 +160,7 @@ class StorageAttachment:
             session.probe.overhead_s += time.perf_counter() - ended + started - begun
 
     def _traced(self, op: StorageOp) -> bool:
-        return any(fnmatchcase(op.kind, glob) for glob in self._session.settings.ops)
+        return self._session.settings.traces_op(op.kind)
 
     def _open(self, engine: StorageEngine, op: StorageOp) -> StorageRecord:
         settings = self._session.settings
@@ -212,7 +211,7 @@ class StorageAttachment:
             self._session.check(record.found)
 
     def _let_go(self, engine: StorageEngine, record: StorageRecord) -> frozenset[int]:
-        """Missing pages that an honest index has forgotten as well, or of a store that made room."""
+        """Return the missing pages to excuse: the index forgot them too, or the store evicted meanwhile."""
         missing = [at for at, end in enumerate(record.results) if end.state is PageState.MISSING]
         if not missing:
             return frozenset()
@@ -221,17 +220,17 @@ class StorageAttachment:
             return frozenset(missing)
         try:
             there = engine.backend.exists([record.keys[at].name for at in missing])
-        except OSError:  # it said yes once, and takes nothing back
+        except OSError:  # it claimed to have them, and does not take that back
             return frozenset()
         return frozenset(at for at, here in zip(missing, there, strict=True) if not here)
 
     def _take(self, record: StorageRecord) -> None:
-        """Digest on this thread what cannot wait, or is too little to be worth waiting for."""
+        """Digest on this thread what cannot wait, or is too small to be worth deferring."""
         pages = [at for at, end in enumerate(record.results) if end.good and record.chosen[at]]
         small = record.image.page_bytes * len(pages) <= AT_ONCE_BYTES
         at_once = small or self._session.settings.checksum is Checksum.THREE
         record.after = self._samples(record)
-        if record.op is Op.STORE:  # the engine took the digest, unless it takes none
+        if record.op is Op.STORE:  # the engine computed the digest, unless digests are off
             vouched = [at for at in pages if not record.results[at].digest]
             record.payloads = {at: record.payload_now(at) for at in vouched}
             return
@@ -241,7 +240,7 @@ class StorageAttachment:
         self._asked.record = record if pages and not at_once else None
 
     def _read(self, record: StorageRecord, at: int) -> None:
-        """Digest a fetched page, and its tiles if they are not what was stored."""
+        """Digest a fetched page, and its tiles unless the page is known to be what was stored."""
         record.payloads[at] = record.payload_now(at)
         if not self._judge.knows(record, at):
             record.tiles[at] = self._judge.tiles_now(record, at)
@@ -252,9 +251,9 @@ class StorageAttachment:
 
 
 def _store_of(engine: StorageEngine) -> object:
-    """What stands for an engine's store, and does not keep it alive."""
+    """Return a hashable reference to an engine's store that does not keep it alive."""
     store = weakref.ref(engine.backend)
-    hash(store)  # which it remembers when the store is gone
+    hash(store)  # cached, so that it works after the store is gone
     return store
 
 
