@@ -1,4 +1,4 @@
-"""``hicache-dbg doctor``: each part is looked at for real, and only what is asked for can be missing."""
+"""``hicache-dbg doctor``: every part is really checked, and only required parts can be missing."""
 
 import json
 import socket
@@ -10,39 +10,40 @@ import pytest
 import torch
 
 from hicache_dbg.tracer.attach.sglang import survey
+from hicache_dbg.tracer.cli import doctor_checks
 from hicache_dbg.tracer.cli.doctor_checks import State, examine
 from hicache_dbg.tracer.cli.main import main
 
 
 def states(**environ: str) -> dict[str, tuple[State, str]]:
-    """State and detail of each part under these variables."""
+    """Return state and detail of each part under these variables."""
     return {part.name: (part.state, part.detail) for part in examine(environ)}
 
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    """A TCP socket that answers."""
+    """A listening TCP socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
 
 @pytest.fixture
 def port(listening: socket.socket) -> int:
-    """Its port."""
+    """Return its port."""
     number: int = listening.getsockname()[1]
     return number
 
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port on which nobody answers."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         number: int = server.getsockname()[1]
     return number
 
 
 def doctor(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON of the verb."""
+    """Return exit code and JSON of the verb."""
     code = main(["doctor", "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -50,7 +51,7 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
 def test_with_nothing_asked_nothing_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a machine lacks is absent, not missing, until a variable asks for it: exit 0."""
+    """What a machine lacks is absent, not missing, until a variable requires it: exit 0."""
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     code, told = doctor(capsys)
     assert (code, told["missing"]) == (0, [])
@@ -73,7 +74,7 @@ def test_what_is_asked_for_and_absent_is_missing(
 
 
 def test_a_bad_variable_is_a_part_that_is_missing() -> None:
-    """The gate's own error is told and every other part is still looked at."""
+    """The error of the settings is reported and every other part is still checked."""
     seen = states(HICACHE_DBG_QUEUE="many")
     assert seen["gate"][0] is State.MISSING
     assert "HICACHE_DBG_QUEUE='many'" in seen["gate"][1]
@@ -81,7 +82,7 @@ def test_a_bad_variable_is_a_part_that_is_missing() -> None:
 
 
 def test_a_journald_socket_is_one_that_answers(tmp_path: Path) -> None:
-    """A listening datagram socket answers; the same file with nobody behind it does not."""
+    """A listening datagram socket is ok; a socket file without a listener is not."""
     path = tmp_path / "socket"
     asked = {"HICACHE_DBG_SINKS": "journald", "HICACHE_DBG_JOURNALD_SOCKET": str(path)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
@@ -92,13 +93,13 @@ def test_a_journald_socket_is_one_that_answers(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named(port: int) -> None:
-    """Of the ports of all ranks the one that is taken is told."""
+    """Of the ports of all ranks, the one in use is named."""
     seen = states(HICACHE_DBG_PROMETHEUS_PORT=str(port - 1), WORLD_SIZE="2")
     assert seen["prometheus port"] == (State.MISSING, f"0.0.0.0:{port}: Address already in use")
 
 
 def test_a_port_is_tried_at_its_own_address(port: int) -> None:
-    """A port that another address of this machine has in use is free at the one that is asked for."""
+    """A port in use at another local address is free at the requested one."""
     elsewhere = states(HICACHE_DBG_PROMETHEUS_PORT=f"127.0.0.2:{port}")
     assert elsewhere["prometheus port"] == (State.OK, f"127.0.0.2:{port}: free")
     foreign = states(HICACHE_DBG_PROMETHEUS_PORT=f"203.0.113.9:{port}")
@@ -107,21 +108,21 @@ def test_a_port_is_tried_at_its_own_address(port: int) -> None:
 
 
 def test_ports_end_at_65535() -> None:
-    """A rank whose port would lie beyond the last is told, not an error of the look."""
+    """A rank whose port would exceed the last one is reported, and does not break the check."""
     seen = states(HICACHE_DBG_PROMETHEUS_PORT="65535", WORLD_SIZE="2")
     assert seen["prometheus port"][0] is State.MISSING
     assert "65536: no such port" in seen["prometheus port"][1]
 
 
 def test_a_free_port_is_free(closed_port: int) -> None:
-    """A port on which nobody listens is ok, and still free after the look."""
+    """A free port is ok, and still free after the check."""
     for _ in range(2):
         seen = states(HICACHE_DBG_PROMETHEUS_PORT=str(closed_port))
         assert seen["prometheus port"] == (State.OK, f"0.0.0.0:{closed_port}: free")
 
 
 def test_the_recording_folder_is_looked_at_and_not_made(tmp_path: Path) -> None:
-    """A folder that would be made is ok and still not there; one below a file can't be made."""
+    """A folder that could be created is ok and not created; one below a file can't be."""
     folder = tmp_path / "a" / "b"
     seen = states(HICACHE_DBG_DIR=str(folder))
     assert seen["recordings"][0] is State.OK
@@ -134,7 +135,7 @@ def test_the_recording_folder_is_looked_at_and_not_made(tmp_path: Path) -> None:
 
 
 def test_a_collector_is_one_that_answers(port: int, closed_port: int) -> None:
-    """The endpoint is connected to; its user and password are never shown."""
+    """The endpoint is connected to; its user name and password are never shown."""
     for number, state in ((port, State.OK), (closed_port, State.MISSING)):
         endpoint = f"http://user:secret@127.0.0.1:{number}"
         seen = states(HICACHE_DBG_SINKS="otel", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
@@ -144,7 +145,7 @@ def test_a_collector_is_one_that_answers(port: int, closed_port: int) -> None:
 
 
 def test_a_library_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a look raises becomes a part that is missing, with the error's words."""
+    """Whatever a check raises becomes a missing part with the error's text."""
 
     def broken() -> bool:
         raise OSError("libcuda.so.1 is truncated")
@@ -156,7 +157,7 @@ def test_a_library_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_memory_can_be_pinned() -> None:
-    """Where there is a GPU the trial registers memory and gives it back."""
+    """On a machine with a GPU, the check registers memory and releases it."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     for _ in range(2):
@@ -164,7 +165,7 @@ def test_memory_can_be_pinned() -> None:
 
 
 def test_the_table_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    """A person gets the parts of the JSON."""
+    """The table lists the parts of the JSON."""
     _, told = doctor(capsys)
     main(["doctor"])
     text = capsys.readouterr().out
@@ -176,9 +177,23 @@ def test_the_table_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_sglang_its_table_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 3 and where to run it instead; never a traceback."""
+    """Exit 3 with the place to run it instead; never a traceback."""
     assert main(["doctor", "--sglang"]) == 3
     assert "sglang is not installed here" in capsys.readouterr().err
+
+
+def test_a_system_that_is_not_traced_says_so_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An installed vLLM has its version there.
+
+    LMCache, which is not installed, is not mentioned.
+    """
+    monkeypatch.setattr(doctor_checks, "_version", {"vllm": "0.20.1"}.get)
+    seen = states()
+    assert seen["vllm"] == (State.OK, "0.20.1; its caches are not traced")
+    assert "lmcache" not in seen
+    assert seen["sglang"] == (State.ABSENT, "not installed")
 
 
 def test_modules_of_sglang_that_fail_are_told_once_with_their_reason(
@@ -201,7 +216,7 @@ def test_modules_of_sglang_that_fail_are_told_once_with_their_reason(
 
 
 def test_the_expected_cost_grows_with_what_is_digested() -> None:
-    """Nothing for off, once a tile for loads, three times as much for three."""
+    """Nothing for off, one read per tile for loads, three for three."""
     state, detail = states()["expected cost"]
     assert state is State.OK
     rate = float(detail.partition("XXH3 reads ")[2].partition(" GB/s")[0])

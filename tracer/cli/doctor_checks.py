@@ -1,6 +1,6 @@
-"""What works on this machine, asked of the machine itself: one function a part, each returns rows.
+"""Check what works on this machine: one function per part, each yields rows.
 
-Nothing here changes anything: folders are not made, ports are bound for a moment and given back.
+The checks change nothing: no folder is created, and ports are bound only for a moment.
 """
 
 import os
@@ -25,23 +25,25 @@ CONNECT_WAIT_S = 1.0
 PINNED_TRIAL_BYTES = 1 << 20
 LAST_PORT = 65535
 
-#: Systems whose caches can be looked at, and what our optional parts need.
+#: Systems whose caches may be in use here, and what our optional parts need.
 SYSTEMS = ("sglang", "vllm", "lmcache", "mooncake-transfer-engine")
+#: Those of them whose caches are not traced: mentioned only if they are installed.
+NOT_TRACED = ("vllm", "lmcache")
 LIBRARIES = ("triton", "numpy", "opentelemetry-sdk", "prometheus-client", "xxhash")
 PROGRAMS = ("journalctl", "prometheus", "promtool")
 
 
 class State(StrEnum):
-    """How a part of the environment is."""
+    """The state of a part of the environment."""
 
     OK = "ok"
-    ABSENT = "absent"  #: not there, and nothing asks for it
-    MISSING = "missing"  #: asked for, or needed, and does not work
+    ABSENT = "absent"  #: not there, but not required either
+    MISSING = "missing"  #: required, and does not work
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the environment: its state, what was seen, and what to do."""
+    """One part of the environment: its state, what was found, and what to do."""
 
     name: str
     state: State
@@ -51,18 +53,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the environment asks for; the settings are the defaults where it can't be read."""
+    """What the environment requires; the settings are the defaults if they can't be parsed."""
 
     settings: Settings
     environ: Mapping[str, str]
 
     def unless(self, sink: str) -> State:
-        """The state of a broken part that only ``sink`` needs."""
+        """Return the state of a broken part that only ``sink`` needs."""
         return State.MISSING if sink in (self.settings.sinks or ()) else State.ABSENT
 
 
 def examine(environ: Mapping[str, str] = os.environ) -> list[Part]:
-    """Look at every part; a look that fails is a part that is missing, never an exception."""
+    """Check every part; a check that raises yields a missing part, never an exception."""
     parts = []
     try:
         settings = Settings.from_environ(environ)
@@ -75,7 +77,7 @@ def examine(environ: Mapping[str, str] = os.environ) -> list[Part]:
     for look in _LOOKS:
         try:
             parts.extend(look(asked))
-        except Exception as error:  # noqa: BLE001 - a broken library breaks in its own way
+        except Exception as error:  # noqa: BLE001 - a broken library may raise anything
             name = look.__name__.strip("_")
             parts.append(Part(name, State.MISSING, f"{type(error).__name__}: {error}"))
     return parts
@@ -87,7 +89,10 @@ def _versions(_: _Asked) -> Iterator[Part]:
     yield Part("kernel", State.OK, platform.release())
     for name in LIBRARIES + SYSTEMS:
         found = _version(name)
-        yield Part(name, State.OK if found else State.ABSENT, found or "not installed")
+        if name not in NOT_TRACED:
+            yield Part(name, State.OK if found else State.ABSENT, found or "not installed")
+        elif found:
+            yield Part(name, State.OK, f"{found}; its caches are not traced")
 
 
 def _torch(_: _Asked) -> Iterator[Part]:
@@ -193,7 +198,7 @@ def _otlp(asked: _Asked) -> Iterator[Part]:
         return
     place = urlsplit(endpoint)
     port = place.port or (443 if place.scheme == "https" else 80)
-    shown = f"{place.scheme}://{place.hostname}:{port}"  # without a name and password
+    shown = f"{place.scheme}://{place.hostname}:{port}"  # without user name and password
     try:
         socket.create_connection((place.hostname or "", port), CONNECT_WAIT_S).close()
     except OSError as error:
@@ -246,12 +251,12 @@ def _version(name: str) -> str:
 def _importable(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of one of its parents
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 def _refused(address: str, port: int) -> str:
-    """Why metrics cannot be served there; nothing where they can."""
+    """Return why metrics cannot be served there; empty if they can."""
     if port > LAST_PORT:
         return f"no such port, expected one up to {LAST_PORT}"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
