@@ -1,5 +1,6 @@
-"""The timeline read back through Perfetto's own messages: slices nest, every flow arrives."""
+"""The timeline, parsed with Perfetto's own messages: slices nest, every flow arrives."""
 
+import json
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.diagnose.test_gather import LOAD, recorded
 from tests.exporters.samples import TIME_NS, copied, finding
 
 from hicache_dbg.exporters.perfetto import write_perfetto
+from hicache_dbg.exporters.recording_format import recordings_in
 from hicache_dbg.exporters.timeline import Slice
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event
@@ -28,7 +30,7 @@ RUN: list[Event] = [
 
 
 class Read:
-    """A trace, read back."""
+    """A parsed trace."""
 
     def __init__(self, path: Path) -> None:
         trace = pb2.Trace()
@@ -51,12 +53,12 @@ class Read:
         return (*head, self.names[uuid])
 
     def of(self, kind: str) -> list[tuple[int, Any]]:
-        """The events of one type, with their times."""
+        """Return the events of one type, with their times."""
         number = getattr(pb2.TrackEvent, f"TYPE_{kind}")
         return [(time, event) for time, event in self.events if event.type == number]
 
     def deepest(self) -> int:
-        """How deep slices of one track nest; every end must have its begin."""
+        """Return the deepest nesting of slices on one track; every end must have its begin."""
         open_now: dict[int, int] = defaultdict(int)
         deepest = 0
         for _, event in self.events:
@@ -77,7 +79,7 @@ class Read:
 def test_slices_that_overlap_lie_in_lanes(
     spans: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever overlaps, no slice of a track contains another, and none is lost."""
+    """No slice of a track contains another, and none is lost."""
     path = tmp_path_factory.mktemp("trace") / "t.pftrace"
     slices = [Slice(("rank 0", "mla", "load"), "load", *span) for span in sorted(spans)]
     assert write_perfetto(path, slices, []) == len(spans)
@@ -90,7 +92,7 @@ def test_slices_that_overlap_lie_in_lanes(
 def test_a_page_flows_from_what_wrote_it_to_what_read_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A load is joined to the last backup of each of its pages, of the same generation alone."""
+    """A load is linked to the last backup of each of its pages, within the same generation only."""
     path = tmp_path / "run.pftrace"
     place = recorded(tmp_path, "run", RUN)
     assert main(["diagnose", str(place), "--perfetto", str(path)]) == 1
@@ -113,7 +115,7 @@ def test_a_page_flows_from_what_wrote_it_to_what_read_it(
 
 
 def test_operations_of_two_runs_are_told_apart(tmp_path: Path) -> None:
-    """A later process counts its operations from 1 again: each flow still has one end at each side."""
+    """A later process numbers its operations from 1 again: each flow still has one end on each side."""
     for name, after in (("a", 0), ("b", 10**9)):
         shifted = [replace(event, time_ns=event.time_ns + after) for event in RUN]
         recorded(tmp_path, name, shifted)
@@ -125,8 +127,23 @@ def test_operations_of_two_runs_are_told_apart(tmp_path: Path) -> None:
         assert set(ids.values()) == {1}
 
 
+def test_a_recording_that_lacks_optional_fields_has_a_timeline(tmp_path: Path) -> None:
+    """What an older version did not write is left out of a slice's details."""
+    place = recorded(tmp_path, "run", RUN)
+    (file,) = [place] if place.is_file() else recordings_in(place)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[1:]:
+        for name in ("status", "op_id", "host_pages", "skipped"):
+            line.pop(name, None)
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert main(["diagnose", str(place), "--perfetto", str(tmp_path / "trace")]) == 1
+    begun = Read(tmp_path / "trace").of("SLICE_BEGIN")
+    assert len(begun) == 4
+    assert not {"status", "op_id"} & {n.name for _, e in begun for n in e.debug_annotations}
+
+
 def test_a_timeline_is_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two places side by side have no common one."""
+    """Two runs side by side have no common timeline."""
     place = str(recorded(tmp_path, "run", [copied()]))
     assert main(["diagnose", place, place, "--perfetto", str(tmp_path / "x")]) == 2
     assert "--perfetto are of one run" in capsys.readouterr().err

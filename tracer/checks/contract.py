@@ -127,12 +127,20 @@ def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Find
 
 
 def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
-    """Compare pages sent with pages received by request, unless a recording lost events."""
+    """Compare pages sent with pages received by request, unless a recording lost events.
+
+    Silence does not accuse a prefill process that was killed, or that began to record later.
+    """
     if prefill.lost or decode.lost:
         return
     sent = {said.request: said.values for said in prefill.on(Topic.SENT)}
     received = {said.request: said for said in decode.on(Topic.RECEIVED)}
-    wrong = [said for request, said in received.items() if said.values != sent.get(request)]
+    wrong = [
+        said
+        for request, said in received.items()
+        if said.values != sent.get(request)
+        and (prefill.heard(said.time_ns) or not _unfinished(sent.get(request), said.values))
+    ]
     if not wrong:
         return
     first, got = wrong[0].request, wrong[0].values
@@ -146,6 +154,13 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
         advice="let decode commit a request only when prefill says that it is complete, with the count",
         time_ns=wrong[0].time_ns,
     )
+
+
+def _unfinished(sent: Sequence[str] | None, received: Sequence[str]) -> bool:
+    """Return whether a further statement of prefill could make both ends agree."""
+    if sent is None:
+        return received[1:] in {(), (WHOLE,)}
+    return len(sent) == 1 and int(sent[0]) < int(received[0])  # without an outcome: so far
 
 
 def _pages(values: Sequence[str]) -> str:

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 
 from hicache_dbg.tracer.events import Event, Health, MirrorInfo, Started, Stated, Topic
 
-__all__ = ["Process", "processes"]
+__all__ = ["LATE_NS", "Process", "processes"]
+
+#: How much later than the first process the last may do the same thing: what a process that was
+#: killed said within that time of its end may be missing from its recording.
+LATE_NS = 10**9
 
 
 @dataclass(slots=True)
@@ -21,6 +25,8 @@ class Process:
     lost: int = 0
     #: Whether its recording ends with the closing event; if not, it was killed or is still running.
     closed: bool = False
+    #: From when to when its recordings hold all it said, one span per recording.
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{self.role} rank {self.rank}".strip()
@@ -28,6 +34,10 @@ class Process:
     def on(self, topic: Topic) -> Iterator[Stated]:
         """Return its statements on ``topic``."""
         return (said for said in self.stated if said.topic is topic)
+
+    def heard(self, time_ns: int) -> bool:
+        """Return whether its recordings hold what it said at ``time_ns``."""
+        return any(first <= time_ns <= last for first, last in self.spans)
 
 
 def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
@@ -38,8 +48,10 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
     found: dict[tuple[str, int], Process] = {}
     for recording in recordings:
         parts: dict[int, Process] = {}
+        first: dict[int, int] = {}
         for event in recording:
             part = parts.setdefault(event.rank, Process("", event.rank))
+            first[event.rank] = min(first.get(event.rank, event.time_ns), event.time_ns)
             part.last_ns = max(part.last_ns, event.time_ns)
             if isinstance(event, Started):
                 part.mirrors |= {mirror.pool: mirror for mirror in event.mirrors}
@@ -56,6 +68,8 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
             known.last_ns = max(known.last_ns, part.last_ns)
             known.lost = max(known.lost, part.lost)
             known.closed = known.closed or part.closed
+            last_ns = part.last_ns if part.closed else part.last_ns - LATE_NS
+            known.spans.append((first[part.rank], last_ns))
     return list(found.values())
 
 

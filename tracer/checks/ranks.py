@@ -6,7 +6,7 @@ not have.
 
 from collections.abc import Iterator, Sequence
 
-from hicache_dbg.tracer.checks.processes import Process
+from hicache_dbg.tracer.checks.processes import LATE_NS, Process
 from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
 from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, Stated, Topic
 from hicache_dbg.tracer.words import counted
@@ -14,8 +14,6 @@ from hicache_dbg.tracer.words import counted
 __all__ = ["CHECK", "check_ranks", "collective_gap"]
 
 CHECK = "ranks"
-#: How much later than the first rank the last may reach a collective call.
-LATE_NS = 10**9
 Values = dict[str, int]
 
 

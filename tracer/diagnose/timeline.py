@@ -72,15 +72,17 @@ def slices_of(database: Database) -> Iterator[Slice]:
 
 def _slice(row: tuple[Any, ...]) -> Slice:
     rank, pool, op, op_id, start_ns, duration_ns, *told, leaving, arriving = row
-    details = dict(zip(_DETAILS, told, strict=True))
+    named = {"op_id": op_id, **dict(zip(_DETAILS, told, strict=True))}
+    # An older recording, or an entry of the journal, may lack a field.
+    details = {name: value for name, value in named.items() if value is not None}
     details["skipped"] = int(details["skipped"])
     bad = f", {details['mismatched']} mismatched" if details["mismatched"] else ""
     return Slice(
         track=(f"rank {rank}", pool, op),
-        name=f"{op} of {counted(details['pages'], 'page')}{bad}",
+        name=f"{op} of {counted(details.get('pages', 0), 'page')}{bad}",
         start_ns=start_ns,
         duration_ns=duration_ns,
-        details={"op_id": op_id, **details},
+        details=details,
         begins=tuple(leaving),
         ends=tuple(arriving),
     )

@@ -79,8 +79,23 @@ def test_a_recording_that_lost_events_accuses_nobody_of_silence() -> None:
     assert len(join([ours, theirs])) == 2
     assert join([ours, [*theirs, lost]]) == []
     taken: list[Event] = [received("r", 2), replace(lost, rank=0)]
-    assert join(pair([], [received("r", 2)])) != []
     assert join(pair([], taken)) == []
+
+
+def test_a_prefill_process_that_was_killed_is_not_accused_of_silence() -> None:
+    """What it said last may be missing from its recording; nor is one that began to record later."""
+    first, part, taken = contract("prefill", "v", 1), sent("r", 1), received("r", 2)
+    alive = word()
+    late = replace(first, time_ns=taken.time_ns + 1)
+    so_far, all_taken = replace(part, values=("1",)), replace(taken, values=("2",))
+    for last, accused in (
+        (alive, False),
+        (replace(alive, closing=True), True),
+        (replace(alive, time_ns=alive.time_ns + 10**9), True),
+    ):
+        assert bool(join([[first, last], [taken]])) is accused
+        assert bool(join([[first, so_far, last], [all_taken]])) is accused
+        assert join([[late, last], [taken]]) == []
 
 
 def test_a_statement_without_a_value_says_nothing() -> None:
