@@ -1,1 +1,1 @@
-"""What operators install beside the tracer: dashboards, rules, provisioning, systemd drop-ins."""
+"""Files that operators install: dashboards, rules, provisioning, systemd drop-ins."""

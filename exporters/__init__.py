@@ -1,1 +1,1 @@
-"""Sinks: one file each. They know events, never pools."""
+"""Sinks and report writers, one file each. They know events, never pools."""

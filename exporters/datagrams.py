@@ -1,9 +1,9 @@
-"""Many datagrams by one system call.
+"""Send many datagrams in one system call.
 
-A thread lets go of the interpreter for each call that may block, and beside threads that compute it
-gets it back only after a switch interval (5 ms by default). At one call an event that is two hundred
-events a second, however fast the receiver is; at one call a batch it is the receiver's own speed.
-``sendmmsg`` is Linux's call for this and has no name in the standard library.
+A thread releases the GIL for every call that may block and, beside threads that compute, gets it
+back only after a switch interval (5 ms by default). One call per event would limit a sink to two
+hundred events a second, however fast the receiver; one call per batch runs at the receiver's speed.
+``sendmmsg`` is Linux's call for this; the standard library does not wrap it.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from itertools import accumulate, chain
 
 __all__ = ["MOST", "Datagrams"]
 
-#: Datagrams of one call at most; the kernel's own limit is 1024.
+#: Most datagrams per call; the kernel's own limit is 1024.
 MOST = 512
 
 
 class _Message(ctypes.Structure):
-    """``struct msghdr`` of a connected socket: one vector, no address, no control data."""
+    """Mirror of ``struct msghdr`` of a connected socket: one vector, no address or control data."""
 
     _fields_ = (
         ("name", ctypes.c_void_p),
@@ -33,13 +33,13 @@ class _Message(ctypes.Structure):
 
 
 class _Numbered(ctypes.Structure):
-    """``struct mmsghdr``: a message, and how many of its bytes went."""
+    """Mirror of ``struct mmsghdr``: a message, and how many of its bytes were sent."""
 
     _fields_ = (("message", _Message), ("sent", ctypes.c_uint))
 
 
 class Datagrams:
-    """Sends batches over connected sockets; the tables for the kernel are made once."""
+    """Sends batches over connected sockets; the tables for the kernel are allocated once."""
 
     def __init__(self) -> None:
         self._call = ctypes.CDLL(None, use_errno=True).sendmmsg
@@ -51,13 +51,14 @@ class Datagrams:
             numbered.message.vectors = 1
 
     def send(self, file: int, datagrams: Sequence[bytes]) -> int:
-        """Send the first of ``datagrams``, in order, on the socket ``file``; how many went.
+        """Send ``datagrams`` in order on the socket ``file``; return how many were sent.
 
-        It stops at the first that does not go, and raises only where that is the first of all.
+        Sending stops at the first datagram that fails, and raises only if that is the first of the
+        batch.
 
         Raises:
-            OSError: as ``send`` would for the first datagram; EAGAIN where the socket's own time
-                limit (``SO_SNDTIMEO``) ran out.
+            OSError: as ``send`` would for the first datagram; EAGAIN if the socket's own time limit
+                (``SO_SNDTIMEO``) expired.
         """
         batch = datagrams[:MOST]
         data = b"".join(batch)

@@ -1,7 +1,7 @@
-"""Whether a descriptor is still the file that was opened under it.
+"""Check that a file descriptor still refers to the file that was opened under it.
 
-A host that becomes a daemon closes every descriptor, ours too, and the next file or socket that it opens has
-the same number: what is written there then is the host's own.
+A host that daemonizes closes every descriptor, ours included. The next file or socket it opens
+reuses the number, and whatever we wrote there would go into the host's file.
 """
 
 import os
@@ -13,13 +13,13 @@ Opened = tuple[int, int]
 
 
 def opened(file: int) -> Opened:
-    """What ``file`` is, to be asked about later."""
+    """Return the identity of ``file``, for later comparison."""
     found = os.fstat(file)
     return found.st_dev, found.st_ino
 
 
 def there(file: int, what: Opened) -> os.stat_result | None:
-    """What is known of ``file``; None where it is not ``what`` any more."""
+    """Return the status of ``file``; None if it is no longer ``what``."""
     try:
         found = os.fstat(file)
     except OSError:

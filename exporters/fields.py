@@ -8,10 +8,10 @@ from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Started, S
 
 __all__ = ["IDENTIFIER", "MESSAGE_IDS", "PRIORITIES", "fields"]
 
-#: What ``journalctl -t`` selects.
+#: The identifier for ``journalctl -t``.
 IDENTIFIER = "hicache-dbg"
 
-#: One constant id an event type: ``journalctl MESSAGE_ID=...`` selects it in any version.
+#: One constant id per event type: ``journalctl MESSAGE_ID=...`` selects it in any version.
 MESSAGE_IDS: dict[type[Event], str] = {
     Started: "a40a27bb0a414d20b46324379ea73ab5",
     Copied: "42b149dc40154b35a66abdf8a2d7a2ab",
@@ -25,10 +25,10 @@ PRIORITIES: dict[type[Event], int] = {Finding: 3, Started: 6, Health: 6, Copied:
 
 
 def fields(event: Event) -> dict[str, str]:
-    """The fields of ``event`` in a fixed order; those with nothing to say are left out.
+    """Return the fields of ``event`` in a fixed order, without empty ones.
 
-    Counts and sizes are decimal, sizes in bytes, truth values ``True`` and ``False`` as in the
-    line. ``HICACHE_PAGE`` is the first page concerned, ``HICACHE_PAGES`` how many there are.
+    Counts and sizes are decimal, sizes in bytes, booleans ``True`` and ``False`` as in the line.
+    ``HICACHE_PAGE`` is the first affected page, ``HICACHE_PAGES`` the number of them.
     """
     named = {
         "HICACHE_EVENT": str(event.__struct_config__.tag),
@@ -135,7 +135,7 @@ def _reasons(skipped: dict[str, int]) -> str:
 
 
 def _record(event: Event) -> str:
-    """The whole event as JSON, for the rare kinds: a reader of the journal gets it back exactly."""
+    """Return the whole event as JSON, so that journal readers can restore rare kinds exactly."""
     return encoded(event).decode()
 
 

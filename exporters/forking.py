@@ -1,7 +1,7 @@
-"""Forks of the host: what a child lets go of, and moments at which none may happen.
+"""Forks of the host: what a child must release, and moments at which no fork may happen.
 
-A forked child has its parent's sockets, locks and half-done work, and none of its threads. What it must
-not keep (a listening socket, a lock on a file) is let go of at once, whether or not it is ever traced.
+A forked child has its parent's sockets, locks and half-done work, but none of its threads. What it
+must not keep (a listening socket, a lock on a file) is released at once, traced or not.
 """
 
 import os
@@ -12,23 +12,23 @@ from typing import Protocol
 
 __all__ = ["LetsGo", "in_children", "unforked"]
 
-#: A fork waits no longer for a batch than this, in seconds.
+#: Longest time a fork waits for a batch, in seconds.
 LONGEST_WAIT_S = 1.0
 
 
 class LetsGo(Protocol):
-    """Has something that a forked child must not keep."""
+    """Holds something that a forked child must not keep."""
 
     def let_go(self) -> None:
-        """Let go of it; called in the child, and must not fail."""
+        """Release it; called in the child, and must not fail."""
         ...
 
 
 class _Unforked:
-    """A lock that forks wait for; one thread may take it again while it has it.
+    """A reentrant lock that forks wait for.
 
-    A thread that takes it in a loop would have it again before one that waits wakes up, so whoever
-    comes while a fork waits lets the fork go first.
+    A thread that takes it in a loop would reacquire it before a waiting fork wakes up, so newcomers
+    yield while a fork waits.
     """
 
     def __init__(self) -> None:
@@ -67,17 +67,17 @@ class _Unforked:
         return self._depth > 0 and self._owner == threading.get_ident()
 
     def in_child(self) -> None:
-        if not self._is_mine():  # whoever else has it is not here
+        if not self._is_mine():  # the owning thread does not exist in the child
             vars(self).update(vars(_Unforked()))
 
 
-#: Held while values move whose library has locks of its own: no child may inherit one that is taken.
+#: Held during calls into a library with locks of its own: no child may inherit a held one.
 unforked = _Unforked()
 _known: "weakref.WeakSet[LetsGo]" = weakref.WeakSet()
 
 
 def in_children(thing: LetsGo) -> None:
-    """Have ``thing`` let go in every child that is forked as long as it lives."""
+    """Call ``thing.let_go()`` in every child forked while ``thing`` is alive."""
     _watch_forks()
     _known.add(thing)
 

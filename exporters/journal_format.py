@@ -1,7 +1,7 @@
-"""Entries in journald's native protocol, with its rules for field names enforced.
+"""Encode entries in journald's native protocol, and enforce its rules for field names.
 
-journald drops a field whose name breaks a rule without a word and keeps the rest of the entry.
-Here such a name is an error before anything is sent.
+journald silently drops a field whose name breaks a rule and keeps the rest of the entry. Here such
+a name is an error before anything is sent.
 
 Format: https://systemd.io/JOURNAL_NATIVE_PROTOCOL/
 """
@@ -15,7 +15,7 @@ __all__ = ["FieldNameError", "encode_entry"]
 
 LONGEST_NAME = 64
 
-# Names with a leading underscore are reserved for what journald itself vouches for.
+# Names with a leading underscore are reserved for fields that journald itself adds.
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -31,9 +31,9 @@ class FieldNameError(ValueError):
 
 
 def encode_entry(fields: Mapping[str, str]) -> bytes:
-    """One journal entry of ``fields`` in their order.
+    """Encode ``fields`` as one journal entry, in their order.
 
-    A value with a line break travels behind its length (64 bits, little endian). Lone surrogates
+    A value with a line break is preceded by its length (64 bits, little endian). Lone surrogates
     are written as escapes, so that no text can make an entry fail.
 
     Raises:
@@ -48,7 +48,7 @@ def encode_entry(fields: Mapping[str, str]) -> bytes:
 
 @lru_cache(maxsize=256)
 def _check(names: tuple[str, ...]) -> None:
-    """Check the names of an entry; each event type has a few sets of them."""
+    """Check the field names of an entry; cached, because each event type has only a few sets."""
     for name in names:
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
             raise FieldNameError(name)

@@ -1,9 +1,9 @@
-"""Events to journald over its native socket, without a library between.
+"""Send events to journald over its native socket, without a library.
 
-The socket is connected: a blocked send then waits for room instead of spinning, and a restarted
-journald shows itself as a refused send, upon which the sink connects anew. What a send may wait
-is bounded; what does not arrive is counted by the bus. A batch is one system call, or a thread that
-waits for the interpreter between two entries would be the limit (see ``datagrams``).
+The socket is connected: a blocked send waits for room instead of spinning, and a restarted journald
+shows up as a refused send, upon which the sink reconnects. Waiting is bounded; the bus counts what
+does not arrive. A batch is one system call, because a thread that waits for the GIL between two
+entries would be the bottleneck (see ``datagrams``).
 """
 
 import errno
@@ -27,11 +27,11 @@ from hicache_dbg.tracer.sink import SinkError
 
 __all__ = ["JournaldSink"]
 
-#: A restart takes a moment, and a journald that is gone for good is not asked a hundred times a second.
+#: Pauses between reconnects: short after a restart, longer if journald stays away.
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.2
 
-#: journald took the socket away, or has not made it yet: worth another connect.
+#: journald removed the socket or has not created it yet: worth reconnecting.
 _GONE = frozenset(
     {errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.EBADF}
 )
@@ -44,15 +44,15 @@ _SEALS = (
 class JournaldSink:
     """Sends each event as one entry with fields, oldest first.
 
+    If journald is absent at construction, that is no error: it may come later.
+
     Args:
         path: journald's native socket; that of a namespace is
             ``/run/systemd/journal.NAMESPACE/socket``.
         lines: which events become an entry.
-        limit_s: the longest time that a batch may wait without one more entry going, reconnects
-            included. Then the rest of the batch is given up, so a dead journald costs a batch
-            this time once, and a hanging one twice.
-
-    A journald that is absent at construction is not an error: it may come later.
+        limit_s: the longest time a batch may wait without progress, reconnects included. Then the
+            rest of the batch is given up, so a dead journald costs a batch this time once, and a
+            hanging one twice.
     """
 
     name = "journald"
@@ -70,7 +70,7 @@ class JournaldSink:
         )
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Send ``events``; a :class:`SinkError` says how many were left when waiting ended."""
+        """Send ``events``; :class:`SinkError` says how many were not sent when waiting ended."""
         entries = [entry for entry in map(self._render, events) if entry is not None]
         sent = 0
         try:
@@ -87,11 +87,14 @@ class JournaldSink:
             ) from error
 
     def close(self) -> None:
-        """Close the socket; what was sent is journald's already."""
+        """Close the socket; everything sent is already with journald."""
         self._disconnect()
 
     def _deliver(self, entries: Sequence[bytes], deadline: float) -> int:
-        """Send the first of ``entries``, connecting anew until ``deadline``; how many went."""
+        """Send the first of ``entries``, reconnecting until ``deadline``.
+
+        Return how many were sent.
+        """
         pause = FIRST_PAUSE_S
         while True:
             try:
@@ -117,7 +120,7 @@ class JournaldSink:
             self._disconnect()
         if self._socket is None:
             fresh = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            # The kernel's own limit: Python's would be a poll, and a switch of threads, an entry.
+            # A limit in the kernel: Python's timeout would add a poll and a thread switch per entry.
             fresh.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._limit_s))
             try:
                 fresh.connect(str(self._path))
@@ -130,7 +133,7 @@ class JournaldSink:
     def _disconnect(self) -> None:
         if self._socket is not None:
             if there(self._socket.fileno(), self._what) is None:
-                self._socket.detach()  # its number is the host's
+                self._socket.detach()  # the descriptor number belongs to the host now
             self._socket.close()
             self._socket = None
 
@@ -155,7 +158,7 @@ def _take_entry(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes
 
 
 def _timeval(seconds: float) -> bytes:
-    """``struct timeval``; all zeros would mean no limit."""
+    """Return ``struct timeval``; all zeros would mean no limit."""
     whole, part = divmod(max(1, round(seconds * 1e6)), 1_000_000)
     return struct.pack("@ll", whole, part)
 

@@ -1,8 +1,8 @@
-"""One event as one line of text.
+"""Format one event as one line of text.
 
-A copy's line is fixed, field by field, so that ``sort | uniq -c`` over many of them is a table
-of paths; only copies and findings carry the ``[HICACHE_DBG]`` mark that such a pipeline greps
-for. Start and health lines begin with ``hicache-dbg`` instead and stay out of the table.
+The fields of a copy's line are fixed, so that ``sort | uniq -c`` over many lines is a table of
+paths. Only copies and findings carry the ``[HICACHE_DBG]`` mark such a pipeline greps for. Start
+and health lines begin with ``hicache-dbg`` instead and stay out of the table.
 """
 
 import json
@@ -30,12 +30,12 @@ _PLAIN = re.compile(r"[\w.:/@+*,;()\[\]<>-]+")
 
 
 def line(event: Event) -> str:
-    """One line for ``event``, without a line break, a time or an id."""
+    """Return one line for ``event``, without a line break, a time or an id."""
     return _LINES[type(event)](event)
 
 
 def page_ranges(pages: Sequence[int], count: int = 0) -> str:
-    """Page numbers as ranges: ``0-3,7``, and ``(+12)`` where ``count`` says there are more."""
+    """Format page numbers as ranges: ``0-3,7``, with ``(+12)`` if ``count`` says there are more."""
     pieces: list[list[int]] = []
     for page in pages:
         if pieces and page == pieces[-1][1] + 1:
@@ -50,16 +50,16 @@ def page_ranges(pages: Sequence[int], count: int = 0) -> str:
 
 
 def _word(text: str) -> str:
-    """``text`` as one word: quoted where a blank or a line break would split it."""
+    """Return ``text`` as one word, quoted if whitespace would split it."""
     if not text:
         return NOTHING
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with what a terminal would obey, or not show, as escapes.
+    """Return ``text`` on one line, with control and invisible characters as escapes.
 
-    A request's id may come from anywhere, and must neither forge a line nor move a cursor.
+    A request's id comes from outside and must neither forge a line nor move a terminal's cursor.
     """
     flat = " ".join(text.split())
     if flat.isprintable():

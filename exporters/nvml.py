@@ -1,8 +1,8 @@
-"""What the GPUs say of themselves: memory, bus, error counters and the reasons for slow clocks.
+"""What the GPUs report of themselves: memory, bus, error counters, and why clocks are low.
 
-A digest that differs with nobody writing is a flipped bit, and then these counters stand beside
-it. NVML may be absent, or may refuse or not know a reading: each is a state that is told, never
-an error that is raised.
+If a digest differs although nobody wrote, a bit has flipped, and these counters are shown beside
+the finding. NVML may be absent, refuse a reading or not know it: each is a reported state, never an
+exception.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
@@ -44,9 +44,9 @@ _SLOW_CLOCKS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One thing to ask of a GPU: values by the label that tells them apart.
+    """One thing to ask of a GPU: values by a label that tells them apart.
 
-    ``total`` marks a count that only grows until the driver is loaded anew.
+    ``total`` marks a count that only grows until the driver is reloaded.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU's readings, and for each reading how asking for it went."""
+    """One GPU's readings, and the state of each reading."""
 
     index: int
     uuid: str
@@ -69,7 +69,7 @@ class Gpu:
 
 
 def state_of(error: BaseException) -> str:
-    """What a failure of NVML means, in a word."""
+    """Return a word for a failure of NVML."""
     return _STATES.get(getattr(error, "value", -1), "failed")
 
 
@@ -79,7 +79,7 @@ def _memory(nvml: Any, gpu: Any) -> dict[str, float]:
 
 
 def _throughput(nvml: Any, gpu: Any) -> dict[str, float]:
-    # NVML counts kB over 20 ms, and a call lasts as long.
+    # NVML counts kB over 20 ms, and the call takes that long.
     counters = {"sent": nvml.NVML_PCIE_UTIL_TX_BYTES, "received": nvml.NVML_PCIE_UTIL_RX_BYTES}
     return {
         way: 1000 * nvml.nvmlDeviceGetPcieThroughput(gpu, counter)
@@ -145,11 +145,11 @@ READINGS: tuple[Reading, ...] = (
 
 
 class Nvml:
-    """Asks every GPU, or those of ``uuids``, for every reading.
+    """Reads every reading of every GPU, or of those in ``uuids``.
 
     Args:
-        uuids: which GPUs, by their ``GPU-...`` id; default all.
-        library: what is called, with the names of ``pynvml``.
+        uuids: which GPUs, by their ``GPU-...`` id; all by default.
+        library: the library to call, with the names of ``pynvml``.
     """
 
     def __init__(self, uuids: frozenset[str] | None = None, *, library: Any = pynvml) -> None:
@@ -170,11 +170,11 @@ class Nvml:
             self.state = state_of(error)
 
     def read(self) -> list[Gpu]:
-        """Every reading of every GPU now; 40 ms a GPU, for the bus is watched as long."""
+        """Return every reading of every GPU; takes 40 ms per GPU, to measure bus throughput."""
         return [self._read(index, handle) for index, handle in self._handles]
 
     def xids(self) -> "XidWatch":
-        """Begin to watch for Xid errors; the caller closes what it gets."""
+        """Start watching for Xid errors; the caller must close the watch."""
         return XidWatch(self._nvml, self._handles)
 
     def _read(self, index: int, handle: Any) -> Gpu:
@@ -213,7 +213,7 @@ class Xids:
 
 @dataclass
 class XidWatch:
-    """Counts Xid errors as the driver reports them, on a thread of its own.
+    """Counts Xid errors as the driver reports them, on its own thread.
 
     An Xid is the driver's number for a fault of GPU, bus or program:
     https://docs.nvidia.com/deploy/xid-errors/
@@ -244,11 +244,11 @@ class XidWatch:
         self._thread.start()
 
     def seen(self, index: int) -> Xids:
-        """What the GPU at ``index`` had so far."""
+        """Return the errors of the GPU at ``index`` so far."""
         return Xids(count=self._counts[index], last=self._last.get(index, 0))
 
     def close(self) -> None:
-        """Stop watching; takes half a second at most."""
+        """Stop watching, within a second."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2 * self.WAIT_MS / 1000)

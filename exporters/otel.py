@@ -1,8 +1,8 @@
 """Events as OpenTelemetry spans, metrics and log records.
 
-One span an operation, from the event's own times; an operation merges many requests, so it links
-to the requests' spans instead of being the child of one. A finding is an event on the span of its operation
-and a log record in that span.
+One span per operation, with the event's own times. An operation serves many requests, so its span
+links to theirs instead of being the child of one. A finding is an event on the span of its
+operation and a log record in that span.
 """
 
 import os
@@ -28,31 +28,32 @@ from hicache_dbg.tracer.sink import Pace, SinkError
 __all__ = ["OtelSink"]
 
 SPANS_REMEMBERED = 4096
-#: What an operation's metrics are told apart by.
+#: Attributes that distinguish an operation's metrics.
 PATH = (
     *("hicache.pool", "hicache.op", "hicache.src", "hicache.dst"),
     *("hicache.layout", "hicache.token_granular", "hicache.rank"),
 )
 
 _OpKey = tuple[int, int]
-#: A path's attributes, in the order of :func:`_path_attributes`.
+#: Values of a path's attributes, in the order of :func:`_path_attributes`.
 _Path = tuple[str | int | bool, ...]
 
 
 class OtelSink:
-    """Makes spans, metrics and log records of events and delivers them.
+    """Turns events into spans, metrics and log records, and delivers them.
 
     Args:
-        environ: where ``OTEL_*`` is read from; default the process's environment.
+        environ: where to read ``OTEL_*``; by default the process's environment.
         close_limit_s: the longest time that closing may take.
 
     Raises:
-        OtelConfigError: the environment asks for an exporter that is not to be had.
+        OtelConfigError: the environment asks for an exporter that is not available.
     """
 
     name = "otel"
 
-    #: A span costs thirty times what a counter does, a request more, and the interpreter is the host's.
+    #: A span costs thirty times as much as a counter, an export request even more, and the GIL is
+    #: needed by the host.
     pace = Pace(rest=1.0, gather_s=0.5)
 
     def __init__(
@@ -81,9 +82,12 @@ class OtelSink:
         self._lost_before: dict[tuple[int, str], int] = {}
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Deliver ``events``; a private exporter that fails loses the batch's spans or records."""
+        """Deliver ``events``.
+
+        If a private exporter fails, the batch's spans or records are lost.
+        """
         if os.getpid() != self._pid:
-            # A forked child must not speak on its parent's connections.
+            # A forked child must not use its parent's connections.
             self._begin()
         findings: defaultdict[_OpKey, list[Finding]] = defaultdict(list)
         for event in events:
@@ -93,7 +97,7 @@ class OtelSink:
         for copy in copies:
             self._copied(copy, findings.get((copy.rank, copy.op_id), ()) if copy.op_id else ())
         self._count(copies)
-        # After all spans: a finding may come before the operation that it is about.
+        # After all spans, because a finding may precede the operation it is about.
         for event in events:
             if isinstance(event, Finding):
                 self._finding(event)
@@ -120,7 +124,7 @@ class OtelSink:
             kind=SpanKind.INTERNAL,
             attributes=_span_attributes(event),
             links=_links(event),
-            # An event's time is its operation's end; viewers hide a span without width.
+            # An event's time is the end of its operation; viewers hide spans of zero length.
             start_time=event.time_ns - max(1, round(event.duration_us * 1000)),
         )
         _describe(span, event, findings)
@@ -131,7 +135,7 @@ class OtelSink:
                 self._spans.popitem(last=False)
 
     def _count(self, copies: Sequence[Copied]) -> None:
-        """Add a batch to the metrics: one sum a path, for adding is what costs."""
+        """Add a batch to the metrics, summed by path first, because adding is what costs."""
         moved: Counter[_Path] = Counter()
         tiles: Counter[tuple[_Path, Outcome]] = Counter()
         for copy in copies:
@@ -160,7 +164,7 @@ class OtelSink:
         self._log(event, "hicache.finding", SeverityNumber.ERROR, facts, where)
 
     def _health(self, event: Health) -> None:
-        """What the sinks lost, since losses are told by those that work; and the summary."""
+        """Count losses of all sinks, because the working sinks report for the others, and log."""
         for place, total in event.dropped.items():
             before = self._lost_before.get((event.rank, place), 0)
             self._lost_before[event.rank, place] = total
@@ -193,7 +197,7 @@ class OtelSink:
 
 
 def _duration_histogram(meter: Meter) -> Histogram:
-    """The histogram, with buckets for seconds where the API can advise them."""
+    """Create the histogram, with buckets for seconds if the API can take advice on them."""
     advice: dict[str, Any] = {}
     if "explicit_bucket_boundaries_advisory" in signature(meter.create_histogram).parameters:
         advice["explicit_bucket_boundaries_advisory"] = DURATION_BUCKETS_S
@@ -255,7 +259,7 @@ def _finding_attributes(event: Finding) -> dict[str, Any]:
 
 
 def _describe(span: Span, event: Copied, findings: Sequence[Finding]) -> None:
-    """Put findings and the operation's end on its span."""
+    """Put findings and the operation's status on its span."""
     for finding in findings:
         span.add_event("hicache.finding", _finding_attributes(finding), finding.time_ns)
     if findings:
@@ -270,7 +274,7 @@ def _links(event: Copied) -> list[Link]:
 
 
 def _request_span(trace_id: str, span_id: str) -> SpanContext | None:
-    """The span of a request that an event names, if its ids are ids."""
+    """Return the span of a request that an event names; None if its ids are not valid."""
     try:
         ids = int(trace_id, 16), int(span_id, 16)
     except ValueError:

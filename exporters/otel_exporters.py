@@ -1,8 +1,8 @@
-"""Which OpenTelemetry exporters the environment asks for, signal by signal.
+"""Find the OpenTelemetry exporters that the environment asks for, signal by signal.
 
-The variables are OpenTelemetry's own: ``OTEL_TRACES_EXPORTER`` and its two sisters, endpoint and
-protocol of OTLP. The exporters read the rest (headers, timeouts, certificates) themselves. They
-are found by their registered names, so each is imported only if it is asked for.
+The variables are OpenTelemetry's own: ``OTEL_TRACES_EXPORTER`` and its two siblings, and OTLP's
+endpoint and protocol. The exporters read the rest (headers, timeouts, certificates) themselves.
+They are found by their registered names, so each is imported only if it is asked for.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ _PACKAGES = {
 
 
 class OtelConfigError(Exception):
-    """The environment asks for an exporter that is not to be had; the message says what to do."""
+    """The environment asks for an exporter that is not available; the message says what to do."""
 
 
 def exporters_for(signal: str, environ: Mapping[str, str]) -> list[Any]:
-    """New exporters for ``signal`` (TRACES, METRICS or LOGS), as many as ``OTEL_<signal>_EXPORTER`` lists.
+    """Create the exporters that ``OTEL_<signal>_EXPORTER`` lists (TRACES, METRICS or LOGS).
 
-    OTLP is the default, but only where an endpoint is configured: sending to a collector that nobody
-    mentioned would cost a time-out a batch.
+    OTLP is the default, but only if an endpoint is configured: sending to a collector that nobody
+    named would cost a timeout per batch.
 
     Raises:
-        OtelConfigError: an exporter is unknown, not installed, or can't be built.
+        OtelConfigError: an exporter is unknown, not installed, or cannot be created.
     """
     listed = environ.get(f"OTEL_{signal}_EXPORTER", "").split(",")
     chosen = list(dict.fromkeys(name.strip() for name in listed))

@@ -1,8 +1,8 @@
 """The one place that knows OpenTelemetry's logs API, which is not stable yet.
 
-Known to work with SDK 1.27 (a record type of the SDK with trace ids in it, processors with
-``emit``), 1.40 and 1.45 (a record type of the API with a context and an event name, ``on_emit``).
-What this SDK takes is found out by looking, not by its version.
+Known to work with SDK 1.27 (an SDK record type with trace ids, processors with ``emit``), 1.40 and
+1.45 (an API record type with a context and an event name, ``on_emit``). The installed SDK is
+inspected for what it takes; its version is not consulted.
 """
 
 from inspect import signature
@@ -31,7 +31,7 @@ def emit_record(
 ) -> None:
     """Emit one log record in the span of ``context``.
 
-    Where the SDK has no event names, the name travels as the attribute ``event.name``.
+    If the SDK has no event names, the name becomes the attribute ``event.name``.
     """
     span = get_current_span(context).get_span_context()
     offered = {
@@ -53,7 +53,7 @@ def emit_record(
         offered["span_id"] = span.span_id
         offered["trace_flags"] = span.trace_flags
     if "resource" in _TAKEN:
-        # The proxy of a host's provider hides the logger that knows its resource.
+        # A proxy for the host's provider hides the real logger, which knows the resource.
         real = getattr(logger, "_logger", logger)
         offered["resource"] = getattr(real, "resource", None)
     logger.emit(_RECORD(**offered))
@@ -73,20 +73,20 @@ class CollectRecords(sdk.LogRecordProcessor):
     emit = on_emit
 
     def take(self) -> list[Any]:
-        """What was emitted since the last call."""
+        """Return the records emitted since the last call."""
         records, self._records = self._records, []
         return records
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:  # noqa: ARG002 - the SDK calls it so
-        """Say yes: the sink exports before it asks for anything else."""
+        """Return True: the sink exports every batch itself."""
         return True
 
 
 def own_logger_provider(resource: Any, collect: CollectRecords) -> sdk.LoggerProvider:
-    """A provider that feeds ``collect`` and is registered nowhere."""
+    """Return an unregistered provider that feeds ``collect``."""
     provider = sdk.LoggerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_log_record_processor(collect)
     return provider

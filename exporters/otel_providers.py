@@ -1,12 +1,11 @@
 """Where spans, metrics and logs go: the host's providers, or private ones from ``OTEL_*``.
 
-A provider that the host has set is used and never replaced, signal by signal. Where it has set
-none and the environment names an exporter, a private provider is built and registered nowhere.
-Where there is neither, the API's own proxies are used: they begin to work when the host sets a
-provider later.
+A provider set by the host is used and never replaced, signal by signal. If the host has set none
+and the environment names an exporter, a private provider is built and not registered. If there is
+neither, the API's own proxies are used: they start working when the host sets a provider later.
 
-Private spans and records are not batched by the SDK, whose processors drop silently when full:
-the sink exports each batch itself, so that what arrived and what did not is counted exactly.
+Private spans and records bypass the SDK's batch processors, which drop silently when full: the sink
+exports each batch itself, so that what arrived and what did not is counted exactly.
 """
 
 import os
@@ -53,9 +52,9 @@ class _CollectSpans(SpanProcessor):
 
 
 class OwnProcess:
-    """A metric exporter that says nothing in forked children.
+    """A metric exporter that is silent in forked children.
 
-    The SDK's reader goes on there with what its parent had counted, over its parent's connection.
+    The SDK's reader keeps running there with the parent's counts and over the parent's connection.
     """
 
     def __init__(self, exporter: Any) -> None:
@@ -63,7 +62,7 @@ class OwnProcess:
         self._pid = os.getpid()
 
     def export(self, *arguments: Any, **options: Any) -> MetricExportResult:
-        """Export, in the process that counted."""
+        """Export in the process that counted; in a child, pretend success."""
         if os.getpid() != self._pid:
             return MetricExportResult.SUCCESS
         result: MetricExportResult = self._exporter.export(*arguments, **options)
@@ -74,10 +73,10 @@ class OwnProcess:
 
 
 class Telemetry:
-    """A tracer, a meter and a logger, and the delivery of what they made.
+    """A tracer, a meter and a logger, and the delivery of what they produced.
 
     Raises:
-        OtelConfigError: the environment asks for an exporter that is not to be had.
+        OtelConfigError: the environment asks for an exporter that is not available.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -89,9 +88,9 @@ class Telemetry:
         self.logger = self._logger_provider(resource, environ).get_logger(SCOPE)
 
     def deliver(self) -> tuple[int, str]:
-        """Export what was made since the last call; how much of it was lost, and why.
+        """Export what was produced since the last call; return how much was lost, and why.
 
-        What a host's provider does with its part is the host's to know.
+        What the host's own providers do with their part is not counted.
         """
         lost, why = 0, ""
         for take, exports in self._deliveries:
@@ -102,15 +101,15 @@ class Telemetry:
         return lost, why
 
     def shutdown(self, limit_s: float) -> bool:
-        """Flush and stop the private providers; False if ``limit_s`` seconds were not enough.
+        """Flush and stop the private providers; return False after ``limit_s`` seconds.
 
-        Exporters may wait out a retry that is longer than any limit: it goes on without us, on a
-        thread that does not keep the process alive.
+        Exporters may be waiting out a retry that is longer than any limit. They continue on a
+        daemon thread, which does not keep the process alive.
         """
         stopper = threading.Thread(target=self._shut_down, name="hicache-dbg-otel", daemon=True)
         try:
             stopper.start()
-        except RuntimeError:  # Python 3.12 starts no thread once the interpreter is going
+        except RuntimeError:  # Python 3.12 starts no threads during interpreter shutdown
             self._shut_down()
             return True
         stopper.join(limit_s)
@@ -161,14 +160,14 @@ class Telemetry:
 
 
 def _reader(exporter: Any) -> MetricReader:
-    """What asks for metrics and hands them to ``exporter``; some exporters do it themselves."""
+    """Return a reader that hands metrics to ``exporter``; some exporters are readers themselves."""
     if isinstance(exporter, MetricReader):
         return exporter
     return PeriodicExportingMetricReader(cast("Any", OwnProcess(exporter)))
 
 
 def _is_proxy(provider: object) -> bool:
-    """Whether the API's stand-in is there, and no provider: its class is public for traces only."""
+    """Return whether ``provider`` is the API's placeholder; its class is public for traces only."""
     return "Proxy" in type(provider).__name__
 
 
@@ -180,7 +179,7 @@ def _resource(environ: Mapping[str, str]) -> Resource:
 
 
 def _export(export: _Export, batch: list[Any]) -> str:
-    """Export ``batch``; why it failed, or nothing."""
+    """Export ``batch``; return why it failed, or an empty string."""
     try:
         with _not_instrumented():
             result = export(batch)
@@ -191,7 +190,7 @@ def _export(export: _Export, batch: list[Any]) -> str:
 
 @contextmanager
 def _not_instrumented() -> Iterator[None]:
-    """Keep the host's HTTP instrumentation from tracing our own export."""
+    """Keep the host's HTTP instrumentation from tracing our own exports."""
     suppressed = context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, value=True)  # noqa: SLF001 - the key has no other name
     token = context.attach(suppressed)
     try:

@@ -1,4 +1,4 @@
-"""The error of everything here that needs a package which is not installed."""
+"""The error raised by everything here that needs a package which is not installed."""
 
 __all__ = ["PartMissingError"]
 
@@ -8,8 +8,8 @@ class PartMissingError(Exception):
 
     Args:
         what: what needs it, as the beginning of the sentence: "the page needs".
-        package: what is not installed.
-        extra: ours, that brings it along.
+        package: the package that is not installed.
+        extra: our extra that installs it.
     """
 
     def __init__(self, what: str, package: str, extra: str) -> None:

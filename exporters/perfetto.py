@@ -1,7 +1,7 @@
-"""A timeline as a Perfetto trace, for https://ui.perfetto.dev.
+"""Write a timeline as a Perfetto trace, for https://ui.perfetto.dev.
 
-Written packet by packet, so that a long run needs no memory. Slices of one track that overlap in
-time would be read as nested; they are laid into lanes, and each lane is a track of its own.
+Packets are written one by one, so that a long run needs no memory. Overlapping slices on one track
+would be read as nested, so they are distributed over lanes, each a track of its own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,19 +14,19 @@ from hicache_dbg.exporters.writing import why_not
 
 __all__ = ["PerfettoError", "write_perfetto"]
 
-#: All packets come from one writer.
+#: Packet sequence id: all packets come from one writer.
 _SEQUENCE = 1
 
 
 class PerfettoError(Exception):
-    """The trace can't be written; the message says why and what to do."""
+    """The trace cannot be written; the message says why and what to do."""
 
 
 def write_perfetto(path: Path, slices: Iterable[Slice], instants: Iterable[Instant]) -> int:
-    """Write ``slices``, which come in the order of their start, and ``instants``; how many there were.
+    """Write ``slices``, sorted by start, and ``instants``; return how many there were.
 
     Raises:
-        PerfettoError: the file can't be written.
+        PerfettoError: the file cannot be written.
         PartMissingError: the ``perfetto`` package is not installed.
     """
     try:
@@ -46,7 +46,7 @@ def write_perfetto(path: Path, slices: Iterable[Slice], instants: Iterable[Insta
 
 
 class _Writer:
-    """Turns slices and instants into packets, and makes the tracks as they are needed."""
+    """Turns slices and instants into packets, and creates tracks on first use."""
 
     def __init__(self, builder: Any) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
@@ -58,7 +58,7 @@ class _Writer:
         self._lanes: dict[tuple[str, ...], list[int]] = {}
 
     def slice(self, one: Slice) -> None:
-        """Two packets: begin and end."""
+        """Write two packets: begin and end."""
         end_ns = one.start_ns + max(1, one.duration_ns)
         track = self._lane(one.track, one.start_ns, end_ns)
         event = self._packet(one.start_ns, track, self._event.TYPE_SLICE_BEGIN)
@@ -71,7 +71,7 @@ class _Writer:
         self.written += 1
 
     def instant(self, one: Instant) -> None:
-        """One packet."""
+        """Write one packet."""
         event = self._packet(one.time_ns, self._track(one.track), self._event.TYPE_INSTANT)
         event.track_event.name = one.name
         self._details(event, one.details)
@@ -79,14 +79,17 @@ class _Writer:
         self.written += 1
 
     def _lane(self, track: tuple[str, ...], start_ns: int, end_ns: int) -> int:
-        """The first lane of ``track`` that is free at ``start_ns``, taken until ``end_ns``."""
+        """Return the first lane of ``track`` that is free at ``start_ns``.
+
+        Occupy it until ``end_ns``.
+        """
         lanes = self._lanes.setdefault(track, [])
         free = next((n for n, until in enumerate(lanes) if until <= start_ns), len(lanes))
         lanes[free : free + 1] = [end_ns]
         return self._track(_numbered(track, free + 1) if free else track)
 
     def _track(self, track: tuple[str, ...]) -> int:
-        """The id of ``track``; it and those above it are described at first use."""
+        """Return the id of ``track``; describe it and its parents on first use."""
         known = self._tracks.get(track)
         if known is not None:
             return known

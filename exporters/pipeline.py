@@ -1,9 +1,9 @@
-"""From event to text: a list of small structlog processors, and the processors.
+"""From event to text: a pipeline of small structlog processors.
 
-A pipeline is ``structlog.wrap_logger`` around a logger that hands its argument back. Everything
-is passed explicitly and ``structlog.configure`` is never called: the host's own configuration
-neither changes ours nor is changed by it. A processor that raises ``structlog.DropEvent`` takes
-the event out.
+A pipeline is ``structlog.wrap_logger`` around a logger that returns its argument. Everything is
+passed explicitly and ``structlog.configure`` is never called: the host's configuration neither
+affects ours nor is affected by it. A processor that raises ``structlog.DropEvent`` removes the
+event.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ SUMMARY_INTERVAL_S = 60.0
 
 
 class _Renderer(structlog.BoundLoggerBase):
-    """Runs the processors on one event and returns what the last one made of it."""
+    """Runs the processors on one event and returns the last one's result."""
 
     def render(self, event: Event) -> Any:
         return self._proxy_to_logger("msg", None, record=event)
 
 
 def pipeline(*processors: Processor) -> Callable[[Event], Any]:
-    """A function from an event to what the last of ``processors`` returns (str or bytes).
+    """Return a function from an event to what the last of ``processors`` returns (str or bytes).
 
     It returns None for an event that a processor dropped. Processors find the event under
     ``record`` and add their own keys.
@@ -56,7 +56,7 @@ def pipeline(*processors: Processor) -> Callable[[Event], Any]:
 
 
 def add_line(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add the event's one line as ``MESSAGE``."""
+    """Add the event's line as ``MESSAGE``."""
     event["MESSAGE"] = line(event["record"])
     return event
 
@@ -83,7 +83,7 @@ def take_line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 class FirstOfPath:
-    """Lets a copy through only the first time its path is taken.
+    """Passes a copy only the first time its path is taken.
 
     A path is a pool, an operation, the branch that ran and a layout: a few dozen in all.
     """
@@ -94,7 +94,7 @@ class FirstOfPath:
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         """Drop a copy whose path was seen before."""
         record = event["record"]
-        if isinstance(record, Stated):  # for a join of recordings, not for a reader
+        if isinstance(record, Stated):  # only for joining recordings, not for human readers
             raise structlog.DropEvent
         if isinstance(record, Copied):
             path = (record.pool, record.op.value, record.token_granular, record.layout)
@@ -105,13 +105,13 @@ class FirstOfPath:
 
 
 class Summaries:
-    """Lets one health event a rank through in each interval, and always the closing one.
+    """Passes one health event per rank and interval, and always the closing one.
 
-    The interval is measured on the events' own times.
+    The interval is measured by the events' own times.
     """
 
     def __init__(self, interval_s: float = SUMMARY_INTERVAL_S) -> None:
-        # A heartbeat is never exactly a minute after the last: without slack every second is lost.
+        # Heartbeats are never exactly a minute apart: without slack every second one is dropped.
         self._interval_ns = int(interval_s * 0.9e9)
         self._last: dict[int, int] = {}
 
@@ -120,7 +120,7 @@ class Summaries:
         record = event["record"]
         if isinstance(record, Health):
             last = self._last.get(record.rank)
-            # A clock that was set back must not silence what follows.
+            # A clock that was set back must not silence later events.
             soon = last is not None and 0 <= record.time_ns - last < self._interval_ns
             if soon and not record.closing:
                 raise structlog.DropEvent
@@ -129,5 +129,5 @@ class Summaries:
 
 
 def selection(lines: Lines) -> list[Processor]:
-    """The processors that choose which events get a line."""
+    """Return the processors that choose which events get a line."""
     return [FirstOfPath(), Summaries()] if lines is Lines.PATHS else []

@@ -1,7 +1,8 @@
 """Events as Prometheus metrics: children bound once, every closed label set at 0 from the start.
 
-"No series" reads as "no data", and "0 mismatches" says little without the share that was checked:
-so a pool's tiles appear with all four outcomes and all reasons as soon as the pool is known.
+A missing series reads as "no data", and "0 mismatches" says little without the share that was
+checked. So a pool's tiles appear with all four outcomes and all reasons as soon as the pool is
+known.
 """
 
 import logging
@@ -39,12 +40,12 @@ from hicache_dbg.tracer.sink import Pace, PoolPages, PoolStateReader, SinkError
 
 __all__ = ["PrometheusSink"]
 
-#: The library refuses more than 128 characters of names and values together.
+#: The library limits names and values of an exemplar to 128 characters together.
 LONGEST_EXEMPLAR = 128 - len("trace_id")
 
-#: Events that are counted before a fork may happen again: a third of a millisecond.
+#: Events counted before a fork may happen again; takes a third of a millisecond.
 AT_ONCE = 64
-#: No heartbeat waits longer for its sink.
+#: Longest time a heartbeat can wait for its sink.
 LONGEST_WAIT_NS = 600 * 10**9
 
 _log = logging.getLogger(__name__)
@@ -62,24 +63,23 @@ class _Path:
 class PrometheusSink:
     """Counts events in ``registry`` and, if ``port`` is not 0, serves it over HTTP.
 
+    Under ``PROMETHEUS_MULTIPROC_DIR`` the port serves the sum of all processes. A port in use, or
+    names registered by another owner, are degraded states: they are logged once and kept in
+    :attr:`problems`, and the host carries on. The port is retried every few seconds, and each
+    failed attempt counts as one failure of this sink, so that the other sinks report it.
+
     Args:
-        registry: where the metrics live; default the process's own.
+        registry: where the metrics live; by default the process's own.
         port: TCP port to serve on; 0 serves nothing, for a host that serves the registry itself.
-        address: where the port is opened; the default answers scrapes from other machines.
-        pool_state: read at each scrape for the pages of each pool by state, and for what became of
-            the pages that were asked for.
+        address: address to bind; the default answers scrapes from other machines.
+        pool_state: read at each scrape for the pages of each pool by state, and for lookup
+            outcomes.
         rank: the rank whose label sets are created at once.
-
-    Under ``PROMETHEUS_MULTIPROC_DIR`` the port serves the sum of all processes.
-
-    A port in use, or names that another owner registered, are degraded states: said once to the
-    log and kept in :attr:`problems`, and the host carries on. The port is tried again every few
-    seconds, and each trial that fails is one failure of this sink, so that the others tell of it.
     """
 
     name = "prometheus"
 
-    #: Nobody scrapes as often, and each time this thread wakes the host's may wait for the interpreter.
+    #: Nobody scrapes more often, and each time this thread wakes the host may wait for the GIL.
     pace = Pace(gather_s=0.2)
 
     def __init__(
@@ -115,23 +115,26 @@ class PrometheusSink:
             self._say(self._port.trouble)
 
     def watch(self, health: Callable[[], Health]) -> None:
-        """Ask ``health`` for the tracer's own state at each scrape, not only at each heartbeat."""
+        """Read the tracer's state through ``health`` at each scrape, not only at each heartbeat."""
         self._metrics.own.read(self._rank, lambda: self._health(health()))
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Count ``events``; a :class:`SinkError` that lost none says that nobody can see them."""
+        """Count ``events``.
+
+        A :class:`SinkError` with no loss means that the metrics cannot be read.
+        """
         for start in range(0, len(events), AT_ONCE):
             with unforked:
                 for event in events[start : start + AT_ONCE]:
                     handler = self._handlers.get(type(event))
-                    if handler is not None:  # what processes state is for a join, not a count
+                    if handler is not None:  # statements of processes are not counted
                         handler(event)
         self._metrics.pages.refresh()
-        if self._claim is not None:  # no scrape can ask
+        if self._claim is not None:  # in multiprocess mode a scrape cannot call our readers
             self._metrics.own.refresh()
             try:
                 self._claim.renew()
-            except OSError as error:  # the events are counted: whoever comes next tries again
+            except OSError as error:  # the events are counted; the next batch tries again
                 raise SinkError(
                     f"no claim on {_folder()}: {error}", reason="claim", lost=0
                 ) from error
@@ -139,9 +142,10 @@ class PrometheusSink:
             raise SinkError(self._port.trouble, reason="not_served", lost=0)
 
     def let_go(self) -> None:
-        """In a forked child: whoever read the pools at that moment is not here to end it.
+        """Reset what a forked child must not inherit.
 
-        Its bus counts from 0, so what that had counted in the parent is no total of the child's.
+        A thread that was reading the pools does not exist there, so its lock is replaced. The
+        child's bus counts from 0, so the totals of the parent's bus are dropped.
         """
         self._lock = threading.Lock()
         anew = (self._metrics.events, self._metrics.dropped, self._metrics.sink_errors)
@@ -164,7 +168,7 @@ class PrometheusSink:
             return own, metrics_of(own)
 
     def _scraped(self) -> CollectorRegistry:
-        """What a scrape gets: this registry, or the sum of all processes."""
+        """Return what a scrape gets: this registry, or the sum of all processes."""
         if not is_multiprocess():
             return self._registry
         return shared_registry(_folder())
@@ -188,7 +192,7 @@ class PrometheusSink:
         child(metrics.queue_depth, rank)
 
     def _started(self, event: Started) -> None:
-        """Create every label set of the pools at 0, and tell their geometry."""
+        """Create every label set of the pools at 0, and set their geometry."""
         rank = str(event.rank)
         child(self._metrics.place, rank, *_place(event.place)).set(1)
         for mirror in event.mirrors:
@@ -235,9 +239,9 @@ class PrometheusSink:
         child(self._metrics.findings, *labels).inc(event.count)
 
     def _read_pools(self, pool_state: PoolStateReader) -> list[PoolPages]:
-        """The pages by state; the lookups are counted on the way."""
+        """Return the pages by state; count the lookups on the way."""
         pages = []
-        with self._lock:  # two scrapes may come together
+        with self._lock:  # two scrapes may run at once
             for state in pool_state():
                 if isinstance(state, PoolPages):
                     pages.append(state)
@@ -248,9 +252,9 @@ class PrometheusSink:
         return pages
 
     def _health(self, event: Health) -> None:
-        with self._lock:  # a scrape and a heartbeat may come together
-            # A heartbeat that waited is older than what a scrape has read, and tells nothing new.
-            # By hours older, and it is the clock that was set back.
+        with self._lock:  # a scrape and a heartbeat may run at once
+            # A heartbeat that waited is older than what a scrape has read: ignore it. If it is
+            # older by hours, the clock was set back: take it.
             if not 0 < self._latest.get(event.rank, 0) - event.time_ns < LONGEST_WAIT_NS:
                 self._latest[event.rank] = event.time_ns
                 with unforked:
@@ -274,7 +278,7 @@ class PrometheusSink:
                 self._advance(metrics.internal_errors, count, place, rank)
 
     def _advance(self, counter: Counter, total: float, *labels: str) -> None:
-        """Add what a total grew by; a total that fell began anew at 0."""
+        """Add the increase of a total; a total that fell restarted at 0."""
         key = (counter, labels)
         last = self._totals.get(key, 0.0)
         self._totals[key] = total
@@ -296,7 +300,7 @@ class PrometheusSink:
 
 
 def _folder() -> Path:
-    """Where the library keeps the values of all processes."""
+    """Return the folder where the library keeps the values of all processes."""
     return Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
 
 
@@ -307,6 +311,6 @@ def _pinned_bytes(end: EndInfo) -> int:
 
 
 def _place(place: str) -> list[str]:
-    """``tp=1 pp=0 dp=0`` by the labels of the metric."""
+    """Split ``tp=1 pp=0 dp=0`` into the label values of the metric."""
     told = {name: value for name, _, value in (part.partition("=") for part in place.split())}
     return [told.get(name, "") for name in PLACE[1:]]

@@ -1,4 +1,4 @@
-"""What is asked when a scrape comes: one reader a rank, none of which can spoil the scrape."""
+"""State that is read at scrape time: one reader per rank, and no reader can break the scrape."""
 
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class Asked(Generic[T]):
-    """Has readers by rank.
+    """Holds readers by rank.
 
     Args:
-        failures: counts those that raise, by place and rank.
-        place: what the readers are asked for.
+        failures: counts readers that raise, by place and rank.
+        place: what the readers read, for that count.
     """
 
     def __init__(self, failures: Counter, place: str) -> None:
@@ -24,18 +24,18 @@ class Asked(Generic[T]):
         self._readers: dict[int, Callable[[], T]] = {}
 
     def read(self, rank: int, reader: Callable[[], T] | None) -> None:
-        """Ask ``reader`` on behalf of ``rank`` from now on; None: nobody."""
+        """Set the reader of ``rank``; None removes it."""
         if reader is None:
             self._readers.pop(rank, None)
         else:
             self._readers[rank] = reader
 
     def answers(self) -> Iterator[tuple[str, T]]:
-        """The rank and the answer of each reader that has one."""
+        """Yield the rank and the answer of each reader that does not fail."""
         for rank, reader in list(self._readers.items()):
             try:
                 answer = reader()
-            except Exception:  # noqa: BLE001 - another's code; counted, and the others are asked
+            except Exception:  # noqa: BLE001 - foreign code: count it and read the others
                 self._failures.labels(self._place, str(rank)).inc()
                 continue
             yield str(rank), answer

@@ -1,9 +1,9 @@
-"""The files that processes leave in ``PROMETHEUS_MULTIPROC_DIR``: their counts stay, the files do not.
+"""Merge the files of dead processes in ``PROMETHEUS_MULTIPROC_DIR``: their counts stay.
 
-Every process that ever counted leaves a file of each type, and a scrape reads them all. The counts of
-processes that are no more are put together in one file a type. Whether a process is no more is not
-asked of its number, which says nothing in another container or under a host's own numbering: each
-process with this sink holds a lock beside its files, and only files whose lock was let go are touched.
+Every process that ever counted leaves a file of each type, and a scrape reads them all. The counts
+of dead processes are merged into one file per type. A pid does not tell whether a process is alive:
+it means nothing in another container or pid namespace. So each process with this sink holds a lock
+beside its files, and only files whose lock is free are touched.
 """
 
 import fcntl
@@ -18,17 +18,17 @@ from hicache_dbg.exporters.prometheus_merge import finish, merge
 
 __all__ = ["KINDS", "MOST_DEAD", "Claim", "is_claimed", "put_together", "undisturbed"]
 
-#: What adds up over processes.
+#: Metric types that add up over processes.
 KINDS = ("counter", "histogram", "summary")
-#: Processes whose files may lie about before they are put together.
+#: Number of dead processes whose files are tolerated before they are merged.
 MOST_DEAD = 8
 MERGED = "hicachedbg"
-#: A scrape waits no longer than this for files that are being put together.
+#: Longest time a scrape waits for a merge under way, and how often it polls, in seconds.
 LONGEST_WAIT_S, POLL_S = 2.0, 0.01
 
 
 class Claim:
-    """Says to whoever puts files together that this process is still there, until it ends."""
+    """Marks this process as alive for whoever merges files, until it ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -38,45 +38,45 @@ class Claim:
         in_children(self)
 
     def renew(self) -> None:
-        """Lay claim, once a process: a forked child has files of its own.
+        """Claim the files of this process; a forked child claims its own.
 
-        Nobody waits for who puts files together, and may be stopped in it: what has no claim yet is
-        left alone.
+        It never waits for a merge under way, which may be stopped: files without a claim are left
+        alone.
         """
         pid = os.getpid()
         if self._pid == pid:
             return
         with _held(self._folder, fcntl.LOCK_SH, 0) as had:
-            if had:  # a lock that is not held yet would pass for a dead one
+            if had:  # no merge may see the lock file between its creation and its locking
                 file = os.open(_lock(self._folder, str(pid)), os.O_CREAT | os.O_RDWR, 0o600)
                 fcntl.flock(file, fcntl.LOCK_EX)
                 self._pid, self._file = pid, file
 
     def let_go(self) -> None:
-        """In a forked child: the lock is the parent's, and must end with it."""
+        """In a forked child, close the lock: it is the parent's and must end with it."""
         if self._file >= 0:
             os.close(self._file)
         self._pid, self._file = 0, -1
 
 
 def is_claimed(folder: Path, pid: str) -> bool | None:
-    """Whether a process is still there by its claim; None where it never laid one."""
+    """Return whether a process is alive by its claim; None if it never made one."""
     lock = _lock(folder, pid)
     return not _is_free(lock) if lock.exists() else None
 
 
 @contextmanager
 def undisturbed(folder: Path) -> Iterator[None]:
-    """While files are read: nobody puts them together meanwhile, unless it takes him too long."""
+    """Keep files from being merged while they are read, unless a merge takes too long."""
     with _held(folder, fcntl.LOCK_SH, LONGEST_WAIT_S):
         yield
 
 
 def put_together(folder: Path, most: int = MOST_DEAD) -> int:
-    """Merge the files of dead processes if there are more than ``most``; how many went.
+    """Merge the files of dead processes if there are more than ``most``; return how many.
 
-    A damaged file is left as it is. For another library's scrape at the same moment a count may be
-    missing or double; ours waits, and knows what a killed process left half put together.
+    A damaged file is left as it is. If another library scrapes at the same moment it may see a
+    count missing or doubled; our scrape waits, and detects what a killed process left half merged.
     """
     if len(_locks(folder)) <= most:
         return 0
@@ -97,7 +97,7 @@ def put_together(folder: Path, most: int = MOST_DEAD) -> int:
 
 
 def _dead(folder: Path) -> list[str]:
-    """The processes that had a claim and are no more."""
+    """Return the processes that made a claim and are gone."""
     return [path.stem.rpartition("_")[2] for path in _locks(folder) if _is_free(path)]
 
 
@@ -117,7 +117,7 @@ def _is_free(lock: Path) -> bool:
 
 @contextmanager
 def _held(folder: Path, how: int, wait_s: float) -> Iterator[bool]:
-    """Hold the folder's lock; False where others had it for longer than ``wait_s``."""
+    """Hold the folder's lock; yield False if others held it for longer than ``wait_s``."""
     file = os.open(folder / "hicache_dbg.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         yield _had(file, how, time.monotonic() + wait_s)

@@ -1,7 +1,7 @@
-"""The GPUs' own counters as Prometheus metrics, read when scraped.
+"""The GPUs' own counters as Prometheus metrics, read at scrape time.
 
 A reading that the GPU does not know, or that is not permitted, is missing from the scrape and
-told by ``hicache_dbg_gpu_reading_state``: "no data" and "no errors" are two things.
+reported by ``hicache_dbg_gpu_reading_state``: "no data" is not "no errors".
 """
 
 import time
@@ -20,12 +20,12 @@ _Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class GpuCollector(Collector):
-    """Tells of the GPUs that ``ranks`` names, or of all.
+    """Collects the readings of the GPUs that ``ranks`` names, or of all.
 
     Args:
-        nvml: what is asked.
-        ranks: the rank on each GPU by its ``GPU-...`` id; without it the rank is left empty.
-        clock: seconds; two scrapes within a second share one reading.
+        nvml: reads the GPUs.
+        ranks: the rank on each GPU by its ``GPU-...`` id; without it the rank label is empty.
+        clock: returns seconds; two scrapes within a second share one reading.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class GpuCollector(Collector):
         self._xids.close()
 
     def describe(self) -> Iterable[Metric]:
-        """The families without samples."""
+        """Return the families without samples."""
         return self._families().values()
 
     def collect(self) -> Iterable[Metric]:
-        """The families with one sample for each GPU and label."""
+        """Return the families with one sample for each GPU and label."""
         if self._clock() >= self._fresh_until:
             self._gpus = self._nvml.read()
             self._fresh_until = self._clock() + FRESH_S

@@ -1,7 +1,8 @@
-"""Adds files of values up in one file, such that a kill at any moment counts nothing twice.
+"""Merge files of values into one, such that a kill at any moment counts nothing twice.
 
-The sum appears by one rename, and what went into it is removed after that. Before the rename a note says what that
-is, and which inode the sum will have: by these whoever comes next sees whether it is contained already.
+The sum appears by one rename, and the merged files are removed after that. Before the rename, a
+note lists these files and the inode the sum will have. From the note, the next process can tell
+whether the sum already contains them.
 """
 
 import json
@@ -22,7 +23,7 @@ _open: Callable[[str], Any] = MmapedDict
 
 
 def merge(paths: list[Path], into: Path) -> None:
-    """Add up the values of ``paths`` and of what was merged before, then remove ``paths``.
+    """Add the values of ``paths`` to the sum merged so far, then remove ``paths``.
 
     A damaged file is left as it is.
     """
@@ -55,17 +56,17 @@ def merge(paths: list[Path], into: Path) -> None:
 
 
 def contained(folder: Path) -> set[Path]:
-    """Files whose values are in a sum as well: whoever added them up was killed in it."""
+    """Return files whose values the sum already contains, left by a merge that was killed."""
     try:
         said = json.loads(_note(folder).read_text())
         inode = (folder / said["into"]).stat().st_ino
-    except (OSError, ValueError):  # there is no note, no sum yet, or half a note: no rename either
+    except (OSError, ValueError):  # no note, no sum, or half a note: the rename did not happen
         return set()
     return {folder / name for name in said["files"]} if inode == said["inode"] else set()
 
 
 def finish(folder: Path) -> None:
-    """Remove what a sum contains."""
+    """Remove the files that the sum already contains."""
     for path in contained(folder):
         path.unlink(missing_ok=True)
     _note(folder).unlink(missing_ok=True)

@@ -40,12 +40,12 @@ T = TypeVar("T", Counter, Gauge, Histogram)
 
 
 def child(parent: T, *values: object) -> T:
-    """The child of ``parent`` with these labels; a text that has no encoding would break every scrape."""
+    """Return the child of ``parent`` with these labels, made safe to encode for a scrape."""
     return parent.labels(*(whole(str(value)) for value in values))
 
 
 class PoolPagesCollector(Asked[list[PoolPages]], Collector):
-    """Reads pool pages when a scrape asks, so that the hot path pays nothing.
+    """Reads pool pages at scrape time, so that the hot path pays nothing.
 
     A reader that fails must not turn the whole scrape into an error: its pages are missing from
     that scrape and the failure is counted.
@@ -55,14 +55,14 @@ class PoolPagesCollector(Asked[list[PoolPages]], Collector):
         super().__init__(failures, "pool_state")
 
     def refresh(self) -> None:
-        """Do nothing: the pages are read when scraped."""
+        """Do nothing: the pages are read at scrape time."""
 
     def describe(self) -> Iterable[Metric]:
-        """The family without samples: registering must not read the pools."""
+        """Return the family without samples: registering must not read the pools."""
         return [GaugeMetricFamily(_PAGES, _PAGES_HELP, labels=_PAGES_LABELS)]
 
     def collect(self) -> Iterable[Metric]:
-        """The family with one sample for each pool, tier and state."""
+        """Return the family with one sample for each pool, tier and state."""
         family = GaugeMetricFamily(_PAGES, _PAGES_HELP, labels=_PAGES_LABELS)
         for rank, states in self.answers():
             for state in states:
@@ -108,7 +108,7 @@ class Metrics:
             "rank_info",
             "Which of the attached system's ranks a rank is; empty where that has no such ranks",
             PLACE,
-            # Where two processes count under one rank it is still one place.
+            # If two processes count under one rank, it is still one place: do not add.
             multiprocess_mode="livemax",
         )
         self.geometry = gauge(
@@ -136,7 +136,7 @@ class Metrics:
             if is_multiprocess()
             else PoolPagesCollector(self.internal_errors)
         )
-        #: Registered behind the pages: reading the pools brings it up to date.
+        #: Registered after the pages, because reading the pools updates it.
         self.lookups = counter(
             "lookup_pages",
             "Pages that readers asked for, by the tier that had them and what became of them",
@@ -145,7 +145,7 @@ class Metrics:
         self._register(registry)
 
     def _register(self, registry: CollectorRegistry) -> None:
-        """Register all or none; what updates the others first, for a scrape keeps the order."""
+        """Register all or none, ``own`` first: collecting it updates the others."""
         done: list[Collector] = []
         try:
             for metric in (
@@ -165,7 +165,7 @@ _lock = threading.Lock()
 
 
 def metrics_of(registry: CollectorRegistry) -> Metrics:
-    """The metrics of ``registry``, registered at the first call.
+    """Return the metrics of ``registry``, registered at the first call.
 
     Raises:
         ValueError: another owner has registered one of the names.

@@ -1,9 +1,9 @@
 """Many processes, one scrape: what ``PROMETHEUS_MULTIPROC_DIR`` changes.
 
-The library then keeps every value in files of that folder, and a scrape adds up the files of all
+The library then keeps every value in files in that folder, and a scrape adds up the files of all
 processes. Custom collectors and exemplars do not work there, so pool pages are plain gauges that
-the sink refreshes. The library's own collector lets one damaged file fail every scrape, and keeps
-the live gauges of killed processes until somebody declares them dead; the one here does neither.
+the sink refreshes. In the library's own collector, one damaged file fails every scrape, and live
+gauges of killed processes stay until somebody declares them dead; the collector here avoids both.
 """
 
 import logging
@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 def is_multiprocess() -> bool:
-    """Whether the library keeps its values in files: it decides that once, when imported."""
+    """Return whether the library keeps its values in files; it decides that once, on import."""
     return values.ValueClass is not values.MutexValue
 
 
 class PoolPagesGauge(Asked[list[PoolPages]], Collector):
-    """Pool pages as a plain gauge: refreshed when events pass, as no scrape can ask for them."""
+    """Pool pages as a plain gauge, refreshed as events pass because no scrape can read them."""
 
     def __init__(
         self, gauge: Gauge, failures: Counter, *, clock: Callable[[], float] = time.monotonic
@@ -52,11 +52,11 @@ class PoolPagesGauge(Asked[list[PoolPages]], Collector):
         self._next = 0.0
 
     def describe(self) -> Iterable[Metric]:
-        """The family without samples."""
+        """Return the family without samples."""
         return self._gauge.describe()
 
     def collect(self) -> Iterable[Metric]:
-        """This process's own samples."""
+        """Return this process's own samples."""
         return self._gauge.collect()
 
     def refresh(self) -> None:
@@ -72,9 +72,9 @@ class PoolPagesGauge(Asked[list[PoolPages]], Collector):
 
 
 class SharedCollector(Collector):
-    """Adds up the files of all processes, but for damaged ones and the live gauges of dead ones.
+    """Adds up the files of all processes, except damaged ones and live gauges of dead ones.
 
-    Counters and histograms of a dead process stay, in one file for all of them: what it did was done.
+    Counters and histograms of dead processes stay, in one merged file: what they counted happened.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,7 +83,7 @@ class SharedCollector(Collector):
         self._said = False
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of all processes, summed by label set."""
+        """Return the metrics of all processes, summed by label set."""
         self._put_together()
         with undisturbed(self._folder):
             return self._collected()
@@ -91,7 +91,7 @@ class SharedCollector(Collector):
     def _put_together(self) -> None:
         try:
             put_together(self._folder)
-        except Exception as error:  # noqa: BLE001 - more files than need be: the scrape goes on
+        except Exception as error:  # noqa: BLE001 - unmerged files cost time only: go on scraping
             if not self._said:
                 _log.warning("hicache-dbg: files of dead processes stay apart: %s", error)
             self._said = True
@@ -117,8 +117,8 @@ class SharedCollector(Collector):
 
 
 def shared_registry(folder: Path) -> CollectorRegistry:
-    """A registry for scrapes that adds up all processes."""
-    # Without it a scrape that asks for names gets nothing; older versions do not know it.
+    """Return a registry for scrapes that adds up all processes."""
+    # Without this option a scrape that filters by name gets nothing; older versions lack it.
     known = "support_collectors_without_names" in signature(CollectorRegistry).parameters
     options: dict[str, Any] = {"support_collectors_without_names": True} if known else {}
     registry = CollectorRegistry(**options)
@@ -131,9 +131,9 @@ def _merge(files: list[Path]) -> list[Metric]:
 
 
 def is_stale(path: Path) -> bool:
-    """Whether a file holds live gauges of a process that is no more.
+    """Return whether a file holds live gauges of a process that is gone.
 
-    Its number says nothing in another container: the claim is asked, if it laid one.
+    The process's claim decides if it made one, because its pid means nothing in another container.
     """
     if not path.name.startswith("gauge_live"):
         return False
@@ -142,9 +142,9 @@ def is_stale(path: Path) -> bool:
     if claimed is not None:
         return not claimed
     try:
-        # Bytes: a process calls itself what it likes.
+        # Read bytes: a process name may hold anything.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:
         return True
-    # Killed, and its parent has not asked yet.
+    # A zombie: killed, but not yet reaped by its parent.
     return state == b"Z"

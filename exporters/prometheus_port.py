@@ -1,4 +1,4 @@
-"""The port on which a scraper finds the metrics: tried again while another process has it."""
+"""The port on which a scraper finds the metrics, retried while another process holds it."""
 
 import os
 import time
@@ -24,9 +24,9 @@ class Port:
     Args:
         address: an address of this machine; ``0.0.0.0`` for all of them.
         port: TCP port.
-        registry: gives what a scrape gets; asked when the port has been had.
-        clock: seconds; a port that was refused is tried again at the next call, and from then on
-            every five seconds.
+        registry: returns what a scrape gets; called once the port is bound.
+        clock: returns seconds; a refused port is retried at the next call and then every five
+            seconds.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Port:
         self.trouble = ""
 
     def open(self) -> bool:
-        """Serve, unless it does so already; False if this very trial failed.
+        """Serve, unless already serving; return False if an attempt failed in this very call.
 
-        Between two trials it says True: nothing new is to be told.
+        Between two attempts it returns True: there is nothing new to report.
         """
         if self._stop is not None or self._clock() < self._next:
             return True
@@ -76,19 +76,19 @@ class Port:
             self._stop()
 
     def let_go(self) -> None:
-        """Leave the port to the parent: a child that outlives it would answer with silence."""
+        """Close the listening socket in a child: if it outlived the parent, scrapes would hang."""
         if self._socket is not None:
             self._socket.close()
 
     def _serve(self) -> Callable[[], None]:
-        """Begin to serve; what stops it again."""
+        """Start serving; return a function that stops it."""
         server, thread = start_http_server(self._port, self._address, self._registry())
         here = os.getpid()
         self._socket = server.socket
         in_children(self)
 
         def stop() -> None:
-            if os.getpid() != here:  # a forked child has not the thread
+            if os.getpid() != here:  # a forked child does not have the thread
                 return
             server.shutdown()
             server.server_close()

@@ -1,4 +1,4 @@
-"""The tracer's own state, read when a scrape asks: what was lost a second ago is seen now."""
+"""The tracer's own state, read at scrape time: what was lost a second ago is visible now."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,11 +15,11 @@ REFRESH_S = 1.0
 
 
 class SelfReader(Asked[None], Collector):
-    """Brings the metrics of each rank up to date before the other collectors are asked.
+    """Updates the metrics of each rank before the other collectors are collected.
 
-    It has no samples of its own: it is registered first, and what it calls sets counters and gauges
-    that are collected after it. Where scrapes cannot ask (several processes, one scrape) the sinks
-    call :meth:`refresh` as events pass.
+    It has no samples of its own: it is registered first, and its readers set counters and gauges
+    that are collected after it. In multiprocess mode, where a scrape cannot call it, the sinks call
+    :meth:`refresh` as events pass.
     """
 
     def __init__(self, failures: Counter, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,17 +28,17 @@ class SelfReader(Asked[None], Collector):
         self._next = 0.0
 
     def refresh(self) -> None:
-        """Update at most once a second."""
+        """Update, at most once a second."""
         if self._clock() >= self._next:
             self._next = self._clock() + REFRESH_S
             self._update()
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing."""
+        """Return nothing: there are no own samples."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Nothing, after everything is up to date."""
+        """Bring everything up to date; return no samples of its own."""
         self._update()
         return ()
 

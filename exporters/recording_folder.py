@@ -1,9 +1,9 @@
-"""A folder that the recordings of many processes share: what they take together stays within a bound.
+"""A folder shared by the recordings of many processes, kept within a size limit.
 
-Beside the parts of a run lies a lock file, held as long as its process lives, into which is written that there was
-a finding. Removed are whole runs, those that were not written to for longest first, and only if they have
-a lock file that nobody holds and that is empty: never what a process still writes, what somebody may want to look
-into, or what was brought here by hand.
+Beside the parts of a run lies a lock file, held as long as its process lives and marked if the run
+has a finding. Whole runs are removed, least recently written first, and only if their lock file
+exists, is free and unmarked. So a run is never removed while it is being written, if somebody may
+want to examine it, or if it was copied here by hand.
 """
 
 import fcntl
@@ -29,11 +29,12 @@ _log = logging.getLogger(__name__)
 class Tenant:
     """One run among others in ``folder``.
 
-    Args:
-        folder: where the recordings lie.
-        most_bytes: what all of them may take together.
+    If its lock cannot be created, the only consequence is that the run is never removed. Trouble is
+    logged once.
 
-    A lock that cannot be had costs nothing but that the run is never removed. Trouble is said once.
+    Args:
+        folder: where the recordings are.
+        most_bytes: limit for all of them together.
     """
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
@@ -46,7 +47,10 @@ class Tenant:
         self._trouble = False
 
     def begin(self, run_id: str) -> None:
-        """A run goes on from here: this process's, or a forked child's, which lets go of its parent's."""
+        """Continue as ``run_id``: this process's run, or that of a forked child.
+
+        A child drops its parent's lock.
+        """
         self.close()
         self._found = self._found and run_id == self._run_id
         self._run_id = run_id
@@ -57,12 +61,12 @@ class Tenant:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             if self._found:
                 os.pwrite(self._file, FOUND, 0)
-            hidden.rename(_lock(self._folder, run_id))  # held, and marked, before anybody sees it
+            hidden.rename(_lock(self._folder, run_id))  # locked and marked before it is visible
         except OSError as error:
             self._say(error)
 
     def recorded(self, events: Sequence[Event]) -> None:
-        """Mark the run if there is a finding among what it recorded."""
+        """Mark the run if there is a finding among the recorded events."""
         if self._found or not any(isinstance(event, Finding) for event in events):
             return
         self._found = True
@@ -73,7 +77,7 @@ class Tenant:
                 self._say(error)
 
     def make_room(self) -> None:
-        """Remove what is oldest until all recordings are within the bound, as far as that can be."""
+        """Remove the oldest runs until all recordings are within the limit, as far as possible."""
         try:
             for run_id in prune(self._folder, self._most_bytes):
                 _log.warning("hicache-dbg: recording %s was removed to make room", run_id)
@@ -81,7 +85,7 @@ class Tenant:
             self._say(error)
 
     def close(self) -> None:
-        """Let go of the run: from here on it may be removed, unless it has a finding."""
+        """Release the run: from here on it may be removed, unless it has a finding."""
         if there(self._file, self._what) is not None:
             os.close(self._file)
         self._file = -1
@@ -93,12 +97,16 @@ class Tenant:
 
 
 def prune(folder: Path, most_bytes: float) -> list[str]:
-    """Remove runs until the recordings in ``folder`` take ``most_bytes`` at most; those that went."""
+    """Remove runs until the recordings in ``folder`` take at most ``most_bytes``.
+
+    Returns:
+        The ids of the removed runs.
+    """
     runs: defaultdict[str, list[tuple[Path, os.stat_result]]] = defaultdict(list)
     for path in recordings_in(folder):
         try:
             runs[run_of(path)].append((path, path.stat()))
-        except FileNotFoundError:  # another process was quicker
+        except FileNotFoundError:  # another process removed it meanwhile
             continue
     sizes = {run: sum(found.st_size for _, found in parts) for run, parts in runs.items()}
     total, gone = sum(sizes.values()), []
@@ -117,7 +125,7 @@ def prune(folder: Path, most_bytes: float) -> list[str]:
 
 @contextmanager
 def _let_go(folder: Path, run: str) -> Iterator[bool]:
-    """Whether a run's process has ended and left no finding; nobody else removes it meanwhile."""
+    """Yield whether a run has ended without a finding; hold its lock so nobody else removes it."""
     try:
         file = os.open(_lock(folder, run), os.O_RDWR | os.O_CLOEXEC)
     except OSError:

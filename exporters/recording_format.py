@@ -1,4 +1,4 @@
-"""Reading a recording back: header, events, and a word on every line that is not whole."""
+"""Read a recording back: header, events, and a message for every incomplete line."""
 
 import io
 import logging
@@ -26,14 +26,14 @@ __all__ = [
 
 FORMAT = "hicache-dbg-recording"
 SUFFIX = ".jsonl"
-#: Added to the suffix of a part that was compressed.
+#: Appended to the suffix of a compressed part.
 PACKED = ".zst"
 
 _log = logging.getLogger(__name__)
 
 
 class RecordingError(Exception):
-    """A recording can't be written or read; the message says which, why and what to do."""
+    """A recording cannot be written or read; the message says which, why and what to do."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,41 +47,41 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """The recordings in ``folder``, packed ones too, the parts of a run in their order."""
+    """Return the recordings in ``folder``, compressed ones included, parts of a run in order."""
     found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{PACKED}")]
     return sorted(found, key=_place)
 
 
 def run_of(path: Path) -> str:
-    """The run that a recording, or one of its parts, is of."""
+    """Return the id of the run that a recording file belongs to."""
     return _place(path)[0]
 
 
 def _place(path: Path) -> tuple[str, int, str]:
-    """Run and part: a long run has more parts than its numbers have digits."""
+    """Return a sort key of run and part number; numbers may exceed their padding."""
     run, _, part = path.name.removesuffix(PACKED).removesuffix(SUFFIX).rpartition(".")
     return (run, int(part), path.name) if run and part.isdecimal() else (path.stem, -1, path.name)
 
 
 def read(path: Path, *, say: Callable[[str], None] = _log.warning) -> Iterator[Event]:
-    """The events of a recording, in the order in which they were written.
+    """Return the events of a recording, in the order in which they were written.
 
-    A last line that a kill cut short is skipped, and so is a damaged line further up; ``say``
-    gets one sentence for each.
+    A last line cut short by a kill is skipped, and so is a damaged line further up; ``say`` gets
+    one sentence for each.
 
     Raises:
-        RecordingError: the file can't be read, is no recording, or follows a newer schema. It is
-            raised here, before the first event is asked for.
+        RecordingError: the file cannot be read, is not a recording, or has a newer schema. It is
+            raised here, before the first event is requested.
     """
     read_header(path)
     return _events(path, say)
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a recording.
+    """Return the first line of a recording.
 
     Raises:
-        RecordingError: the file can't be read, is no recording, or follows a newer schema.
+        RecordingError: the file cannot be read, is not a recording, or has a newer schema.
         PartMissingError: it is compressed, and zstandard is not installed.
     """
     try:
@@ -117,7 +117,7 @@ def read_header(path: Path) -> Header:
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
-    """The lines of a recording, unpacked."""
+    """Open a recording, decompressing it if necessary."""
     if path.suffix != PACKED:
         with path.open("rb") as file:
             yield file

@@ -1,4 +1,4 @@
-"""One file of a recording: opened new, appended to, and packed once it is closed."""
+"""One file of a recording: created, appended to, and compressed once it is closed."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class Part:
-    """An append-only file that only its owner can read, begun with ``head``.
+    """An append-only file that only its owner can read, starting with ``head``.
 
     Raises:
         RecordingError: the folder is missing or not writable, or the file exists already.
@@ -43,8 +43,11 @@ class Part:
             raise RecordingError(f"cannot record to {path}: {why_not(path, failure)}") from failure
 
     def append(self, lines: bytes) -> tuple[int, OSError | None]:
-        """Write ``lines`` at once; how many are whole on the file, and what stopped the rest."""
-        # A line that was cut short is ended first, so that it does not swallow the next one.
+        """Write ``lines`` at once.
+
+        Return how many are complete on disk, and what stopped the rest.
+        """
+        # Terminate a line that was cut short, so that it does not swallow the next one.
         start = b"\n" if self._torn else b""
         data = memoryview(start + lines)
         written, failure = 0, None
@@ -61,18 +64,18 @@ class Part:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody could read what is written: the file was removed, or is not open any more."""
+        """Whether writes would be lost: the file was removed, or its descriptor is gone."""
         found = there(self._file, self._what)
         return found is None or found.st_nlink == 0
 
     def close(self) -> None:
-        """Close the file; every line is with the kernel already."""
+        """Close the file; every line is already with the kernel."""
         if there(self._file, self._what) is not None:
             os.close(self._file)
 
 
 def compressor() -> Callable[[bytes], bytes]:
-    """What packs a part.
+    """Return the function that compresses a part.
 
     Raises:
         RecordingError: the ``zstandard`` package is not installed.
@@ -88,7 +91,7 @@ def compressor() -> Callable[[bytes], bytes]:
 
 
 def pack(path: Path, compress: Callable[[bytes], bytes]) -> Path:
-    """Compress a closed part; the packed file appears whole or not at all."""
+    """Compress a closed part; the compressed file appears complete or not at all."""
     packed = path.with_name(path.name + PACKED)
     unfinished = packed.with_name(packed.name + ".part")
     try:

@@ -1,4 +1,4 @@
-"""What a timeline is made of: slices on tracks, instants, and the flows between slices.
+"""The parts of a timeline: slices on tracks, instants, and the flows between slices.
 
 Plain data; :mod:`hicache_dbg.exporters.perfetto` writes it.
 """
@@ -13,10 +13,10 @@ Value = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that took time, on the track that ``track`` names from the root down.
+    """Something that took time, on the track named by ``track`` from the root down.
 
     Slices come in the order of their start. ``begins`` and ``ends`` are the ids of flows that leave
-    it and arrive at it; each id leaves one slice and arrives at one.
+    the slice and arrive at it; each id leaves one slice and arrives at one.
     """
 
     track: tuple[str, ...]
@@ -30,7 +30,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """Something that happened at one time."""
+    """Something that happened at one point in time."""
 
     track: tuple[str, ...]
     name: str

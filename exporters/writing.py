@@ -1,4 +1,4 @@
-"""What keeps a file from being written, and what to do about it: the same words wherever it happens."""
+"""Why a file cannot be written and what to do about it, in the same words everywhere."""
 
 import errno
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["why_not"]
 
 
 def why_not(path: Path, error: OSError) -> str:
-    """Why ``path`` can't be written, with what to do, for the end of a sentence."""
+    """Return why ``path`` cannot be written, with advice, for the end of a sentence."""
     folder = path.parent
     advice = {
         errno.ENOENT: f"the folder {folder} does not exist: create it, or name another one",

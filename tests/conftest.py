@@ -1,4 +1,4 @@
-"""What every test gets: a clean gate, and the tracer's swallowed failures turned back into errors."""
+"""Fixtures for every test: a clean gate, and swallowed tracer failures turned back into errors."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def _no_gate_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on the HICACHE_DBG variables of whoever runs it."""
+    """Keep the HICACHE_DBG variables of the caller's environment out of every test."""
     for name in os.environ:
         if name.startswith("HICACHE_DBG") and name != "HICACHE_DBG_TEST_REQUIRE_SERVICES":
             monkeypatch.delenv(name)
@@ -24,7 +24,10 @@ def _no_gate_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def internal_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What production counts and carries on from fails a test; a test that expects one clears it."""
+    """Fail the test on any internal error that production would count.
+
+    A test that expects one clears it.
+    """
     seen: list[str] = []
     record = InternalErrors.record
 

@@ -1,6 +1,6 @@
-"""What the page shows, as plain data, and the page made of it.
+"""The contents of the report page as plain data, and the page rendered from it.
 
-Everything is in the one file: no network, no font, no script from elsewhere.
+Everything is in one file: no network access, no external fonts or scripts.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ __all__ = [
 
 
 class HtmlError(Exception):
-    """The page can't be written; the message says why and what to do."""
+    """The page cannot be written; the message says why and what to do."""
 
 
 class Cell(IntEnum):
-    """What is known of the tiles of a cell; the larger value is shown where several hold."""
+    """What is known of the tiles of a cell; of several states the largest value is shown."""
 
     NOTHING = 0
     SKIPPED = 1
@@ -45,7 +45,7 @@ class Cell(IntEnum):
 
     @property
     def words(self) -> str:
-        """As the legend and the map say it."""
+        """The state in words, as the legend and the map show it."""
         return _WORDS[self]
 
 
@@ -62,11 +62,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Tiles of one pool: a row a layer, a column some pages.
+    """Tiles of one pool: a row per layer, a column per group of pages.
 
-    ``columns`` are the first and last page of each, ``sizes`` how many of the pages between moved;
-    ``cells`` one row of states a layer; ``bad`` says in words which tiles differ. Of several
-    ``ranks`` a cell is the worst.
+    ``columns`` are the first and last page of each column, ``sizes`` how many pages of each moved;
+    ``cells`` holds one row of states per layer; ``bad`` names the differing tiles in words. With
+    several ``ranks``, each cell shows the worst state.
     """
 
     pool: str
@@ -78,13 +78,13 @@ class Grid:
 
     @property
     def states(self) -> list[Cell]:
-        """Those that occur, the worst first."""
+        """The states that occur, worst first."""
         return sorted({cell for row in self.cells for cell in row}, reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that happened to a page: when, what, and more of it for who wants to know."""
+    """Something that happened to a page: when, what, and details."""
 
     when: str
     what: str
@@ -103,7 +103,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One end of a component: what a page takes there, and its share of the longer end, 0 to 1."""
+    """One end of a component: the bytes of a page there, as a share (0 to 1) of the longer end."""
 
     label: str
     text: str
@@ -112,7 +112,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Both ends of a component that differ, a page of each drawn to one scale."""
+    """The two differing ends of a component, a page of each drawn to the same scale."""
 
     title: str
     ends: Sequence[Bar]
@@ -122,7 +122,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A hypothesis or a finding: a label and its colour, a sentence, more of it, and what to do.
+    """A hypothesis or a finding: a label and its color, a sentence, details, and advice.
 
     ``means`` explains the label.
     """
@@ -138,7 +138,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under headings; the columns named in ``numbers`` are set to the right."""
+    """Rows under headings; the columns named in ``numbers`` are right-aligned."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -147,7 +147,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a bar: how many tiles, in which colour, in which words."""
+    """A part of a bar: how many tiles, in which color, with which words."""
 
     count: int
     cell: Cell
@@ -158,8 +158,8 @@ class Share:
 class Page:
     """The whole page. ``state`` is ``bad``, ``good`` or ``unknown``, ``answer`` a word or two.
 
-    ``back`` are the tiles that came back from a lower tier, by what became of them; ``stored``
-    says how many went down. ``caveat`` is what keeps the verdict from being the whole truth.
+    ``back`` are the tiles that returned from a lower tier, by outcome; ``stored`` says how many
+    were backed up. ``caveat`` states what limits the verdict.
     """
 
     answer: str
@@ -186,10 +186,10 @@ class Page:
 
 
 def write_html(path: Path, page: Page) -> None:
-    """Write ``page``.
+    """Render ``page`` to ``path``.
 
     Raises:
-        HtmlError: the file can't be written.
+        HtmlError: the file cannot be written.
         PartMissingError: jinja2 is not installed.
     """
     try:

@@ -1,4 +1,4 @@
-"""Public reports of class pinning, and of tiers that are dead, with their right answers."""
+"""Published fault reports about pinning and dead tiers, each with its correct diagnosis."""
 
 import pytest
 
@@ -18,7 +18,7 @@ BY = Access("copy", "worker")
 
 
 def refused(size: int, code: int = 1) -> Pinning:
-    """A pool whose registration was turned down."""
+    """Return the findings for a pool whose registration was refused."""
     return Pinning(requested=True, pinned=False, return_code=code, bytes=size, pinned_bytes=0)
 
 
@@ -31,7 +31,10 @@ def test_a_large_request_that_is_refused() -> None:
 
 
 def test_one_call_for_half_a_tebibyte() -> None:
-    """Entry 94: 512 GiB need 2 GiB of the driver's own in one call; 8 chunks of 64 GiB do not."""
+    """Entry 94: pinning 512 GiB in one call needs 2 GiB of driver metadata.
+
+    8 chunks of 64 GiB do not.
+    """
     assert 512 * GIB // 4096 == 134_217_728
     assert metadata_bytes(512 * GIB) == 2_147_483_648 > DRIVER_MOST
     whole = Pinning(
@@ -51,7 +54,7 @@ def test_one_call_for_half_a_tebibyte() -> None:
 
 @pytest.mark.parametrize("claims", [True, False])
 def test_copies_from_memory_that_is_not_pinned(*, claims: bool) -> None:
-    """Entry 97: 531,470,745,600 B refused with 1: whatever the pool says, copies may be stale."""
+    """Entry 97: pinning 531,470,745,600 B fails with 1: copies may be stale, whatever the pool claims."""
     size = 531_470_745_600
     state = Pinning(
         requested=True, pinned=claims, return_code=1, bytes=size, pinned_bytes=size * claims
@@ -62,7 +65,7 @@ def test_copies_from_memory_that_is_not_pinned(*, claims: bool) -> None:
 
 
 def test_a_tier_that_never_served() -> None:
-    """Entry 100: 1,000 pages written, 0 read, 50 lookups: the tier never served."""
+    """Entry 100: 1,000 pages written, 0 read, 50 lookups: the tier never served a page."""
     use = TierUse("storage")
     use.wrote(1000)
     found = [violation for _ in range(50) for violation in use.asked(BY)]
@@ -71,7 +74,7 @@ def test_a_tier_that_never_served() -> None:
 
 
 def test_the_path_that_a_row_of_656_bytes_takes() -> None:
-    """Entry 101: 656 is no multiple of 128: the fallback path is told once a pool."""
+    """Entry 101: 656 is not a multiple of 128: the fallback path is reported once per pool."""
     assert (656 % 128, 640 % 128) == (16, 0)
     paths = Paths()
     told = [

@@ -1,4 +1,4 @@
-"""Public reports on order, slots and completion, with their right answers."""
+"""Published fault reports about ordering, slots and completion, each with its correct diagnosis."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,10 @@ BY = Access("test", "reader")
 
 
 def test_both_groups_of_a_block_are_digested_and_no_hit_is_no_proof() -> None:
-    """Entry 13: both pools of a block are witnessed; without a load the share that was checked is 0."""
+    """Entry 13: both pools of a block are witnessed.
+
+    Without a load, nothing was checked (share 0).
+    """
     sink = MemorySink()
     with (
         Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime,
@@ -66,7 +69,7 @@ def _good(rig: Rig) -> None:
 def test_three_digests_tell_who_is_at_fault(
     copy: Callable[[Rig], None], cls: FaultClass | None
 ) -> None:
-    """Entry 39: before = after != there is the transfer, before != after the source, all equal neither."""
+    """Entry 39: before = after != there blames the transfer, before != after the source, all equal neither."""
     assert 4 * 2_424_832 + 4 * 16_384 == 9_764_864
     rig = Rig(Checksum.THREE)
     copy(rig)
@@ -76,7 +79,7 @@ def test_three_digests_tell_who_is_at_fault(
 
 
 def pages(*numbers: int) -> npt.NDArray[np.int64]:
-    """An int64 array."""
+    """Return an int64 array."""
     return np.array(numbers, np.int64)
 
 
@@ -94,14 +97,14 @@ def test_reuse_of_a_block_that_was_never_registered() -> None:
 
 
 def retained(array: npt.NDArray[np.int64]) -> int:
-    """Bytes that ``array`` keeps alive: its own, or the whole of what it is a view of."""
+    """Return the bytes that ``array`` keeps alive: its own, or those of the array it is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.nbytes
 
 
 def test_what_is_kept_of_a_free_list_is_what_was_taken() -> None:
-    """Entry 54: 64 of a million pages keep 512 B alive, not the list's 8,000,000."""
+    """Entry 54: 64 ids taken from a list of a million keep 512 B alive, not the list's 8,000,000 B."""
     allocator = PageAllocator(1_000_000, "device")
     given = allocator.alloc(64)
     assert given is not None

@@ -1,4 +1,4 @@
-"""Public reports on ranks, and on prefill and decode, with their right answers."""
+"""Published fault reports about ranks, prefill and decode, each with its correct diagnosis."""
 
 import pytest
 from msgspec.structs import replace
@@ -20,12 +20,12 @@ from hicache_dbg.tracer.events import Event, FaultClass, Finding
 
 
 def handed(ours: list[Event], theirs: list[Event]) -> list[Finding]:
-    """What a join of both roles finds."""
+    """Return the findings of a join of both roles."""
     return join([[contract("prefill", "v", 1), *ours], [contract("decode", "v", 1), *theirs]])
 
 
 def test_a_rank_that_never_made_the_third_call() -> None:
-    """Entry 85: rank 0 calls #1, #2, #3, rank 1 only #1 and #2 and lives on: rank 1 and #3 are named."""
+    """Entry 85: rank 0 makes calls #1 to #3, rank 1 only #1 and #2 and lives on: rank 1 and #3 are named."""
     ours = [collective(name) for name in ("prefetch", "write", "load")]
     theirs: list[Event] = [collective(name, 1) for name in ("prefetch", "write")]
     alive = replace(word(1), time_ns=2 * 10**9)
@@ -36,14 +36,14 @@ def test_a_rank_that_never_made_the_third_call() -> None:
 
 
 def test_stages_that_ask_the_store_by_themselves() -> None:
-    """Entry 86: hits of 5 and 3 pages: 3 may be used."""
+    """Entry 86: stages with hits of 5 and 3 pages: 3 may be used."""
     (found,) = join([[hits("r", 5)], [hits("r", 3, 1)]])
     assert (found.cls, found.expected) == (FaultClass.RANK_DIVERGENCE, "3 pages on every rank")
     assert "rank 0: 5, rank 1: 3" in found.message
 
 
 def test_stages_with_other_capacities() -> None:
-    """Entry 88: 35,341 / 34,435 / 34,435 / 36,561 blocks: 34,435 are usable, id 34,435 is none."""
+    """Entry 88: 35,341 / 34,435 / 34,435 / 36,561 blocks: 34,435 are usable, and id 34,435 is invalid."""
     sizes = (35_341, 34_435, 34_435, 36_561)
     said = [[started(mirror(pages=size), rank=rank)] for rank, size in enumerate(sizes)]
     (found,) = join(said)
@@ -53,7 +53,7 @@ def test_stages_with_other_capacities() -> None:
 
 
 def test_the_differing_field_is_printed() -> None:
-    """Entry 89: cross_layers no and yes: that field is named, not a hash of all."""
+    """Entry 89: cross_layers no and yes: the field itself is named, not a hash of all fields."""
     ours, theirs = {"cross_layers": "no", "page": "64"}, {"cross_layers": "yes", "page": "64"}
     (found,) = compare_fields("", ours, theirs, time_ns=1)
     assert found.cls is FaultClass.PD_CONTRACT
@@ -66,7 +66,7 @@ def test_the_differing_field_is_printed() -> None:
     ("tp", "split", "told"), [(4, "no", True), (4, "heads", False), (1, "no", False)]
 )
 def test_a_pool_that_cannot_be_split(tp: int, split: str, *, told: bool) -> None:
-    """Entry 90: prefill tp 1, decode tp 4, a state pool that is one piece: one error, at bootstrap."""
+    """Entry 90: prefill tp 1, decode tp 4, a state pool that cannot be split: one error, at bootstrap."""
     said: list[list[Event]] = [
         [
             contract(role, "tp", size),
@@ -92,7 +92,7 @@ def test_a_prompt_that_is_a_token_longer_at_the_other_end() -> None:
 
 
 def test_the_first_request_that_arrived_wrong() -> None:
-    """Entry 106: of requests 1..100 the first mismatch is number 37, and it is the one that is named."""
+    """Entry 106: of requests 1..100 the first mismatch is in number 37, which is named."""
     ours = [tiles(f"r{n}", 0, ["a", "b"], role="prefill") for n in range(1, 101)]
     theirs = [
         tiles(f"r{n}", 0, ["a", "x" if n >= 37 else "b"], role="decode") for n in range(1, 101)
@@ -103,7 +103,7 @@ def test_the_first_request_that_arrived_wrong() -> None:
 
 
 def test_prefill_against_decode_layer_by_layer() -> None:
-    """Entry 109: a prompt of 32 tokens: the digests of both ends per layer; layer 2 differs."""
+    """Entry 109: the digests of a 32-token prompt at both ends, per layer: layer 2 differs."""
     ours = [tiles("r", page, ["a", "b", "c", "d"], role="prefill") for page in range(2)]
     theirs = [tiles("r", page, ["a", "b", "?", "d"], role="decode") for page in range(2)]
     (found,) = handed(list(ours), list(theirs))
@@ -111,7 +111,7 @@ def test_prefill_against_decode_layer_by_layer() -> None:
 
 
 def test_two_pods_that_read_one_page() -> None:
-    """Entry 104: a page of the store as pod A wrote it and as pod B read it: equal, or told."""
+    """Entry 104: a page of the store as pod A wrote it and as pod B read it: equal, or reported."""
     wrote, read = (tiles("span 64", 0, ["a"], rank=rank) for rank in range(2))
     assert join([[wrote], [read]]) == []
     (found,) = join([[wrote], [tiles("span 64", 0, ["b"], rank=1)]])

@@ -1,4 +1,4 @@
-"""Public reports of class row_width: bytes, strides and budgets, with their right answers."""
+"""Published fault reports of class row_width: bytes, strides and budgets, with their diagnosis."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from hicache_dbg.tracer.events import FaultClass
 
 
 def rows(name: str, width: int, *, layers: int = 1, page: int = 64) -> PoolGeometry:
-    """A row-indexed pool of ``width`` bytes a token."""
+    """Return a row-indexed pool of ``width`` bytes per token."""
     return PoolGeometry(
         name=name,
         layers=layers,
@@ -42,7 +42,7 @@ def rows(name: str, width: int, *, layers: int = 1, page: int = 64) -> PoolGeome
 
 
 def mirror(geometry: PoolGeometry, pages: int = 8) -> Mirror:
-    """A mirror whose host agrees with its device."""
+    """Return a mirror whose host agrees with its device."""
     device = DevicePool(geometry, pages)
     return Mirror(device, LatentHostPool(host_geometry_like(device), pages, Layout.PAGE_FIRST))
 
@@ -63,7 +63,10 @@ def test_one_index_space_and_two_strides(draft: int, *, told: bool) -> None:
 
 
 def test_the_pool_whose_entry_fails_is_named() -> None:
-    """Entry 6: main and draft get the same indices; the draft's fourth is no page of its host."""
+    """Entry 6: main and draft get the same indices.
+
+    The draft's fourth is not a page of its host pool.
+    """
     main, draft = mirror(rows("main", 656)), mirror(rows("draft", 576), pages=7)
     ids = [0, 3, 5, 7]
     copies = tuple(
@@ -87,7 +90,10 @@ def test_the_pool_whose_entry_fails_is_named() -> None:
 
 @pytest.mark.parametrize(("blocks", "fits"), [(1000, True), (16, False)])
 def test_bytes_a_block_are_counted_once(blocks: int, *, fits: bool) -> None:
-    """Entry 7: 50 layers of 65,536 B and 10 of 32,768 B; counted again by layer 1,000 blocks are 16."""
+    """Entry 7: 50 layers of 65,536 B and 10 of 32,768 B.
+
+    Counted per layer again, 1,000 blocks become 16.
+    """
     block = 50 * 65_536 + 10 * 32_768
     assert block == 3_604_480
     budget = 3_604_480_000
@@ -127,7 +133,7 @@ def test_a_token_is_priced_by_its_tensors() -> None:
 
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))
 def test_draft_pools_are_compared_with_their_own_target_only(target: int, other: int) -> None:
-    """Entry 4: pools that are no draft of each other may have any two strides."""
+    """Entry 4: pools that are not drafts of each other may have different strides."""
     view = mirror_views(mirror(rows("mla", 64)), None)
     wide = replace(
         view,

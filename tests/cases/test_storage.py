@@ -1,4 +1,4 @@
-"""Public reports on keys, stale indexes and damaged stores, with their right answers."""
+"""Published fault reports about keys, stale indexes and damaged stores, with their diagnosis."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from hicache_dbg.tracer.events import FaultClass, Finding
 
 
 class Bench:
-    """A store of files behind a group of pools, used page by page."""
+    """A file store behind a group of pools, accessed page by page."""
 
     def __init__(self, folder: Path, *, group: PoolGroup | None = None, **engine: bool) -> None:
         self.store = FileStore(folder)
@@ -43,37 +43,37 @@ class Bench:
                     flat.random_(0, 256, generator=generator)
 
     def keys(self, tokens: Sequence[int]) -> list:  # type: ignore[type-arg]  # of page keys
-        """The keys of whole pages."""
+        """Return the keys of whole pages."""
         return self.engine.keys(np.array(tokens, "<i4").tobytes())
 
     def run(self, kind: str, keys: Sequence[object], first: int = 0) -> StorageOp:
-        """Store or fetch host pages from ``first`` on."""
+        """Store or fetch host pages, starting at ``first``."""
         host = np.arange(first, first + len(keys), dtype=np.int64)
         op = self.engine.op(kind, keys, host, np.ones(len(keys), np.uint32))  # type: ignore[arg-type]
         getattr(self.engine, kind)(op)
         return op
 
     def page(self, number: int) -> bytes:
-        """All bytes of a host page."""
+        """Return all bytes of a host page."""
         return b"".join(bytes(piece) for piece in self.engine.image.pieces(number))
 
 
 def failure(result: PageResult) -> FaultClass:
-    """What the tracer calls a page's bad end."""
+    """Return the tracer's name for the failure of a page."""
     return of_failure(result.state, result.reason, result.errno, result.expected, result.got).cls
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    """A store and pools, the host full of random bytes."""
+    """A store and pools; the host is full of random bytes."""
     return Bench(tmp_path)
 
 
 class Full(FileStore):
-    """A store that fails from the fifth page of each batch on."""
+    """A store whose writes fail from the fifth page of each batch on."""
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
-        """Four pages go well."""
+        """Store four pages, then fail."""
         for number, record in enumerate(records):
             if number < 4:
                 yield from super().put([record])
@@ -85,13 +85,13 @@ class Deaf(FileStore):
     """A store whose every get fails with -1."""
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
-        """Nothing is read."""
+        """Read nothing."""
         for _ in records:
             yield PageResult(PageState.FAILED, "get returned -1", errno=1)
 
 
 def test_a_get_that_failed_is_computed_again(tmp_path: Path) -> None:
-    """Entry 62: return code -1 for 1 key of 1: nothing counts as found, and the page is computed."""
+    """Entry 62: return code -1 for 1 key of 1: nothing counts as found, and the page is recomputed."""
     (tokens,) = sequences([[3]])
     for store, gained in ((FileStore(tmp_path), 0), (Deaf(tmp_path), 0), (FileStore(tmp_path), 1)):
         with HiCacheController(
@@ -110,7 +110,7 @@ def test_a_get_that_failed_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_the_same_tokens_in_another_dtype(tmp_path: Path) -> None:
-    """Entry 65: run 1 keeps bf16, run 2 fp8: the key is equal, the header is not, and the page is refused."""
+    """Entry 65: run 1 stores bf16, run 2 fp8: keys are equal, headers are not, and the page is refused."""
     groups = [
         PoolGroup.build(
             [mla(2, P), index_k(2, P, dtype)],
@@ -132,7 +132,7 @@ def test_the_same_tokens_in_another_dtype(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_each_process_draws() -> None:
-    """Entry 70: two processes, tokens [1, 2, 3]: "same content, keys k1 and k2"."""
+    """Entry 70: two processes with random hash seeds, tokens [1, 2, 3]: "same content, keys k1 and k2"."""
     (found,) = join([[named("123", "k1")], [named("123", "k2", 1)]])
     assert found.cls is FaultClass.KEY_IDENTITY
     assert "same content, keys k1 and k2" in found.message
@@ -140,7 +140,7 @@ def test_a_seed_that_each_process_draws() -> None:
 
 
 def test_pairs_here_and_single_tokens_there() -> None:
-    """Entry 71: the writer hashes (6634, 30181), (30181, 15), the reader 6634: keys differ, tokens do not."""
+    """Entry 71: the writer hashes pairs (6634, 30181), the reader single tokens: keys differ, tokens do not."""
     tokens = np.array([6634, 30181, 15], "<i4")
     pairs = np.stack([tokens[:-1], tokens[1:]], axis=1)
     assert pairs.tolist() == [[6634, 30181], [30181, 15]]
@@ -162,7 +162,7 @@ def test_a_batch_that_failed_midway(tmp_path: Path) -> None:
 
 
 def test_a_positive_answer_does_not_outlive_a_failed_get(bench: Bench) -> None:
-    """Entry 76: exists says yes, the get fails: the answer is withdrawn, and nobody asks three times."""
+    """Entry 76: exists says yes and the get fails: the answer is withdrawn and not asked for again."""
     keys = bench.keys(range(P))
     bench.run("store", keys)
     assert bench.engine.present(keys) == 1
@@ -197,7 +197,7 @@ def test_two_writers_of_one_bucket(bench: Bench) -> None:
 
 
 def test_a_tier_whose_every_write_fails(bench: Bench) -> None:
-    """Entry 79: 57 stores, 57 times errno 22: the tier is dead, in one line and a count."""
+    """Entry 79: 57 stores fail with errno 22: the tier is dead, reported in one line with a count."""
     fault = of_failure("failed", "write: invalid argument", 22, "", "")
     assert fault.cls is FaultClass.DEAD_TIER
     assert "errno 22" in fault.cause
@@ -210,13 +210,16 @@ def test_a_tier_whose_every_write_fails(bench: Bench) -> None:
 
 
 def replace_time(finding: Finding, at: int) -> Finding:
-    """The same finding at another time."""
+    """Return the same finding with another time."""
     return msgspec.structs.replace(finding, time_ns=at)
 
 
 @pytest.mark.parametrize("digests", [True, False])
 def test_one_bit_of_a_stored_block(tmp_path: Path, *, digests: bool) -> None:
-    """Entry 81: bit 0 of byte 100 flips: the load fails; a block without a digest loads, unverified."""
+    """Entry 81: bit 0 of byte 100 flips: the load fails.
+
+    A block without a digest loads, unverified.
+    """
     bench = Bench(tmp_path, digests=digests)
     keys = bench.keys(range(P))
     bench.run("store", keys)
@@ -274,7 +277,7 @@ def test_the_span_that_two_requests_share(bench: Bench) -> None:
 
 
 def test_pages_that_a_failed_batch_skips(tmp_path: Path) -> None:
-    """Entry 102: 10 pages, the batch fails after 4: 4 written, 6 skipped, with the reason."""
+    """Entry 102: a batch of 10 pages fails after 4: 4 written, 6 skipped with the reason."""
     group = group_of(12, 32)
     tier = StorageTier(Full(tmp_path), Identity("model"), queue_pages=32)
     with HiCacheController(group, storage=tier) as controller:

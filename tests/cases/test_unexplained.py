@@ -1,4 +1,4 @@
-"""Public reports whose cause was never found: what the instrument would have said of them."""
+"""Published fault reports whose cause was never found: what the tracer would have reported."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +18,7 @@ BY = Access("test", "reader")
 
 
 def test_one_block_at_offload_on_the_host_and_after_onboard() -> None:
-    """Entry 103: three digests of one block: all equal proves the copies, and the search goes on elsewhere."""
+    """Entry 103: three equal digests of one block clear the copies; the fault is elsewhere."""
     rig = Rig(Checksum.THREE)
     rig.backup([2], [5])
     rig.load([2], [6])
@@ -29,7 +29,7 @@ def test_one_block_at_offload_on_the_host_and_after_onboard() -> None:
 
 
 def test_an_anchor_that_is_evicted_under_its_load() -> None:
-    """Entry 105: see slot reuse: the host anchor is let go before the acknowledgement."""
+    """Entry 105: the host anchor is released before the acknowledgement: slot reuse."""
     book, page = Ownership("host", 8), np.array([4], np.int64)
     book.alloc(page, np.array([1], np.int64), 1, BY)
     book.open(page, BY, writes=False)
@@ -39,7 +39,7 @@ def test_an_anchor_that_is_evicted_under_its_load() -> None:
 
 
 def test_eight_readers_of_one_prefix() -> None:
-    """Entry 107: eight threads, one shared prefix, a device too small for all: nothing is wrong."""
+    """Entry 107: eight threads share a prefix on a device too small for all of them: no finding."""
     sink = MemorySink()
     with (
         Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime,

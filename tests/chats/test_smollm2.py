@@ -1,4 +1,4 @@
-"""A real model's chats: equal text through sound tiers, visibly other text through a fault."""
+"""Chats with a real model: sound tiers keep the text, a fault visibly changes it."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def chats(truth: Truth | None = None, **options: Any) -> Outcome:
-    """What ``hicache-dbg repro --model smollm2`` makes of these options."""
+    """Return the result of ``hicache-dbg repro --model smollm2`` with these options."""
     require(importlib.util.find_spec(PACKAGE), "SmolLM2 is not installed")
     asked = RunOptions(**SHORT, **options)
     return traced_run(
@@ -37,7 +37,7 @@ def chats(truth: Truth | None = None, **options: Any) -> Outcome:
 
 
 def told(outcome: Outcome) -> tuple[int, dict[str, Any], int]:
-    """Exit code, JSON, and how many replies are others than without the tiers."""
+    """Return exit code, JSON, and the number of replies that differ from those without tiers."""
     data = as_json(outcome)
     changed = sum(one["expected"] != one["got"] for one in data["exchanges"])
     return exit_code(outcome), data, changed
@@ -45,13 +45,13 @@ def told(outcome: Outcome) -> tuple[int, dict[str, Any], int]:
 
 @pytest.fixture(scope="module")
 def clean() -> Outcome:
-    """Chats through device and host; what they should say is computed here, once."""
+    """Run the chats through device and host; the reference replies are computed here, once."""
     return chats()
 
 
 @pytest.fixture(scope="module")
 def truth(clean: Outcome) -> Truth:
-    """What the model says without any tiers."""
+    """Return what the model says without tiers."""
     assert clean.result.truth is not None
     return clean.result.truth
 
@@ -68,7 +68,7 @@ def test_chats_through_the_tiers_read_as_without_them(clean: Outcome) -> None:
 
 @pytest.mark.service
 def test_a_fault_shows_in_the_text_and_is_named(truth: Truth) -> None:
-    """Prompts of one length share a key: somebody gets another's answer, and we say why."""
+    """Prompts of equal length share a key: one chat gets another's pages, and the cause is named."""
     code, data, changed = told(chats(truth, fault="contents_left_out_of_the_key"))
     assert code == 1
     assert changed
@@ -84,7 +84,7 @@ def test_a_fault_shows_in_the_text_and_is_named(truth: Truth) -> None:
     ],
 )
 def test_a_store_that_does_not_check_breaks_replies(truth: Truth, fault: str, cls: str) -> None:
-    """The text is visibly another, and the class is named."""
+    """The text visibly differs, and the class is named."""
     code, data, changed = told(chats(truth, storage="file", fault=fault))
     assert code == 1
     assert changed
@@ -93,7 +93,7 @@ def test_a_store_that_does_not_check_breaks_replies(truth: Truth, fault: str, cl
 
 @pytest.mark.service
 def test_names_cut_short_in_mooncake_store_break_replies(truth: Truth) -> None:
-    """Pages come back over the network, and those of another chat among them."""
+    """Pages come back over the network, among them those of another chat."""
     here = importlib.util.find_spec("mooncake") is not None and master_binary() is not None
     require(here, "Mooncake Store is not installed (extra mooncake)")
     fault = "storage_names_cut_short_unseen"
@@ -106,7 +106,7 @@ def test_names_cut_short_in_mooncake_store_break_replies(truth: Truth) -> None:
 
 @pytest.mark.service
 def test_a_store_that_checks_turns_damage_into_misses(truth: Truth) -> None:
-    """Equal text all the same, and the finding."""
+    """The text is unchanged, and the damage is reported."""
     code, data, changed = told(chats(truth, storage="file", fault="stored_page_truncated"))
     assert (code, changed) == (1, 0)
     assert {finding["class"] for finding in data["findings"]} == {"storage_damage"}
@@ -115,7 +115,7 @@ def test_a_store_that_checks_turns_damage_into_misses(truth: Truth) -> None:
 
 @pytest.mark.service
 def test_chats_go_on_from_what_a_killed_process_stored(truth: Truth, tmp_path: Path) -> None:
-    """After SIGKILL in the middle of the same chats: its pages are fetched, and the text is equal."""
+    """After SIGKILL in the middle of the same chats, its pages are fetched and the text is unchanged."""
     code, data, changed = told(chats(truth, storage=f"file:{tmp_path}", kill=True))
     assert (code, changed, data["findings"]) == (0, 0, [])
     assert data["engine"]["fetched_pages"] > 0
@@ -124,7 +124,7 @@ def test_chats_go_on_from_what_a_killed_process_stored(truth: Truth, tmp_path: P
 
 @pytest.mark.service
 def test_a_prompt_computed_by_another_process_and_a_tile_of_it_lost(truth: Truth) -> None:
-    """Prefill hands real keys and values over; one tile that is lost breaks replies, and is named."""
+    """Prefill hands real keys and values over; one lost tile changes replies, and is named."""
     require_nixl()
     code, data, changed = told(chats(truth, pd=True, fault="tile_lost_on_the_wire"))
     assert code == 1
@@ -152,7 +152,7 @@ def test_a_prompt_computed_by_another_process_and_a_tile_of_it_lost(truth: Truth
 def test_what_chats_have_no_place_for_is_refused(
     capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
-    """In one line that says what to do, before anything is loaded."""
+    """Unsupported options are refused in one line that says what to do, before anything is loaded."""
     assert main(["repro", "--model", "smollm2", *options]) == 2
     told = capsys.readouterr().err
     assert words in told
@@ -160,7 +160,7 @@ def test_what_chats_have_no_place_for_is_refused(
 
 
 def test_only_bars_are_kept_off_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """A warning between two states of a bar is read, also where loading fails."""
+    """A warning between two updates of a progress bar stays visible, even if loading fails."""
 
     def load() -> None:
         sys.stderr.write("weights:  30%|###   | 3/10 [00:00<00:01, 9.1it/s]\r")
@@ -174,7 +174,7 @@ def test_only_bars_are_kept_off_standard_error(capsys: pytest.CaptureFixture[str
 
 
 def test_a_model_that_is_missing_is_one_line() -> None:
-    """With the command that installs it, and the exit code of a missing part."""
+    """The message has the install command, and the exit code is that of a missing part."""
     code = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         f"u.find_spec = lambda name, *more: None if name == {PACKAGE!r} else find(name, *more)\n"

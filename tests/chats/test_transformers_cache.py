@@ -1,4 +1,4 @@
-"""A Hugging Face decoder on our pages says what it says on its own cache, and reuses prefixes."""
+"""A Hugging Face decoder on our pages replies as on its own cache, and reuses prefixes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ CONFIG = LlamaConfig(
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
-    """A small decoder with grouped heads and weights that a seed chose."""
+    """A small decoder with grouped heads and seeded random weights."""
     torch.manual_seed(7)
     made: LlamaForCausalLM = LlamaForCausalLM(CONFIG).eval()
     return made
@@ -35,7 +35,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(params=[Layout.PAGE_FIRST, Layout.LAYER_FIRST, Layout.PAGE_HEAD])
 def store(request: pytest.FixtureRequest) -> Iterator[PrefixStore]:
-    """Room for one sequence on the device, for many on the host."""
+    """Pools with room for one sequence on the device and for many on the host."""
     with PrefixStore.for_model(
         CONFIG, device_pages=8, host_pages=64, page_tokens=PAGE, layout=request.param
     ) as opened:
@@ -43,7 +43,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[PrefixStore]:
 
 
 def said(model: Any, prompt: list[int], cache: object = None) -> list[int]:
-    """Prompt and greedy reply."""
+    """Return prompt and greedy reply."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         sequence = model.generate(
@@ -61,7 +61,7 @@ def said(model: Any, prompt: list[int], cache: object = None) -> list[int]:
 def through(
     store: PrefixStore, model: LlamaForCausalLM, prompt: list[int]
 ) -> tuple[list[int], int, int]:
-    """Prompt and reply through the tiers; tokens that were cached, and loaded of these."""
+    """Return prompt and reply through the tiers, and how many tokens were cached and loaded."""
     with store.open(prompt, NEW) as cache:
         sequence = said(model, prompt, cache)
         cache.keep(sequence)
@@ -71,7 +71,7 @@ def through(
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
-    """Prompts that share a beginning."""
+    """Return prompts that share a prefix."""
     rng = np.random.default_rng(seed)
     shared = rng.integers(1, 97, 9).tolist()
     return [[*shared, *rng.integers(1, 97, 7).tolist()] for _ in range(count)]
@@ -96,7 +96,7 @@ def test_replies_are_those_of_the_models_own_cache(
 def test_a_prompt_that_was_asked_before_is_not_computed_again(
     store: PrefixStore, model: LlamaForCausalLM
 ) -> None:
-    """All whole pages but that of the last token are there the second time."""
+    """The second time, all whole pages are cached except the one with the last token."""
     (prompt,) = prompts(2, 1)
     _, first, _ = through(store, model, prompt)
     _, second, _ = through(store, model, prompt)
@@ -104,7 +104,7 @@ def test_a_prompt_that_was_asked_before_is_not_computed_again(
 
 
 def test_a_turn_that_fails_gives_its_pages_back(store: PrefixStore) -> None:
-    """What was not kept is dropped, and the device is as empty as before."""
+    """Pages that were not kept are dropped, and the device is as empty as before."""
     before = store.controller.allocators["device"].available
     with pytest.raises(RuntimeError, match="planted"), store.open(prompts(3, 1)[0], NEW):
         raise RuntimeError("planted")
@@ -115,7 +115,7 @@ def test_a_turn_that_fails_gives_its_pages_back(store: PrefixStore) -> None:
 def test_keeping_less_than_was_cached_takes_nothing_from_the_cache(
     store: PrefixStore, model: LlamaForCausalLM
 ) -> None:
-    """Pages that were matched are the cache's own, also where the kept tokens end before them."""
+    """Matched pages belong to the cache, even if the kept tokens end before them."""
     (prompt,) = prompts(2, 1)
     through(store, model, prompt)
     with store.open(prompt, NEW) as cache:
@@ -128,7 +128,7 @@ def test_keeping_less_than_was_cached_takes_nothing_from_the_cache(
 def test_keeping_before_anything_was_computed_gives_the_pages_back(
     store: PrefixStore, model: LlamaForCausalLM
 ) -> None:
-    """Also while the cached ones are still being loaded."""
+    """This holds even while the cached pages are still being loaded."""
     prompt, *others = ([*range(first, first + 16)] for first in (1, 30, 60))
     for tokens in (prompt, *others):
         through(store, model, tokens)
@@ -141,7 +141,7 @@ def test_keeping_before_anything_was_computed_gives_the_pages_back(
 
 
 def test_what_only_some_layers_have_computed_is_not_kept(store: PrefixStore) -> None:
-    """A forward pass that was interrupted leaves no page."""
+    """An interrupted forward pass leaves no page behind."""
     (prompt,) = prompts(2, 1)
     states = torch.zeros(1, 2, len(prompt), 8)
     with store.open(prompt, NEW) as cache:
@@ -164,20 +164,20 @@ def test_a_sequence_that_outgrows_its_pages_is_refused(
 
 
 def test_more_than_the_device_holds_is_refused(store: PrefixStore) -> None:
-    """With the pools unharmed."""
+    """The pools are unharmed."""
     with pytest.raises(OutOfPages):
         store.open(list(range(1, 80)), NEW)
     store.controller.check()
 
 
 def test_a_batch_is_refused(store: PrefixStore, model: LlamaForCausalLM) -> None:
-    """A cache is of one sequence."""
+    """A cache holds one sequence."""
     with store.open(prompts(5, 1)[0], NEW) as cache, pytest.raises(ValueError, match="expected 1"):
         cache.update(torch.zeros(2, 2, 1, 8), torch.zeros(2, 2, 1, 8), 0)
 
 
 def test_a_model_with_windows_is_refused() -> None:
-    """Layers that forget have no prefix to keep."""
+    """Layers with a sliding window have no complete prefix to keep."""
     config = LlamaConfig(num_hidden_layers=2)
     config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(ValueError, match="sliding_attention"):

@@ -1,4 +1,4 @@
-"""``hicache-dbg ab``: every combination is run, and what the corruption moves with is said."""
+"""``hicache-dbg ab`` runs every combination and reports what the corruption depends on."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ FAULT = ("--fault", "host_sized_for_fp8")
 
 
 def moves(data: dict[str, Any]) -> dict[str, Any]:
-    """What moves, by variable."""
+    """Return the effect of each variable."""
     return {one["variable"]: one for one in data["moves"]}
 
 
 def test_the_instrument_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same seed is corrupted in the same tokens whether it is traced or not."""
+    """One seed is corrupted in the same tokens whether or not it is traced."""
     assert main(["ab", *SMALL, *FAULT, "--vary", "gate=off,events,three", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert [run["settings"] for run in data["runs"]] == [
@@ -38,7 +38,7 @@ def test_the_instrument_changes_nothing(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_what_the_corruption_moves_with(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every combination is run; the dtype moves the corruption and the layout does not."""
+    """Every combination is run; the corruption depends on the dtype and not on the layout."""
     varied = ("--vary", "index_dtype=bf16,fp8", "--vary", "layout=page_first,layer_first")
     assert main(["ab", *SMALL, *FAULT, *varied, "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_what_the_corruption_moves_with(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_clean_runs_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a fault every backend is clean, which a person reads off the table."""
+    """Without a fault every backend is clean, and the table shows it."""
     varied = ("--layout", "layer_first", "--vary", "io_backend=kernel,direct")
     assert main(["ab", *SMALL, *varied]) == 0
     out = capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_clean_runs_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_the_engine_does_not_have_is_left_out() -> None:
-    """A combination that is impossible is named; a value that always is, is an error."""
+    """An impossible combination is named; a value that is never possible is an error."""
     planned = plan(
         RunOptions(), variables(["layout=layer_first,page_first", "io_backend=kernel,direct"])
     )
@@ -75,7 +75,7 @@ def test_what_the_engine_does_not_have_is_left_out() -> None:
 
 
 def test_a_run_that_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where one of the runs brings nothing back, the comparison does not pass for clean."""
+    """If one of the runs brings nothing back, the comparison does not pass as clean."""
     small = (
         "--rounds",
         "2",
@@ -104,13 +104,13 @@ def test_a_run_that_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_cannot_be_varied(wrong: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name, a value or a number of values that makes no comparison is a usage error."""
+    """An unknown name, a bad value or a single value is a usage error."""
     assert main(["ab", *SMALL, "--vary", wrong]) == 2
     assert says in capsys.readouterr().err
 
 
 def test_names_are_those_of_the_options() -> None:
-    """A variable may be written as its option is, with dashes."""
+    """A variable may be written with dashes, like its option."""
     assert variables(["index-dtype=bf16,fp8", "sessions=4,30"]) == {
         "index_dtype": ("bf16", "fp8"),
         "sessions": (4, 30),

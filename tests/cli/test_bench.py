@@ -1,4 +1,4 @@
-"""``hicache-dbg bench`` prints a table anywhere, and says where a device is missing."""
+"""``hicache-dbg bench`` prints a table on any machine, and says if a device is missing."""
 
 import json
 
@@ -12,7 +12,7 @@ from hicache_dbg.tracer.cli.main import main
 def test_the_cpu_table_is_measured_and_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every contiguous size has a ratio to the package in either order; JSON holds the same rows."""
+    """Every contiguous size has a ratio to the package in both orders; JSON holds the same rows."""
     monkeypatch.setattr("hicache_dbg.tracer.bench.digest_cpu.GIB", 1 << 26)  # 16 MB, for speed
     assert main(["bench", "--digests-only", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -24,7 +24,7 @@ def test_the_cpu_table_is_measured_and_printed(
 def test_a_table_says_how_to_read_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table alone goes to standard output; which way is better stands beside it."""
+    """Standard output has only the table, which says which direction is better."""
     row = Row("cpu over xxhash", "4096 B", 0.97, "5 GB/s", "")
     monkeypatch.setattr("hicache_dbg.tracer.bench.digests.digest_rows", lambda _device: [row])
     assert main(["bench", "--digests-only"]) == 0
@@ -35,7 +35,7 @@ def test_a_table_says_how_to_read_it(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_missing_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 3 where a part of the environment is missing."""
+    """A missing device exits with 3."""
     assert main(["bench", "--device", "cuda"]) == 3
     assert "no CUDA device" in capsys.readouterr().err
 
@@ -45,7 +45,7 @@ def test_a_missing_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     [(0.97, ">= 0.9", "kept"), (0.8, ">= 0.9", "missed"), (1.2, "<= 1.1", "missed"), (1.0, "", "")],
 )
 def test_a_goal_is_kept_or_missed_in_words(ratio: float, goal: str, kept: str) -> None:
-    """The table says of each goal whether it was kept."""
+    """The table says for each goal whether it was kept."""
     row = Row("part", "case", ratio, "detail", goal)
     assert row.kept == kept
     assert (

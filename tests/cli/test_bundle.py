@@ -1,4 +1,4 @@
-"""``hicache-dbg bundle``: complete enough to diagnose from, and free of what names people or requests."""
+"""``hicache-dbg bundle``: complete enough for a diagnosis, free of names of people and requests."""
 
 import getpass
 import io
@@ -28,7 +28,7 @@ REQUEST = "somebodys-request"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder with a name that must not get out."""
+    """A home folder whose name must not leak."""
     folder = tmp_path / "secret-user"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -45,7 +45,7 @@ def record(folder: Path, events: Sequence[Event], run: str = "run", **options: A
 
 
 def events(folder: Path) -> list[Event]:
-    """Some of every kind, with ids and with a path of the user's in a message."""
+    """Return events of every kind, with ids and with a user's path in a message."""
     return [
         started(),
         copied(trace_id=TRACE, span_id=SPAN, shared_with=((OTHER, SPAN),)),
@@ -56,7 +56,7 @@ def events(folder: Path) -> list[Event]:
 
 
 def unpack(path: Path, into: Path) -> dict[str, bytes]:
-    """The files of an archive, by their name in its folder."""
+    """Return the files of an archive by name."""
     data = path.read_bytes()
     if path.suffix == ".zst":
         data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
@@ -71,7 +71,7 @@ def unpack(path: Path, into: Path) -> dict[str, bytes]:
 def test_a_bundle_holds_what_a_colleague_needs(
     capsys: Capture, tmp_path: Path, home: Path, suffix: str
 ) -> None:
-    """Recordings, doctor's findings, settings and versions arrive, each readable."""
+    """Recordings, doctor's findings, settings and versions are included and readable."""
     record(tmp_path / "runs", events(home))
     out = tmp_path / f"run{suffix}"
     assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
@@ -86,7 +86,7 @@ def test_a_bundle_holds_what_a_colleague_needs(
 
 
 def test_no_ids_and_no_names_get_out(capsys: Capture, tmp_path: Path, home: Path) -> None:
-    """Trace ids, the home folder, the user and the machine are in no file of the archive."""
+    """Trace ids, home folder, user name and host name are in no file of the archive."""
     record(home / "runs", events(home))
     out = tmp_path / "run.tar.gz"
     assert main(["bundle", str(home / "runs"), "-o", str(out), "--json"]) == 0
@@ -105,7 +105,7 @@ def test_no_ids_and_no_names_get_out(capsys: Capture, tmp_path: Path, home: Path
 
 
 def test_a_request_has_one_name_in_all_recordings_of_a_bundle(tmp_path: Path, home: Path) -> None:
-    """What ranks said of one request can still be joined, and nobody knows which it was."""
+    """Statements of several ranks about one request can still be joined, under an alias."""
     for rank in range(2):
         record(tmp_path / "runs", [hits(REQUEST, 5, rank), hits("another", 1, rank)], f"rank{rank}")
     names = set()
@@ -120,7 +120,7 @@ def test_a_request_has_one_name_in_all_recordings_of_a_bundle(tmp_path: Path, ho
 
 
 def test_a_user_without_a_home_can_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container the user may be a number that nobody gave a name."""
+    """In a container the user may be a bare number without an account."""
 
     def nobody(_user: int) -> None:
         raise KeyError
@@ -132,7 +132,7 @@ def test_a_user_without_a_home_can_bundle(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def read_all(folder: Path) -> list[Any]:
-    """Every event of the unpacked recordings."""
+    """Return every event of the unpacked recordings."""
     paths = sorted((folder / "hicache-dbg-bundle" / "recordings").iterdir())
     return [event for path in paths for event in read(path)]
 
@@ -140,7 +140,7 @@ def read_all(folder: Path) -> list[Any]:
 def test_a_bundle_diagnoses_as_the_original_does(
     capsys: Capture, tmp_path: Path, home: Path
 ) -> None:
-    """Nothing that a verdict rests on is lost: both give the same report."""
+    """Nothing that affects the verdict is lost: both give the same report."""
     record(tmp_path / "runs", events(home))
     record(tmp_path / "runs", [copied(rank=1, mismatched=2)], "second")
     assert main(["bundle", str(tmp_path / "runs"), "-o", str(tmp_path / "b.tar.zst")]) == 0
@@ -156,7 +156,7 @@ def test_a_bundle_diagnoses_as_the_original_does(
 
 
 def test_packed_parts_are_unpacked_and_torn_lines_are_told(capsys: Capture, tmp_path: Path) -> None:
-    """Compressed parts arrive as plain lines; a line that a kill cut short is left out and told."""
+    """Compressed parts become plain lines; a truncated line is left out and reported."""
     runs = tmp_path / "runs"
     runs.mkdir()
     sink = RecordingSink(runs, "long", rotation=Rotation(part_bytes=1, compress=True))
@@ -200,7 +200,7 @@ def test_a_single_recording_can_be_bundled(tmp_path: Path, home: Path) -> None:
 def test_bad_input_is_one_clear_line_and_leaves_nothing(
     capsys: Capture, tmp_path: Path, place: str, output: str, words: Sequence[str]
 ) -> None:
-    """Exit 2, the file and the reason; no half-written archive is left behind."""
+    """Exit 2 with the file and the reason; no partial archive is left behind."""
     record(tmp_path / "runs", [copied()])
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken.tar.gz").write_text("taken")

@@ -1,4 +1,4 @@
-"""``hicache-dbg dashboards`` from the outside: what it writes, says and exits with."""
+"""``hicache-dbg dashboards`` as a subprocess: what it writes, prints and exits with."""
 
 import json
 import socket
@@ -15,14 +15,14 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def nobody() -> str:
-    """A host and port at which no Prometheus is."""
+    """A host and port without a Prometheus."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         number: int = server.getsockname()[1]
     return f"127.0.0.1:{number}"
 
 
 def test_export_tells_each_file(capsys: Capture, tmp_path: Path) -> None:
-    """The files that were written are listed, as lines and as JSON."""
+    """The written files are listed, as lines and as JSON."""
     out = tmp_path / "out"
     assert main(["dashboards", "export", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -54,7 +54,7 @@ def test_export_into_a_file_is_refused(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_check_says_what_was_looked_at(capsys: Capture) -> None:
-    """The last line counts dashboards, panels, expressions and problems, and what was not asked."""
+    """The last line counts dashboards, panels, expressions and problems, and says what was not checked."""
     assert main(["dashboards", "check"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("5 dashboards, ")
@@ -79,7 +79,7 @@ def test_check_names_the_place_of_a_mistake(capsys: Capture, tmp_path: Path) -> 
 
 
 def test_rules_that_are_no_text_are_a_problem(capsys: Capture, tmp_path: Path) -> None:
-    """What cannot be read is told like any other mistake."""
+    """An unreadable file is reported like any other problem."""
     main(["dashboards", "export", str(tmp_path)])
     rules = tmp_path / "prometheus" / "rules_test.yml"
     rules.write_bytes(rules.read_bytes() + b"\xff\xfe")
@@ -98,7 +98,10 @@ def test_rules_that_are_no_text_are_a_problem(capsys: Capture, tmp_path: Path) -
 def test_a_prometheus_that_is_not_there(  # noqa: PLR0917
     capsys: Capture, tmp_path: Path, nobody: str, verb: str, form: str, code: int, words: str
 ) -> None:
-    """One line with the address: exit 3 where nobody answers, 2 where it is none; no page is written."""
+    """One line with the address: exit 3 if it does not answer, 2 if it is invalid.
+
+    No page is written.
+    """
     address = form.format(nobody)
     page = ["-o", str(tmp_path / "page.html")] if verb == "preview" else []
     assert main(["dashboards", verb, "--prometheus", address, *page]) == code
@@ -112,7 +115,7 @@ def test_a_prometheus_that_is_not_there(  # noqa: PLR0917
     "address", ["http://", "http://a b:9090", "http://127.0.0.1:nine", "http://[::1", "ftp://host"]
 )
 def test_an_address_that_is_none(capsys: Capture, address: str) -> None:
-    """Whatever cannot be asked is a wrong call, said in one line."""
+    """An unusable address is a usage error in one line."""
     assert main(["dashboards", "check", "--prometheus", address]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert repr(address) in line
@@ -129,7 +132,7 @@ def test_an_address_that_is_none(capsys: Capture, address: str) -> None:
     ],
 )
 def test_a_server_that_is_no_prometheus(capsys: Capture, answer: bytes, words: str) -> None:
-    """Another service behind the address is told in one line, and is no fault of the command."""
+    """Another service at the address is reported in one line, not as an internal error."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def once() -> None:

@@ -1,4 +1,4 @@
-"""``hicache-dbg repro --explore``: what it prints, and what it exits with."""
+"""``hicache-dbg repro --explore``: its output and exit codes."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ FAULT = ("--fault", "all_gates_opened_with_the_first")
 
 
 def test_a_broken_schedule_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """The listing marks both parts of the conflict, and ends in what to do and how to see it again."""
+    """The listing marks both conflicting accesses, and ends with the fix and how to reproduce it."""
     assert main(["repro", "--explore", "1000", *FAULT]) == 1
     out = capsys.readouterr().out
     lines = out.splitlines()
@@ -35,14 +35,14 @@ def test_json_has_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_fault_that_no_schedule_shows_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """Host memory that is not pinned harms nobody in this cache: exit code 2, and where it does."""
+    """Unpinned host memory harms nobody in this cache: exit code 2, with the place where it does."""
     fault = "host_register_refused"
     assert main(["repro", "--explore", "2", "--fault", fault]) == 2
     assert f"hicache-dbg selftest --fault {fault} has one" in capsys.readouterr().out
 
 
 def test_clean_schedules(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing found is exit code 0."""
+    """Without findings the exit code is 0."""
     assert main(["repro", "--explore", "20"]) == 0
     assert "20 schedules" in capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_clean_schedules(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_explored(
     wrong: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A count of none, an option of another kind of run, or an unknown fault is a usage error."""
+    """A count of zero, an option of another kind of run, or an unknown fault is a usage error."""
     assert main(["repro", *wrong]) == 2
     assert "explore" in capsys.readouterr().err or "no_such_fault" in wrong
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_explored(
 def test_without_hypothesis(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine without hypothesis still shows what broke, as it was found."""
+    """Without hypothesis the failing schedule is still shown, unshrunk."""
     for name in [name for name in sys.modules if name.endswith("explore_shrink")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "hypothesis", None)

@@ -1,4 +1,4 @@
-"""``hicache-dbg logs`` against a real systemd-journald in a namespace of the test's own."""
+"""``hicache-dbg logs`` against a real systemd-journald in its own namespace."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def journal() -> Iterator[Journal]:
 
 
 def write(running: Journal, *events: Event) -> None:
-    """Put ``events`` into the journal, as the sink does."""
+    """Write ``events`` to the journal, as the sink does."""
     sink = JournaldSink(running.socket)
     sink.emit(events)
     sink.close()
@@ -61,7 +61,7 @@ def namespace() -> Iterator[str]:
 
 
 def logs(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[str, list[str]]:
-    """The command that was printed, and the lines of its output."""
+    """Return the printed command and the lines of its output."""
     assert main(["logs", *options]) == 0
     captured = capfd.readouterr()
     (command,) = captured.err.splitlines()
@@ -89,7 +89,7 @@ def logs(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[str, list[st
 def test_each_option_selects_what_it_says(
     capfd: pytest.CaptureFixture[str], namespace: str, options: tuple[str, ...], count: int
 ) -> None:
-    """The right number of lines, all from the command that standard error shows."""
+    """The right number of lines, all from the command shown on standard error."""
     command, lines = logs(capfd, "--namespace", namespace, *options)
     assert len(lines) == count
     again = subprocess.run(shlex.split(command), capture_output=True, text=True, check=True)
@@ -101,7 +101,7 @@ def test_each_option_selects_what_it_says(
 def test_nothing_found_is_no_error(
     capfd: pytest.CaptureFixture[str], namespace: str, options: tuple[str, ...]
 ) -> None:
-    """A query without a hit prints nothing, says so beside it, and exits 0, as text and as JSON."""
+    """A query without a match prints nothing, says so on standard error, and exits 0."""
     for form in ([], ["--json"]):
         assert main(["logs", "--namespace", namespace, *options, *form]) == 0
         captured = capfd.readouterr()
@@ -113,7 +113,7 @@ def test_nothing_found_is_no_error(
 
 @pytest.mark.service
 def test_an_empty_table_of_paths_says_so(capfd: pytest.CaptureFixture[str], namespace: str) -> None:
-    """Was a path ever taken? No table, and a word on standard error, is an answer."""
+    """If no path was taken there is no table, and standard error says so."""
     assert main(["logs", "--paths", "--op", "store", "--namespace", namespace]) == 0
     captured = capfd.readouterr()
     assert captured.out == ""
@@ -124,7 +124,7 @@ def test_an_empty_table_of_paths_says_so(capfd: pytest.CaptureFixture[str], name
 def test_the_table_of_paths_counts_each_path(
     capfd: pytest.CaptureFixture[str], namespace: str
 ) -> None:
-    """One line a path with how often it was taken, and findings in no line."""
+    """One line per path with its count, and no line for findings."""
     command, lines = logs(capfd, "--namespace", namespace, "--paths")
     assert [line.split(None, 1)[0] for line in lines] == ["2", "1", "1"]
     assert lines[2].split(None, 1)[1] == (
@@ -136,7 +136,7 @@ def test_the_table_of_paths_counts_each_path(
 
 @pytest.mark.service
 def test_the_table_of_paths_as_json(capfd: pytest.CaptureFixture[str], namespace: str) -> None:
-    """The same table with the names of the line, and the selection applies to it."""
+    """The JSON has the fields of the line, and the selection applies to it."""
     _, lines = logs(capfd, "--namespace", namespace, "--paths", "--json", "--rank", "1")
     assert json.loads("\n".join(lines)) == [
         {
@@ -160,7 +160,7 @@ def test_json_has_every_field(capfd: pytest.CaptureFixture[str], namespace: str)
 
 @pytest.mark.service
 def test_times_stand_before_the_line(capfd: pytest.CaptureFixture[str], namespace: str) -> None:
-    """With --times a line tells when it was written, and by which process."""
+    """With --times each line starts with its time and process."""
     _, (line,) = logs(capfd, "--namespace", namespace, "--times", "--rank", "1")
     assert f"hicache-dbg[{os.getpid()}]: [HICACHE_DBG] pool=index_k" in line
 
@@ -208,7 +208,7 @@ def test_bad_input_is_one_clear_line(
 
 @pytest.mark.service
 def test_a_time_that_journalctl_cannot_read(capfd: pytest.CaptureFixture[str]) -> None:
-    """The journal's own words stand, and the exit code says usage."""
+    """The message is journalctl's own, and the exit code is that of a usage error."""
     require(shutil.which("journalctl"), "journalctl is not installed")
     assert main(["logs", "--since", "yesteryear"]) == 2
     assert "yesteryear" in capfd.readouterr().err.splitlines()[1]
@@ -217,7 +217,7 @@ def test_a_time_that_journalctl_cannot_read(capfd: pytest.CaptureFixture[str]) -
 def test_without_journalctl_the_way_out_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 3, and the line names what to use instead."""
+    """Exit 3, and the message names an alternative."""
     monkeypatch.setenv("PATH", "")
     assert main(["logs"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
@@ -228,7 +228,7 @@ def test_without_journalctl_the_way_out_is_said(
 def test_somebody_elses_entry_spoils_no_table(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody may write to the journal, under any name."""
+    """Foreign entries are skipped: anyone may write to the journal, under any name."""
     whole = line(copied())
     (tmp_path / "said").write_text(f"[HICACHE_DBG] hello\n[HICACHE_DBG] it's\n{whole}\n{whole}\n")
     journalctl = tmp_path / "journalctl"

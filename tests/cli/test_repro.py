@@ -1,4 +1,4 @@
-"""``hicache-dbg repro`` from the outside: what it prints, what it exits with, what it survives."""
+"""``hicache-dbg repro`` as a subprocess: its output, exit codes and robustness."""
 
 import json
 import re
@@ -24,7 +24,7 @@ SMALL = ["--sessions", "8", "--rounds", "2", "--max-tokens", "24", "--device-pag
 
 
 def repro(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON of a small run."""
+    """Return exit code and JSON of a small run."""
     code = main(["repro", *SMALL, *options, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -48,7 +48,7 @@ def test_a_clean_run_verifies_every_tile(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_fault_is_found_and_named_in_every_layout(
     capsys: pytest.CaptureFixture[str], layout: str
 ) -> None:
-    """The host sized for fp8: row_width, before the bytes and from the bytes, in that pool only."""
+    """A host sized for fp8: row_width, found at registration and from the bytes, in that pool only."""
     code, data = repro(capsys, "--fault", "host_sized_for_fp8", "--layout", layout)
     assert code == 1
     assert data["sessions"]["corrupted"] > 0
@@ -63,7 +63,7 @@ def test_the_fault_is_found_and_named_in_every_layout(
 
 
 def test_the_same_formula_is_right_for_fp8(capsys: pytest.CaptureFixture[str]) -> None:
-    """The clean twin: with fp8 on the device the same host formula fits."""
+    """The clean twin: with fp8 on the device, the same host formula fits."""
     code, data = repro(capsys, "--fault", "host_sized_for_fp8", "--index-dtype", "fp8")
     assert code == 0
     assert data["sessions"]["corrupted"] == 0
@@ -72,7 +72,7 @@ def test_the_same_formula_is_right_for_fp8(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_dead_class_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Act two: the class in use and the mended class that was never built are both named."""
+    """Act two: both the class in use and the fixed class that was never built are named."""
     code, data = repro(capsys, "--fault", "fix_on_dead_class")
     assert code == 1
     assert "PagedHostPool" in data["classes_built"]
@@ -81,13 +81,13 @@ def test_the_dead_class_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_without_a_host_hit_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """One session that fits proves nothing, and the exit code says so."""
+    """A single session that fits proves nothing, and the exit code says so."""
     assert main(["repro", "--sessions", "1", "--rounds", "2", "--max-tokens", "8"]) == 2
     assert "proves nothing" in capsys.readouterr().out
 
 
 def test_a_fault_without_an_occasion_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """Pages came back and all were good: that says nothing of a fault which never did anything."""
+    """All pages came back intact, but that says nothing about a fault that never took effect."""
     config = RunOptions(sessions=8, rounds=2, max_tokens=24, device_pages=14).config()
     idle = Fault("rests", FaultClass.BIT_FLIP, "does nothing", needs="a longer day")
     outcome = traced_run(config, idle, GateLevel.LOADS, lambda *_: None)
@@ -100,21 +100,21 @@ def test_a_fault_without_an_occasion_is_no_pass(capsys: pytest.CaptureFixture[st
 
 
 def test_a_fault_that_nobody_could_see_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    """No reply changed, and nothing was traced: it is not said that all is well."""
+    """No reply changed and nothing was traced: the run is not called clean."""
     code, data = repro(capsys, "--fault", "evicted_pages_freed_twice", "--gate", "off")
     assert (code, data["sessions"]["corrupted"]) == (2, 0)
     assert "Use another --gate" in data["unproven"]
 
 
 def test_with_the_gate_off_nothing_is_traced(capsys: pytest.CaptureFixture[str]) -> None:
-    """The sessions run, and the report holds no tiles."""
+    """The sessions run, and the report has no tiles."""
     code, data = repro(capsys, "--gate", "off")
     assert code == 0
     assert "tiles" not in data
 
 
 def test_the_two_lines_of_the_story_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A person gets the paths table, the tiles, and the two lines."""
+    """The output has the paths table, the tiles, and the two summary lines."""
     assert main(["repro", *SMALL, "--tag", "t1"]) == 0
     text = capsys.readouterr().out
     (line,) = re.findall(r"^CORRUPTION .*$", text, re.MULTILINE)
@@ -126,7 +126,7 @@ def test_the_two_lines_of_the_story_are_printed(capsys: pytest.CaptureFixture[st
 
 
 def write_trace(path: Path, lines: int) -> Path:
-    """A trace whose requests share prefixes and come back to them."""
+    """Write a trace whose requests share prefixes and return to them."""
     rows = [
         {
             "timestamp": number,
@@ -153,7 +153,7 @@ def test_a_trace_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 def test_a_malformed_line_keeps_those_before_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The line's number and what is wrong are said once, and the run goes on with the rest."""
+    """The line number and the problem are reported once, and the run uses the lines before it."""
     trace = write_trace(tmp_path / "trace.jsonl", 30)
     trace.write_text(trace.read_text() + '{"timestamp": 1}\n')
     code = main(["repro", "--trace", str(trace), "--device-pages", "16", "--json"])
@@ -192,7 +192,7 @@ def test_bad_input_is_one_clear_line(
 def test_a_bad_variable_is_one_clear_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command refuses what the gate refuses."""
+    """The command rejects what the settings reject."""
     monkeypatch.setenv("HICACHE_DBG_QUEUE", "many")
     assert main(["repro", *SMALL]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -206,7 +206,7 @@ def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_ctrl_c_leaves_a_readable_recording(tmp_path: Path) -> None:
-    """Interrupted in the middle: exit 130, and diagnose reads what was recorded."""
+    """Interrupted midway: exit 130, and diagnose reads what was recorded."""
     command = [sys.executable, "-m", "hicache_dbg", "repro"]
     process = subprocess.Popen(
         [*command, "--record", str(tmp_path)],
@@ -246,7 +246,7 @@ def _wait_for_copies(folder: Path, process: "subprocess.Popen[str]") -> Path:
 def test_diagnose_agrees_with_the_run_it_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A recording holds what the report was made of: same tiles, same verdict."""
+    """The recording gives the same tiles and the same verdict as the run itself."""
     code, data = repro(capsys, "--fault", "host_sized_for_fp8", "--record", str(tmp_path))
     assert code == 1
     assert main(["diagnose", str(tmp_path), "--json"]) == 1

@@ -20,14 +20,14 @@ REPLIES = ["--rounds", "2", "--max-tokens", "10", "--host-pages", "64"]
 
 
 def small(pools: str, *options: str) -> list[str]:
-    """The arguments of a small run over a pool set."""
+    """Return the arguments of a small run over a pool set."""
     return ["repro", "--pools", pools, *SMALL[pools], *REPLIES, *options]
 
 
 def repro(
     capsys: pytest.CaptureFixture[str], pools: str, *options: str
 ) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON of a small run."""
+    """Return exit code and JSON of a small run."""
     code = main(small(pools, *options, "--json"))
     return code, json.loads(capsys.readouterr().out)
 
@@ -61,7 +61,7 @@ def test_every_pool_set_is_clean_in_each_of_its_layouts(
 def test_the_fault_is_found_in_the_indexer_of_deepseek_v4(
     capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    """Out of five pools under one anchor only the one that is sized wrong is named."""
+    """Of five pools under one anchor, only the mis-sized one is named."""
     code, data = repro(capsys, "deepseek_v4", "--fault", fault)
     assert code == 1
     assert data["sessions"]["corrupted"] > 0
@@ -83,7 +83,7 @@ def test_the_formula_is_right_for_an_fp8_indexer(capsys: pytest.CaptureFixture[s
 def test_the_line_of_the_story_comes_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup of two pages is 512 indices in each compressed pool, 256 a page."""
+    """A backup of two pages is 512 indices in each compressed pool, 256 per page."""
     monkeypatch.setenv("HICACHE_DBG_SINKS", "stderr")
     monkeypatch.setenv("HICACHE_DBG_LINES", "all")
     assert main(small("deepseek_v4")) == 0
@@ -113,7 +113,7 @@ def test_the_line_of_the_story_comes_out(
 def test_what_cannot_be_is_one_clear_line(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
-    """Exit 2, and what was asked for with what is allowed."""
+    """Exit 2, with the given value and the allowed ones."""
     assert main(small(*options)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -122,7 +122,7 @@ def test_what_cannot_be_is_one_clear_line(
 def test_a_missing_device_is_one_clear_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit 3 where CUDA was asked for and is not here."""
+    """Exit 3 if CUDA is requested and not available."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(small("mha", "--device", "cuda")) == 3
     (line,) = capsys.readouterr().err.splitlines()
@@ -132,7 +132,7 @@ def test_a_missing_device_is_one_clear_line(
 def test_a_copy_that_failed_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup that no session waited for fails: the run is not clean and says why."""
+    """A failed backup that no session waited for still makes the run unclean, with the reason."""
 
     def fail(_self: TransferEngine, _op: CopyOp) -> None:
         raise OSError("the cable is out")

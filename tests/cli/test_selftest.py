@@ -1,4 +1,4 @@
-"""``hicache-dbg selftest`` from the outside: the matrix, the table, the exit codes."""
+"""``hicache-dbg selftest`` as a subprocess: the matrix, the table, the exit codes."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ CHOSEN = ["--fault", "sidecar_not_loaded", "--fault", "bit_flips_in_index_k"]
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
-    """Makes one fault the only one there is."""
+    """Return a function that makes one fault the only one."""
 
     def install(fault: Fault) -> None:
         monkeypatch.setattr(registry, "ALL_FAULTS", {fault.name: fault})
@@ -39,7 +39,7 @@ def test_the_matrix_has_a_row_for_each_fault(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_table_ends_in_the_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """A person sees which check found what, and how many of how many."""
+    """The table shows which check found what, and how many faults of how many were found."""
     assert main(["selftest", *CHOSEN]) == 0
     out = capsys.readouterr().out
     assert "sidecar_not_loaded" in out
@@ -51,7 +51,7 @@ def test_the_table_ends_in_the_count(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_fault_that_nobody_finds_fails_the_selftest(
     capsys: pytest.CaptureFixture[str], only: Callable[[Fault], None]
 ) -> None:
-    """A fault that does nothing is not found: exit code 1, and the table says so."""
+    """A fault without effect is not found: exit code 1, and the table says so."""
     only(Fault(name="nothing", cls=FaultClass.BIT_FLIP, summary="changes nothing"))
     assert main(["selftest"]) == 1
     assert "0 of 1 fault of" in capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_a_fault_that_nobody_finds_fails_the_selftest(
 def test_a_wrong_name_fails_the_selftest(
     capsys: pytest.CaptureFixture[str], only: Callable[[Fault], None]
 ) -> None:
-    """A fault that is found under another class's name is not good enough."""
+    """Finding a fault under another class's name is not good enough."""
     real = registry.ALL_FAULTS["sidecar_not_loaded"]
     only(Fault(name="misnamed", cls=FaultClass.BIT_FLIP, summary="another's", install=real.install))
     assert main(["selftest", "--json"]) == 1
@@ -69,13 +69,13 @@ def test_a_wrong_name_fails_the_selftest(
 
 
 def test_an_unknown_fault_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says where names are listed."""
+    """The message says where the names are listed."""
     assert main(["selftest", "--fault", "nope"]) == 2
     assert "hicache-dbg faults lists" in capsys.readouterr().err
 
 
 def test_faults_lists_every_fault_with_its_class(capsys: pytest.CaptureFixture[str]) -> None:
-    """``hicache-dbg faults`` knows what selftest rehearses, and marks what repro can inject."""
+    """``hicache-dbg faults`` lists what selftest rehearses, and marks what repro can inject."""
     assert main(["faults", "--json"]) == 0
     rows = {row["fault"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == set(registry.ALL_FAULTS)
@@ -84,7 +84,7 @@ def test_faults_lists_every_fault_with_its_class(capsys: pytest.CaptureFixture[s
 
 
 def test_what_a_class_means_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command, the page of a run and the documentation use the same words for every class."""
+    """The command, the HTML page and the documentation describe every class in the same words."""
     assert set(MEANINGS) == set(FaultClass)
     page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
     assert main(["faults"]) == 0

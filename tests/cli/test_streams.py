@@ -1,4 +1,4 @@
-"""What a shell sees of the command: exit codes that stand, one line for each error, no traceback."""
+"""The command as a shell sees it: stable exit codes, one line per error, no traceback."""
 
 import json
 import os
@@ -25,7 +25,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 @pytest.fixture
 def broken(tmp_path: Path) -> str:
-    """A recording of a run that is corrupt."""
+    """A recording of a corrupt run."""
     return str(recorded(tmp_path, "broken", BROKEN))
 
 
@@ -42,7 +42,7 @@ def shell(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("more", ["", " --json", " 2>&1"])
 def test_whoever_stops_reading_changes_no_exit_code(broken: str, tmp_path: Path, more: str) -> None:
-    """``| head`` of a clean run is clean, and of a corrupt one corrupt."""
+    """Behind ``| head``, a clean run still exits as clean and a corrupt one as corrupt."""
     clean = recorded(tmp_path, "clean", MENDED)
     for place, code in ((broken, 1), (clean, 0)):
         done = shell(f'$H diagnose {place}{more} | true; echo "${{PIPESTATUS[0]}}"')
@@ -51,7 +51,7 @@ def test_whoever_stops_reading_changes_no_exit_code(broken: str, tmp_path: Path,
 
 @pytest.mark.parametrize("verb", ["faults", "schema", "--help", "diagnose"])
 def test_output_that_cannot_be_kept_is_one_line(broken: str, verb: str) -> None:
-    """A full disk is a part of the environment that is missing, and no corruption."""
+    """A full disk is a missing part of the environment, not corruption."""
     done = shell(f"$H {verb} {broken if verb == 'diagnose' else ''} > /dev/full")
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
@@ -59,27 +59,27 @@ def test_output_that_cannot_be_kept_is_one_line(broken: str, verb: str) -> None:
 
 
 def test_closed_streams_change_no_exit_code(broken: str) -> None:
-    """A daemon's shell may have none."""
+    """A daemon may run with closed streams."""
     assert shell(f"$H diagnose {broken} >&- 2>&-").returncode == 1
 
 
 @pytest.mark.parametrize("verb", ["ab --help", "doctor", "diagnose"])
 def test_a_terminal_without_an_alphabet_gets_what_it_can_show(broken: str, verb: str) -> None:
-    """No encoding ends the command."""
+    """A limited encoding does not end the command."""
     done = shell(f"$H {verb} {broken if verb == 'diagnose' else ''}", **ASCII)
     assert done.stdout.isascii()
     assert (done.returncode, done.stderr) == (int(verb == "diagnose"), "")
 
 
 def test_json_is_utf_8_whatever_the_terminal(tmp_path: Path) -> None:
-    """A program that reads it gets every character back."""
+    """JSON keeps every character."""
     place = recorded(tmp_path, "run", [started(), finding(message="größer als 頁")])
     done = shell(f"$H diagnose {place} --json", **ASCII)
     assert json.loads(done.stdout)["findings"][0]["message"] == "größer als 頁"
 
 
 def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a request's id says is shown, not obeyed; a verdict cannot be forged by it."""
+    """A request id with control characters is shown escaped; it cannot forge a verdict."""
     text = "x\x1b[2J\nverdict: every copy is proven good"
     place = recorded(tmp_path, "run", [started(), finding(message=text, pool=text)])
     assert main(["diagnose", str(place)]) == 1
@@ -138,7 +138,7 @@ def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_every_error_is_one_line_that_says_what_to_do(
     broken: str, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    """What happened, with which values, and what was expected."""
+    """Each error says what happened, with which values, and what was expected."""
     named = {"PLACE": broken, "FILE": broken}
     assert main([named.get(argument, argument) for argument in arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
@@ -149,7 +149,7 @@ def test_every_error_is_one_line_that_says_what_to_do(
 def test_a_run_of_which_nothing_was_compared_is_not_called_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 0 is for evidence; alone or beside another, such a run has none."""
+    """Exit code 0 needs evidence; a run without comparisons has none, alone or beside another."""
     nothing = str(recorded(tmp_path, "nothing", [started(mirrors=())]))
     clean = str(recorded(tmp_path, "clean", MENDED))
     assert main(["diagnose", nothing]) == 2
@@ -175,7 +175,7 @@ def test_what_the_system_refuses_is_one_line(
 def test_a_hypothesis_that_ends_the_interpreter_ends_nothing(
     broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its exit code is not the command's."""
+    """Its exit code does not become the command's."""
     mine = tmp_path / "mine.py"
     mine.write_text("raise SystemExit(0)\n")
     assert main(["diagnose", broken, "--hypothesis", str(mine)]) == 2
@@ -184,7 +184,7 @@ def test_a_hypothesis_that_ends_the_interpreter_ends_nothing(
 
 @pytest.mark.parametrize("after_s", [0.3, 1.5, 2.2])
 def test_interrupted_is_one_line_and_130(after_s: float) -> None:
-    """Ctrl-C leaves no traceback, wherever it comes: while a verb is imported, or between two threads."""
+    """Ctrl-C leaves no traceback, even during the import of a verb or between two threads."""
     process = subprocess.Popen(
         [*COMMAND, "repro", "--explore", "1000000"],
         stderr=subprocess.PIPE,
@@ -211,7 +211,7 @@ def test_interrupted_is_one_line_and_130(after_s: float) -> None:
 def test_a_fault_of_the_command_is_not_taken_for_corruption(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its exit code is none of those that say something of a cache, and the traceback is kept."""
+    """An internal error has its own exit code, and its traceback is shown."""
 
     def broken(_argv: object) -> int:
         raise ValueError("not thought of")
@@ -226,7 +226,7 @@ def test_a_fault_of_the_command_is_not_taken_for_corruption(
 def test_an_interrupt_that_python_wraps_is_one_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python 3.11 makes a RuntimeError of it where it comes while a class is made."""
+    """Python 3.11 wraps an interrupt during class creation in a RuntimeError."""
 
     def import_interrupted(_argv: object) -> int:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
@@ -239,7 +239,7 @@ def test_an_interrupt_that_python_wraps_is_one_too(
 def test_runs_that_were_interrupted_prove_nothing_about_what_moves(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a comparison is none: nothing is said of what the corruption moves with."""
+    """An interrupted comparison says nothing about what the corruption depends on."""
 
     def interrupted(*arguments: Any, **options: Any) -> Outcome:
         outcome = traced_run(*arguments, **options)
@@ -257,7 +257,7 @@ def test_runs_that_were_interrupted_prove_nothing_about_what_moves(
 
 
 def test_a_run_is_recorded_beside_the_sinks_that_the_environment_names(tmp_path: Path) -> None:
-    """Whoever asks for a recording gets one, in a folder that is made for it."""
+    """A requested recording is made in addition to the named sinks, and its folder is created."""
     folder = tmp_path / "deep" / "folder"
     script = "import os; print(os.environ['HICACHE_DBG_SINKS'], os.environ['HICACHE_DBG_DIR'])"
     done = shell(f'$H run --record {folder} -- python -c "{script}"', HICACHE_DBG_SINKS="stderr")

@@ -1,4 +1,4 @@
-"""The list of verbs: complete, each with an example, and quick to ask."""
+"""The list of verbs: complete, each with an example, and fast to print."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from hicache_dbg.tracer.cli.verbs import VERBS
 def test_every_verb_explains_itself_with_an_example(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its help names it, and each of its own verbs has an example too."""
+    """Its help names it, and each of its subcommands has an example too."""
     assert main([verb, "--help"]) == 0
     text = capsys.readouterr().out
     inner = ["export", "check", "preview"] if verb == "dashboards" else []
@@ -29,7 +29,7 @@ def test_every_verb_explains_itself_with_an_example(
 
 
 def test_the_list_of_verbs_says_what_each_is_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them, in their order."""
+    """All verbs are listed, in order."""
     assert main(["--help"]) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     places = [out.index(f"{name} {verb.summary}") for name, verb in VERBS.items()]
@@ -38,7 +38,7 @@ def test_the_list_of_verbs_says_what_each_is_for(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS)], ids=" ".join)
 def test_help_imports_neither_torch_nor_a_database(arguments: list[str]) -> None:
-    """What makes a command slow to start is imported when it is used."""
+    """Slow imports happen only when they are used."""
     code = (
         "import sys; from hicache_dbg.tracer.cli.main import main; "
         f"main({[*arguments, '--help']!r}); "
@@ -52,7 +52,7 @@ def test_help_imports_neither_torch_nor_a_database(arguments: list[str]) -> None
 def test_the_schema_describes_what_diagnose_prints(
     shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The JSON of a run and of two runs beside each other pass the schemas."""
+    """The JSON of one run and of a comparison pass their schemas."""
     places = [str(recorded(tmp_path, name, run)) for name, run in (("a", BROKEN), ("b", MENDED))]
     assert main(["diagnose", *places[: 1 if shape == "report" else 2], "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)

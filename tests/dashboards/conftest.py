@@ -1,4 +1,4 @@
-"""What the tests of the dashboards share."""
+"""Fixtures for the tests of the dashboards."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def dashboards() -> Path:
-    """The folder of what is shipped."""
+    """The folder of the shipped dashboards."""
     return shipped()
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of what is shipped, to plant mistakes in."""
+    """A copy of the shipped dashboards, to plant mistakes in."""
     export(tmp_path / "copy")
     return tmp_path / "copy"

@@ -1,7 +1,7 @@
-"""A process that copies pages through the engine's pools under the gate, and serves its metrics.
+"""Copy pages through the engine's pools under the gate, and serve the metrics.
 
-Run as a script with ``HICACHE_DBG=1`` and a Prometheus port. It says ``ready`` when the first pages
-have come back, and goes on copying until its standard input ends.
+Run as a script with ``HICACHE_DBG=1`` and a Prometheus port. It prints ``ready`` once the first
+pages have come back, and keeps copying until its standard input closes.
 """
 
 import sys
@@ -24,7 +24,7 @@ PAUSE_S = 0.02
 
 
 def turn(cache: HiCacheController, tokens: np.ndarray) -> int:
-    """Load what is cached of ``tokens`` and compute the rest; how many pages came back."""
+    """Load what is cached of ``tokens``, compute the rest, and return how many pages came back."""
     match = cache.match(tokens)
     ticket = cache.load_back(match)
     for layer in range(LAYERS):
@@ -44,7 +44,7 @@ def _until_told(done: threading.Event) -> None:
 
 
 def main() -> None:
-    """Two sequences that do not fit the device together take turns."""
+    """Alternate between two sequences that do not fit on the device together."""
     REGISTRY.register(GpuCollector(OneGpu()))
     mirrors = []
     for geometry in (mla(LAYERS, TOKENS_PER_PAGE), index_k(LAYERS, TOKENS_PER_PAGE)):

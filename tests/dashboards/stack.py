@@ -28,7 +28,7 @@ scrape_configs:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @contextmanager
 def exporting() -> Iterator[int]:
-    """The port of a process whose copies have begun to come back."""
+    """Run the exporter and yield its port once its copies have begun to come back."""
     port = free_port()
     gate = {
         "HICACHE_DBG": "1",
@@ -61,7 +61,7 @@ def exporting() -> Iterator[int]:
 
 @contextmanager
 def scraping(port: int, folder: Path, *, until: str = GROWN) -> Iterator[str]:
-    """The URL of a Prometheus that has scraped the exporter until an expression had a series."""
+    """Yield the URL of a Prometheus once an expression has a series."""
     address = f"127.0.0.1:{free_port()}"
     (folder / "prometheus.yml").write_text(CONFIGURATION % port)
     command = [

@@ -1,4 +1,4 @@
-"""What is handed out beside dashboards and rules: each file is read by the program it is for."""
+"""The exported files: each is read by the program that it is for."""
 
 import os
 import re
@@ -20,7 +20,7 @@ DROP_INS = ("hicache-dbg.conf", "hicache-dbg-namespace.conf")
 
 
 def test_an_export_is_complete_and_can_be_repeated(tmp_path: Path, dashboards: Path) -> None:
-    """Every folder arrives with every file, and a second export changes nothing."""
+    """Every file of every folder is written, and a second export changes nothing."""
     written = export(tmp_path / "out")
     assert {path.relative_to(tmp_path / "out").parts[0] for path in written} == set(FOLDERS)
     sources = {p for folder in FOLDERS for p in (dashboards / folder).rglob("*") if p.is_file()}
@@ -29,7 +29,7 @@ def test_an_export_is_complete_and_can_be_repeated(tmp_path: Path, dashboards: P
 
 
 def test_an_export_keeps_what_was_changed(tmp_path: Path) -> None:
-    """A file that somebody edited is kept, and nothing else is written, unless it is asked for."""
+    """An edited file is kept and nothing else is written, unless replacement is requested."""
     out = tmp_path / "out"
     export(out)
     (out / "prometheus" / "rules.yml").write_text("groups: []\n")
@@ -43,7 +43,7 @@ def test_an_export_keeps_what_was_changed(tmp_path: Path) -> None:
 
 @pytest.mark.service
 def test_prometheus_accepts_its_configuration(copy: Path) -> None:
-    """The compose file's Prometheus configuration and the rules beside it, as it mounts them."""
+    """Prometheus accepts the compose file's configuration and rules, as mounted."""
     require(shutil.which("promtool"), "promtool is not installed")
     shutil.copy(copy / "prometheus" / "rules.yml", copy / "compose")
     command = ["promtool", "check", "config", str(copy / "compose" / "prometheus.yml")]
@@ -62,7 +62,7 @@ def test_the_compose_file_mounts_files_that_are_there(copy: Path) -> None:
 
 @pytest.mark.service
 def test_compose_accepts_its_file(copy: Path) -> None:
-    """Docker's own reader takes every key of the file; a misspelt one would be refused."""
+    """docker-compose itself parses the file; it would reject a misspelt key."""
     file = copy / "compose" / "compose.yml"
     assert compose(file).returncode == 0, compose(file).stderr
     file.write_text(file.read_text().replace("depends_on:", "depend_on:"))
@@ -70,7 +70,7 @@ def test_compose_accepts_its_file(copy: Path) -> None:
 
 
 def compose(file: Path) -> subprocess.CompletedProcess[str]:
-    """What docker-compose makes of a file; it asks no daemon."""
+    """Return what docker-compose makes of a file; this needs no daemon."""
     require(shutil.which("docker-compose"), "docker-compose is not installed")
     command = ["docker-compose", "-f", str(file), "config"]
     return subprocess.run(command, capture_output=True, text=True)
@@ -78,14 +78,14 @@ def compose(file: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.service
 def test_ports_are_published_once_and_on_the_loopback(copy: Path) -> None:
-    """No two services publish one port, and none is opened to other machines."""
+    """No two services publish the same port, and none is reachable from other machines."""
     resolved = compose(copy / "compose" / "compose.yml").stdout
     published = re.findall(r"^ +- (\S+):(\d+):\d+/tcp$", resolved, re.MULTILINE)
     assert sorted(published) == [("127.0.0.1", port) for port in ("3000", "4318", "9090")]
 
 
 def test_data_sources_are_services_on_the_ports_where_they_listen(dashboards: Path) -> None:
-    """Grafana asks services by their name in the compose file, on the port of their configuration."""
+    """Grafana's data sources are service names of the compose file, on the configured ports."""
     sources = (dashboards / "provisioning" / "datasources" / "hicache-dbg.yml").read_text()
     services = (dashboards / "compose" / "compose.yml").read_text()
     tempo = (dashboards / "compose" / "tempo.yml").read_text()
@@ -101,7 +101,7 @@ def test_data_sources_are_services_on_the_ports_where_they_listen(dashboards: Pa
 
 
 def test_links_between_data_sources_name_one_that_exists(dashboards: Path) -> None:
-    """An exemplar leads to a data source by its uid."""
+    """An exemplar links to a data source by its uid."""
     sources = (dashboards / "provisioning" / "datasources" / "hicache-dbg.yml").read_text()
     uids = set(re.findall(r"^ +uid: (\w+)$", sources, re.MULTILINE))
     assert set(re.findall(r"datasourceUid: (\w+)", sources)) == {"tempo"} <= uids
@@ -119,7 +119,7 @@ def test_grafana_finds_the_dashboards_where_they_are_mounted(dashboards: Path) -
 def test_systemd_knows_every_setting_of_a_drop_in(
     tmp_path: Path, dashboards: Path, drop_in: str
 ) -> None:
-    """A unit with the drop-in verifies without a word; a misspelt setting would be told."""
+    """A unit with the drop-in verifies without output; a misspelt setting would be reported."""
     require(shutil.which("systemd-analyze"), "systemd-analyze is not installed")
     text = (dashboards / "systemd" / drop_in).read_text()
     assert "Environment=HICACHE_DBG=1\n" in text
@@ -128,7 +128,7 @@ def test_systemd_knows_every_setting_of_a_drop_in(
 
 
 def verify(folder: Path, drop_in: str) -> str:
-    """What systemd says of a unit with a drop-in."""
+    """Return systemd's messages about a unit with a drop-in."""
     (folder / "server.service.d").mkdir(parents=True)
     (folder / "server.service").write_text(UNIT)
     (folder / "server.service.d" / "hicache-dbg.conf").write_text(drop_in)
@@ -138,7 +138,7 @@ def verify(folder: Path, drop_in: str) -> str:
 
 @pytest.mark.service
 def test_journald_knows_every_setting_of_the_namespace(dashboards: Path) -> None:
-    """A journald of that namespace starts with the configuration and complains of nothing."""
+    """A journald of that namespace starts with the configuration and reports nothing."""
     require(JOURNALD.exists(), "systemd-journald is not installed")
     require(os.geteuid() == 0, "a journal namespace needs root")
     name = f"hicache{os.getpid()}"
@@ -148,7 +148,7 @@ def test_journald_knows_every_setting_of_the_namespace(dashboards: Path) -> None
 
 
 def complaints(namespace: str, configuration: str) -> list[str]:
-    """What a journald says of its configuration, which it reads before its socket answers."""
+    """Return journald's messages about its configuration, which it reads before its socket answers."""
     path = Path(f"/etc/systemd/journald@{namespace}.conf")
     folder = Path(f"/run/systemd/journal.{namespace}")
     path.write_text(configuration + "Storage=volatile\n")

@@ -38,7 +38,7 @@ def check(
 
 
 def planted(folder: Path, board: str, old: str, new: str) -> Path:
-    """The copy with ``old`` replaced in one dashboard."""
+    """Replace ``old`` in one dashboard of the copy."""
     path = folder / "grafana" / f"hicache-dbg-{board}.json"
     text = path.read_text()
     assert old in text
@@ -49,7 +49,7 @@ def planted(folder: Path, board: str, old: str, new: str) -> Path:
 def test_every_panel_and_every_variable_returns_series(
     capsys: pytest.CaptureFixture[str], prometheus: str
 ) -> None:
-    """Each expression and each choice of each board has an answer from what was scraped."""
+    """Each expression and each variable of each board returns series from the scraped data."""
     code, told = check(capsys, prometheus)
     assert (code, told["problems"]) == (0, [])
     empty = [answer for answer in told["answers"] if answer["series"] == 0]
@@ -61,7 +61,7 @@ def test_every_panel_and_every_variable_returns_series(
 def test_a_planted_typo_in_a_value_is_found_only_live(
     capsys: pytest.CaptureFixture[str], prometheus: str, copy: Path
 ) -> None:
-    """A state that no pool has: every name is right, and the panel stays empty."""
+    """A state that no pool has: all names are right, yet the panel stays empty."""
     folder = str(planted(copy, "pools", 'state=\\"used\\"', 'state=\\"usde\\"'))
     assert main(["dashboards", "check", "--dir", folder]) == 0
     capsys.readouterr()
@@ -77,7 +77,7 @@ def test_a_planted_typo_in_a_value_is_found_only_live(
 def test_a_planted_typo_in_a_variable_is_found(
     capsys: pytest.CaptureFixture[str], prometheus: str, copy: Path
 ) -> None:
-    """A choice whose label no series has is empty, and the check says which."""
+    """A variable whose label no series has is empty, and the check names it."""
     folder = str(planted(copy, "paths", ", pool)", ", poll)"))
     code, told = check(capsys, prometheus, "--dir", folder)
     assert code == 1
@@ -85,13 +85,13 @@ def test_a_planted_typo_in_a_variable_is_found(
 
 
 def test_a_query_that_prometheus_refuses_is_told_in_its_words(prometheus: str) -> None:
-    """The server's own message comes through."""
+    """The server's own message is shown."""
     with pytest.raises(PrometheusError, match=r"refused.*parse error"):
         Prometheus(prometheus).query("sum by (")
 
 
 def test_the_window_of_a_rate_is_four_scrapes(prometheus: str) -> None:
-    """As Grafana reckons ``$__rate_interval``: this server scrapes each second."""
+    """The window follows Grafana's ``$__rate_interval``; this server scrapes every second."""
     assert Prometheus(prometheus).rate_interval() == "4s"
 
 
@@ -117,7 +117,7 @@ def test_the_preview_shows_what_the_panels_ask(
 
 
 def preview(url: str, folder: Path) -> str:
-    """The text of the preview page."""
+    """Return the text of the preview page."""
     path = folder / "now.html"
     assert (
         main(["dashboards", "preview", "--prometheus", url, "-o", str(path), "--span", "30"]) == 0
@@ -126,14 +126,14 @@ def preview(url: str, folder: Path) -> str:
 
 
 def test_the_preview_needs_nothing_else(prometheus: str, tmp_path: Path) -> None:
-    """No script, no picture, font or style from elsewhere: it opens in an air-gapped room."""
+    """No script, image, font or style is external, so that it opens in an air-gapped room."""
     page = preview(prometheus, tmp_path)
     assert not re.findall(r"<script|src=|href=|url\(|@import|https?://", page)
     assert 'class="none"' not in page
 
 
 def test_the_preview_can_be_seen(prometheus: str, tmp_path: Path) -> None:
-    """Headless Chromium makes a picture of it that is no blank page."""
+    """Headless Chromium renders it to an image that is not blank."""
     require(shutil.which("chromium"), "chromium is not installed")
     preview(prometheus, tmp_path)
     picture = tmp_path / "now.png"

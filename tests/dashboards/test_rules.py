@@ -1,4 +1,4 @@
-"""Recording and alerting rules: promtool's own tests, and that they can fail."""
+"""Recording and alerting rules pass promtool's tests, and those tests can fail."""
 
 import re
 import shutil
@@ -23,14 +23,14 @@ def rules(dashboards: Path) -> str:
 
 
 def promtool(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What promtool says, run where the rules are."""
+    """Return promtool's output, run in the folder of the rules."""
     require(shutil.which("promtool"), "promtool is not installed")
     return subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True)
 
 
 @pytest.mark.service
 def test_the_rules_are_well_formed(dashboards: Path) -> None:
-    """The rules parse, expressions and templates too, and nothing is said of them."""
+    """The rules, with expressions and templates, parse without a warning."""
     done = promtool("check", "rules", "--lint-fatal", "rules.yml", folder=dashboards / "prometheus")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS: 17 rules found" in done.stdout
@@ -38,7 +38,7 @@ def test_the_rules_are_well_formed(dashboards: Path) -> None:
 
 @pytest.mark.service
 def test_every_case_of_every_alert_holds(dashboards: Path) -> None:
-    """Each fires where it should and does not where it should not, with its words."""
+    """Each alert fires with its text where it should, and nowhere else."""
     done = promtool("test", "rules", "rules_test.yml", folder=dashboards / "prometheus")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -46,7 +46,7 @@ def test_every_case_of_every_alert_holds(dashboards: Path) -> None:
 def test_every_alert_has_cases_that_fire_and_cases_that_do_not(
     dashboards: Path, rules: str
 ) -> None:
-    """No alert without both."""
+    """Every alert has both."""
     cases = defaultdict(set)
     for name, fires in CASE.findall((dashboards / "prometheus" / "rules_test.yml").read_text()):
         cases[name].add(bool(fires))
@@ -84,7 +84,7 @@ def test_every_alert_has_cases_that_fire_and_cases_that_do_not(
     ],
 )
 def test_a_weakened_rule_fails_its_cases(copy: Path, old: str, new: str) -> None:
-    """The cases see each condition of each alert: take one away and promtool's test fails."""
+    """The cases cover each condition of each alert: without one of them promtool's test fails."""
     path = copy / "prometheus" / "rules.yml"
     text = path.read_text()
     assert old in text
@@ -95,7 +95,7 @@ def test_a_weakened_rule_fails_its_cases(copy: Path, old: str, new: str) -> None
 
 
 def test_every_metric_of_the_rules_exists(dashboards: Path) -> None:
-    """Names in rules and in their cases are names that the exporters have."""
+    """Every metric in the rules and in their cases is one that the exporters have."""
     known = vocabulary()
     for path in (dashboards / "prometheus").glob("*.yml"):
         names = names_in(path.read_text())
@@ -104,7 +104,7 @@ def test_every_metric_of_the_rules_exists(dashboards: Path) -> None:
 
 
 def test_the_page_lists_every_alert(rules: str) -> None:
-    """The table of the documentation has the alerts of the rules, with their severities."""
+    """The table in the documentation has the alerts of the rules, with their severities."""
     page = (Path(__file__).parents[2] / "docs" / "dashboards.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, flags=re.MULTILINE)
     severities = re.findall(r"severity: (\w+)", rules)

@@ -1,6 +1,6 @@
-"""The expressions that tell "no data", "nothing came back", "not checked" and "checked" apart.
+"""The expressions that distinguish "no data", "nothing came back", "not checked" and "checked".
 
-Evaluated by Prometheus's own engine, through promtool, on series made for each case.
+They are evaluated by Prometheus's own engine, through promtool, on series made for each case.
 """
 
 import json
@@ -32,20 +32,20 @@ CASES = {
 
 
 def expression(legend: str) -> str:
-    """The integrity board's expression with this legend."""
+    """Return the integrity board's expression with this legend."""
     panels = [panel for row in BOARDS[0].rows for panel in row.panels]
     (found,) = {q.expr for panel in panels[:5] for q in panel.queries if q.legend == legend}
     return interpolate(found, {**EVERYTHING, **WINDOWS})
 
 
 def sample(labels: str, value: float | None) -> list[dict[str, object]]:
-    """What promtool expects of one series; nothing where there is no data."""
+    """Return what promtool expects of one series; empty if there is no data."""
     return [] if value is None else [{"labels": labels, "value": value}]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_state_is_told_from_the_others(tmp_path: Path, case: str) -> None:
-    """The share checked and the state of the pool are what the case is called."""
+    """The share checked and the state of the pool match the name of the case."""
     require(shutil.which("promtool"), "promtool is not installed")
     rates, share, state = CASES[case]
     series = [

@@ -1,4 +1,4 @@
-"""The committed dashboards: made by the code, clean by every rule, and each rule finds its mistake."""
+"""The committed dashboards match the code and pass every rule; each rule finds its mistake."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ SERIES = "hicache_dbg_tiles_total"
 
 @pytest.fixture
 def board(dashboards: Path) -> Json:
-    """The integrity dashboard, to be changed."""
+    """The integrity dashboard, to be modified."""
     loaded: Json = json.loads((dashboards / "grafana" / "hicache-dbg-integrity.json").read_text())
     return loaded
 
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Callable[[Json], list[str]]:
-    """What the check says of one dashboard."""
+    """Return the problems of one dashboard."""
 
     def check(board: Json) -> list[str]:
         path = tmp_path / "board.json"
@@ -42,7 +42,7 @@ def problems(tmp_path: Path) -> Callable[[Json], list[str]]:
 
 
 def test_the_committed_json_is_what_the_code_makes(dashboards: Path) -> None:
-    """Nobody edited the JSON by hand, or the code without making the JSON anew."""
+    """Neither the JSON was edited by hand nor the code changed without regenerating it."""
     require(find_spec("grafana_foundation_sdk"), "grafana-foundation-sdk is not installed")
     from hicache_dbg.tracer.dashboards.build import as_json
 
@@ -52,7 +52,7 @@ def test_the_committed_json_is_what_the_code_makes(dashboards: Path) -> None:
 
 
 def test_the_shipped_dashboards_are_clean(dashboards: Path) -> None:
-    """Every rule holds for every dashboard, expressions parsed and names known."""
+    """Every rule holds for every dashboard; expressions parse and all names are known."""
     require(can_parse(), "promql-parser is not installed")
     boards = [load(path) for path in sorted((dashboards / "grafana").glob("*.json"))]
     assert len(boards) == 5
@@ -67,12 +67,12 @@ def test_two_dashboards_with_one_uid_are_told(dashboards: Path) -> None:
 
 
 def panels(board: Json) -> Iterator[Json]:
-    """The panels that ask something."""
+    """Return the panels with queries."""
     return (panel for panel in board["panels"] if panel.get("targets"))
 
 
 def set_panel(name: str, value: object) -> Callable[[Json], None]:
-    """Change one field of the first panel that asks something."""
+    """Change one field of the first panel with queries."""
 
     def change(board: Json) -> None:
         next(panels(board))[name] = value
@@ -90,35 +90,35 @@ def set_expression(expr: str) -> Callable[[Json], None]:
 
 
 def same_id(board: Json) -> None:
-    """Give two panels one id."""
+    """Give two panels the same id."""
     first, second, *_ = panels(board)
     second["id"] = first["id"]
 
 
 def overlap(board: Json) -> None:
-    """Put two panels on one place."""
+    """Put two panels in the same place."""
     first, second, *_ = panels(board)
     second["gridPos"] = dict(first["gridPos"])
 
 
 def same_ref(board: Json) -> None:
-    """Give two queries one letter."""
+    """Give two queries the same letter."""
     next(panels(board))["targets"][1]["refId"] = "A"
 
 
 def without_pool(board: Json) -> None:
-    """Take the choice of a pool away."""
+    """Remove the pool variable."""
     listed = board["templating"]["list"]
     listed[:] = [variable for variable in listed if variable["name"] != "pool"]
 
 
 def other_source(board: Json) -> None:
-    """Ask a data source by its uid for the values of a choice."""
+    """Query another data source for the values of a variable."""
     board["templating"]["list"][1]["datasource"]["uid"] = "prometheus"
 
 
 def other_query(board: Json) -> None:
-    """Ask for the values of a choice in a form that is not known."""
+    """Use an unsupported form of query for a variable."""
     board["templating"]["list"][1]["query"] = "query_result(up)"
 
 
@@ -168,7 +168,7 @@ def test_each_rule_finds_its_mistake(
     plant: Callable[[Json], None],
     words: str,
 ) -> None:
-    """A dashboard that was clean has exactly the problem that was planted."""
+    """A clean dashboard then has exactly the planted problem."""
     plant(board)
     found = problems(board)
     assert any(words in problem for problem in found), found
@@ -182,7 +182,7 @@ def test_expressions_are_parsed(
     plant: Callable[[Json], None],
     words: str,
 ) -> None:
-    """What only a parser can see is seen: grammar, types, and labels that a metric does not have."""
+    """Problems that need a parser are found: syntax, types, and labels that a metric does not have."""
     require(can_parse(), "promql-parser is not installed")
     plant(board)
     (problem,) = problems(board)
@@ -191,7 +191,7 @@ def test_expressions_are_parsed(
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"panels": 3}'])
 def test_a_file_that_is_no_dashboard_is_told(tmp_path: Path, text: str) -> None:
-    """Whatever is in the file, the error names it."""
+    """Whatever the file contains, the error names it."""
     path = tmp_path / "board.json"
     path.write_text(text)
     with pytest.raises(DocumentError, match=r"board\.json is no"):
@@ -199,7 +199,7 @@ def test_a_file_that_is_no_dashboard_is_told(tmp_path: Path, text: str) -> None:
 
 
 def test_the_vocabulary_is_the_exporters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names and labels are those of a scrape, GPU readings included."""
+    """Names and labels are those of a scrape, including GPU readings."""
     known = vocabulary()
     assert known["hicache_dbg_tiles_total"] == {"job", "instance", "pool", "op", "result", "rank"}
     assert "le" in known["hicache_dbg_copy_duration_seconds_bucket"]
@@ -212,14 +212,14 @@ def test_the_vocabulary_is_the_exporters(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_vocabulary_is_not_asked_for_among_serving_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the library keeps values in shared files, asking would count there."""
+    """In multiprocess mode the probe events would be counted into shared files, so it is refused."""
     monkeypatch.setattr(vocabulary_module, "is_multiprocess", lambda: True)
     with pytest.raises(VocabularyError, match="PROMETHEUS_MULTIPROC_DIR"):
         vocabulary()
 
 
 def test_no_mismatch_stands_without_the_share_that_was_checked() -> None:
-    """The panel that tells mismatched tiles tells the share checked beside them."""
+    """The panel that shows mismatched tiles also shows the share that was checked."""
     (panel,) = (
         panel
         for row in BOARDS[0].rows

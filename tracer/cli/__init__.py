@@ -1,1 +1,1 @@
-"""The command ``hicache-dbg``: one file a verb, which only translates."""
+"""The command ``hicache-dbg``: one module per verb, each a thin layer over the library."""

@@ -15,7 +15,7 @@ __all__ = ["as_json", "show"]
 
 
 def as_json(compared: Compared) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return the whole comparison for ``--json``."""
     return {
         "interrupted": compared.interrupted,
         "runs": [_run(run) for run in compared.runs],
@@ -53,10 +53,10 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def show(compared: Compared) -> None:
-    """A line a run, and what the corruption moves with; the verdict last, where the eye is."""
+    """Print one line per run, then what the corruption depends on; the verdict comes last."""
     console = Console(markup=False)
     if not console.is_terminal:
-        console.width = 140  # nobody's window to fit
+        console.width = 140  # no terminal whose width would apply
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in compared.runs[0].values:
         table.add_column(name, no_wrap=True)

@@ -1,4 +1,4 @@
-"""Which runs a comparison has, and what the corruption moves with."""
+"""Plan the runs of a comparison, execute them, and find what the corruption depends on."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ def _switch(text: str) -> bool:
     return text == "on"
 
 
-#: What can be varied, and how a value is read; a ``ValueError`` says what is allowed.
+#: The options that can be varied, with the parser of a value; its ``ValueError`` says what is allowed.
 _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     "gate": _level,
     "index_dtype": str,
@@ -70,7 +70,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     ),
 }
 
-#: What a run's ground truth does not depend on.
+#: Neutral values for the settings that do not affect a run's ground truth.
 _NO_MATTER = RunConfig()
 
 
@@ -84,7 +84,7 @@ class _Planned:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Combinations that can be run, and those that cannot, with why."""
+    """The combinations that can be run, and those that cannot, each with the reason."""
 
     possible: tuple[_Planned, ...]
     impossible: tuple[tuple[Values, str], ...]
@@ -92,24 +92,26 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One of the runs: the values it had, and what came of it."""
+    """One run: the values it had, and its outcome."""
 
     values: Values
     outcome: Outcome
 
     @property
     def sessions_as_judged(self) -> object:
-        """What became of each session, down to the first wrong token."""
+        """The result of each session, down to the first wrong token."""
         return self.outcome.result.reports
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What one variable does to the corruption, everything else being equal.
+    """The effect of one variable on the corruption, with everything else equal.
 
-    ``corrupted`` has, by value, corrupted sessions and all sessions of the runs with it. ``moves``
-    says that the share of corrupted sessions differs between two runs that differ in this variable
-    alone; ``same`` that not even a token of any session does.
+    Attributes:
+        corrupted: by value, the corrupted sessions and all sessions of the runs with that value.
+        moves: the share of corrupted sessions differs between two runs that differ in this variable
+            alone.
+        same: no token of any session differs between such runs.
     """
 
     variable: str
@@ -120,7 +122,10 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """All runs, and what each variable did; nothing is said of that where they were interrupted."""
+    """All runs, and the effect of each variable.
+
+    ``moves`` is empty if the runs were interrupted.
+    """
 
     runs: tuple[Run, ...]
     moves: tuple[Moves, ...]
@@ -138,21 +143,21 @@ class Compared:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last of the runs was."""
+        """Whether the last run was interrupted."""
         return self.runs[-1].outcome.result.interrupted
 
     @property
     def exit_code(self) -> int:
-        """That of the worst run."""
+        """The exit code of the worst run."""
         codes = {exit_code(run.outcome) for run in self.runs}
         return next((code for code in (INTERRUPTED, CORRUPT, USAGE) if code in codes), OK)
 
 
 def variables(given: Iterable[str]) -> Variables:
-    """Read ``name=value,value`` items.
+    """Parse ``name=value,value`` items.
 
     Raises:
-        ConfigError: a name that cannot be varied, a value that it does not take, or only one.
+        ConfigError: a name that cannot be varied, a value that is not allowed, or only one value.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for item in given:
@@ -180,7 +185,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def plan(options: RunOptions, varied: Variables) -> Plan:
-    """Every combination; those that the engine does not have are set aside.
+    """Build every combination; those that the engine does not support are listed as impossible.
 
     Raises:
         ConfigError: a value is possible in no combination.
@@ -201,7 +206,7 @@ def plan(options: RunOptions, varied: Variables) -> Plan:
 
 
 def _all_runs(planned: Plan, advance: Advance) -> Iterator[Run]:
-    """Run what is possible, one after the other; ends early where one is interrupted."""
+    """Execute the possible runs one after the other; stop after an interrupted one."""
     truths: dict[object, Truth | None] = {}
     for number, one in enumerate(planned.possible):
         label = " ".join(f"{name}={value}" for name, value in one.values.items())
@@ -225,12 +230,12 @@ def _all_runs(planned: Plan, advance: Advance) -> Iterator[Run]:
 def _advance(
     advance: Advance, before: int, runs: int, label: str, done: int, total: int, _text: str
 ) -> None:
-    """Of so many ``runs``, each as long as any other, ``before`` are done."""
+    """Report the progress of all runs, counting each run as equally long."""
     advance(before * total + done, runs * total, label)
 
 
 def _truth_key(config: RunConfig, options: RunOptions) -> object:
-    """Equal for runs whose ground truth is the same."""
+    """Return a key that is equal for runs with the same ground truth."""
     neutral = replace(
         config,
         layout=config.pool_set.layouts[0],

@@ -144,7 +144,7 @@ def _scrub(path: Path, file: IO[bytes], done: Contents, alias: Callable[[str], s
 
 
 def _aliases() -> Callable[[str], str]:
-    """Return a function that maps request ids to aliases, keyed for this bundle and not reversible."""
+    """Return a function that maps request ids to irreversible aliases of this bundle."""
     salt = secrets.token_bytes(16)
 
     @cache

@@ -1,4 +1,4 @@
-"""``hicache-dbg dashboards``: hand out, check and preview the dashboards and rules."""
+"""``hicache-dbg dashboards``: export, check and preview the dashboards and rules."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ from hicache_dbg.tracer.dashboards.static import Problem, check_dashboards
 
 __all__ = ["app"]
 
-#: What an operator looks at first.
+#: Boards in the order in which an operator looks at them.
 _ORDER = {board.uid: place for place, board in enumerate(BOARDS)}
 
 app = typer.Typer(
@@ -155,7 +155,7 @@ def _boards(folder: Path) -> list[Dashboard]:
 
 
 def _rules(folder: Path, known: Any) -> Iterator[Problem]:
-    """Names in the rules that no exporter has, and what promtool says of them."""
+    """Yield metrics in the rules that no exporter has, and the complaints of promtool."""
     for path in sorted((folder / "prometheus").glob("*.yml")):
         try:
             text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``hicache-dbg diagnose``: recordings or the journal in, hypotheses and verdicts out."""
+"""``hicache-dbg diagnose``: read recordings or the journal, print hypotheses and verdicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +17,13 @@ from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.cli.logs import Query
 from hicache_dbg.tracer.cli.render import show_report
 from hicache_dbg.tracer.diagnose.compare import compare
-from hicache_dbg.tracer.diagnose.database import Database, RecordingSource, Source
+from hicache_dbg.tracer.diagnose.database import Database, Source
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
 from hicache_dbg.tracer.diagnose.joined import joined
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalMissingError, JournalSource
 from hicache_dbg.tracer.diagnose.page import page_of
+from hicache_dbg.tracer.diagnose.recordings import RecordingSource
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.diagnose.runs import chosen_at
 from hicache_dbg.tracer.diagnose.timeline import findings_of, slices_of
@@ -142,9 +143,16 @@ def _one(
     html: Path | None,
     perfetto: Path | None,
 ) -> NoReturn:
-    """One run: its report, and its page and timeline where they are asked for.
+    """Report on one run, and write its page and timeline if requested.
 
-    ``files`` are the recordings of its processes, where they are to be compared.
+    Args:
+        source: where the events are read from.
+        asked: the hypotheses to judge.
+        files: the recordings of the run's processes, if they are to be compared with each other.
+        request: judge only what was copied for this request; empty for all.
+        as_json: print JSON.
+        html: where to write the page; None writes none.
+        perfetto: where to write the timeline; None writes none.
     """
     with Database(source, request) as database:
         if html or perfetto:
@@ -174,7 +182,7 @@ def _several(
     last: bool,
     as_json: bool,
 ) -> NoReturn:
-    """Several runs: what differs."""
+    """Report how several runs differ."""
     runs, reports = [], []
     for place in places:
         files = chosen_at([place], _say, last=last)
@@ -192,7 +200,7 @@ def _several(
 
 
 def _unsaid(_text: str) -> None:
-    """Say nothing: it was said when the recordings were first read."""
+    """Drop a message that was printed when the recordings were first read."""
 
 
 def _say(text: str) -> None:

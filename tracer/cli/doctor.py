@@ -50,7 +50,7 @@ def command(
 
 
 def _sglang() -> list[Part]:
-    """The attachment table of the SGLang of this environment, as parts."""
+    """Return the attachment table of the installed SGLang, as parts."""
     from hicache_dbg.tracer.attach.sglang.survey import survey
 
     try:
@@ -73,12 +73,12 @@ def _sglang() -> list[Part]:
 
 
 def _seen(row: "Row") -> str:
-    """What the state does not say already."""
+    """Return the detail of a row, preceded by its state unless that is obvious."""
     return row.detail if row.state == "attached" else f"{row.state}: {row.detail}"
 
 
 def _summary(parts: list[Part], *, sglang: bool) -> str:
-    """What the table comes to, in a line."""
+    """Return the summary of the table in one line."""
     if sglang:
         attached = sum(part.state is State.OK for part in parts[1:])
         return f"{attached} of {len(parts) - 1} places would be attached to"

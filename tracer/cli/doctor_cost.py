@@ -1,18 +1,18 @@
-"""What switching it on would cost here: measured in a fraction of a second, said per MiB that moves."""
+"""Estimate quickly what tracing would cost on this machine, per MiB that moves."""
 
 import time
 
 __all__ = ["expected_cost"]
 
-#: As much as fits no cache, in pages of a common size.
+#: More bytes than the CPU caches hold, in pages of a common size.
 PAGE_BYTES, PAGES, ROUNDS = 64 * 1024, 256, 3
 
-#: How often each level reads the bytes that a copy moves, on the thread that copies.
+#: How often each level reads the bytes of a copy, on the thread that copies.
 READS = {"off": 0, "loads": 1, "ends": 1, "three": 3}
 
 
 def expected_cost(*, gpu: bool) -> str:
-    """A sentence: the rate of digests on one core, and what that makes of each level."""
+    """Return a sentence with the digest rate of one core and the resulting cost of each level."""
     if gpu:
         return (
             "device pages are digested on the GPU beside the copies; "
@@ -28,7 +28,7 @@ def expected_cost(*, gpu: bool) -> str:
 
 
 def _rate() -> float:
-    """Bytes a second of the best round: others may want the core as well."""
+    """Return the bytes per second of the best round, since other processes may use the core."""
     import numpy as np
     import xxhash
 

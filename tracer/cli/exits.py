@@ -1,4 +1,4 @@
-"""Exit codes, what gives one, and the error that carries one."""
+"""Exit codes, what leads to each, and the exception that carries one."""
 
 from typing import TYPE_CHECKING
 
@@ -25,14 +25,14 @@ INTERRUPTED = 130
 
 
 def of_reports(*reports: "Report") -> int:
-    """1 where one of them is corrupt, 2 where one compared nothing and so proves nothing, else 0."""
+    """Return 1 if a report is corrupt, 2 if one compared nothing and so proves nothing, else 0."""
     if any(report.corrupt for report in reports):
         return CORRUPT
     return OK if all(report.tiles.verified for report in reports) else USAGE
 
 
 class CommandError(Exception):
-    """Something that ends the command with one clear line and an exit code."""
+    """An error that ends the command with a one-line message and an exit code."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""``hicache-dbg repro --explore N``: run many schedules of a small cache, stop at the first failure."""
+"""``hicache-dbg repro --explore N``: run many schedules of a small cache until one fails."""
 
 import shlex
 import time
@@ -45,7 +45,7 @@ class Explored:
 
     @property
     def exit_code(self) -> int:
-        """0 if every schedule was clean, 1 if one failed, 2 if a fault was injected and none failed."""
+        """0 if every schedule was clean, 1 if one failed, 2 if an injected fault broke none."""
         if self.first is not None:
             return CORRUPT
         return USAGE if self.fault else OK

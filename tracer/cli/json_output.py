@@ -1,4 +1,4 @@
-"""JSON on standard output, the same from every verb."""
+"""Print JSON on standard output, in the same form from every verb."""
 
 from typing import Annotated, Any
 
@@ -12,5 +12,5 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(data: Any) -> None:
-    """Print ``data`` as indented JSON; in UTF-8, as JSON is, whatever the terminal's encoding."""
+    """Print ``data`` as indented JSON, in UTF-8 whatever the terminal's encoding."""
     typer.echo(msgspec.json.format(msgspec.json.encode(data), indent=2))

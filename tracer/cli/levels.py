@@ -1,4 +1,4 @@
-"""How closely a run is traced, as its verbs ask for it."""
+"""The tracing levels, as the verbs' options name them."""
 
 from enum import StrEnum
 

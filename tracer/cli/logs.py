@@ -1,4 +1,4 @@
-"""``hicache-dbg logs``: the journalctl query for what you ask, and its output."""
+"""``hicache-dbg logs``: build the journalctl query for what you ask, and run it."""
 
 import shlex
 import shutil
@@ -16,13 +16,13 @@ from hicache_dbg.tracer.events import FaultClass, Op
 __all__ = ["Query", "command"]
 
 ANY = "any"
-#: From the lines of copies to a table of paths: the two counts differ from copy to copy.
+#: Turns the lines of copies into a table of paths; the page counts are cut, as they vary per copy.
 TABLE = "grep -F '[HICACHE_DBG]' | sed -E 's/ h=[0-9]+ d=[0-9]+//' | sort | uniq -c"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to ask the journal for; two values of one field are alternatives, two fields must both match."""
+    """A journal query; values of one field are alternatives, and all given fields must match."""
 
     pools: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Query:
     output: str = "cat"
 
     def journalctl(self) -> list[str]:
-        """The arguments of the journalctl call, the program's name first."""
+        """Return the arguments of the journalctl call, starting with the program's name."""
         options = ["journalctl", "-o", self.output, "-t", IDENTIFIER]
         for name, value in (
             ("--namespace", self.namespace),
@@ -150,7 +150,7 @@ def _run(query: Query) -> None:
 
 
 def _holds_any(arguments: list[str]) -> bool:
-    """Whether the query has an answer: journalctl prints nothing where it has none."""
+    """Return whether the query matches anything; journalctl prints nothing if not."""
     probe = [*arguments, "--lines=1", "--quiet"]
     done = subprocess.run(probe, check=False, stdout=subprocess.PIPE)  # noqa: S603 - as above
     _succeeded(done.returncode)
@@ -165,7 +165,7 @@ def _say_nothing_is_there(what: str) -> None:
 
 
 def _table(query: Query, *, as_json: bool) -> None:
-    """Run journalctl into the pipeline that counts paths."""
+    """Pipe journalctl into the command that counts paths."""
     arguments = query.journalctl()
     typer.echo(f"{shlex.join(arguments)} | {TABLE}", err=True)
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as journal:  # noqa: S603 - as above
@@ -183,9 +183,9 @@ def _table(query: Query, *, as_json: bool) -> None:
 
 
 def _row(line: str) -> dict[str, Any] | None:
-    """A line of the table as an object: the line's own names, and how often it came.
+    """Parse a line of the table into the fields of the log line and the count.
 
-    None where somebody else's entry is in the table: anybody may write to the journal.
+    Return None for a foreign entry: anyone may write to the journal.
     """
     count, _, path = line.strip().partition(" ")
     try:
@@ -200,6 +200,6 @@ def _row(line: str) -> dict[str, Any] | None:
 
 
 def _succeeded(status: int) -> None:
-    """Only the status is ours to say: journalctl has said itself what it did not like."""
+    """Raise unless the status is 0; journalctl has already printed the reason."""
     if status:
         raise CommandError(f"journalctl ended with status {status}")

@@ -9,19 +9,19 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: the process's) and return its exit code.
+    """Run the command line ``argv`` (default: the process's own) and return its exit code.
 
-    0 clean, 1 corruption found, 2 usage, 3 a part of the environment is missing, 70 a fault of the
-    command itself, 130 interrupted.
+    0 clean, 1 corruption found, 2 usage, 3 a part of the environment is missing, 70 an internal
+    error of the command, 130 interrupted.
     """
-    # Inside, not above: what is imported takes long enough to be interrupted.
+    # Import inside the try: it takes long enough to be interrupted.
     from hicache_dbg.tracer.cli.exits import FAULTY, INTERRUPTED, MISSING, CommandError
 
     try:
         from hicache_dbg.tracer import autoattach
         from hicache_dbg.tracer.cli.streams import patient_streams
 
-        autoattach.suppress()  # the verbs set the gate themselves
+        autoattach.suppress()  # the verbs attach by themselves
         with patient_streams():
             code = _dispatch(argv)
     except CommandError as error:
@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         _say(f"hicache-dbg: {printable(str(error))}")
         return error.code
-    except OSError as error:  # what no verb knows better: no temporary folder, say
+    except OSError as error:  # such as no temporary folder; verbs handle the errors they expect
         _say(f"hicache-dbg: the system refused: {error}")
         return MISSING
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - Python's own code for it is 1: corruption found
-        # Python 3.11 makes a RuntimeError of whatever comes while a class is made, as imports do.
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1, which means corruption
+        # Python 3.11 wraps an interrupt during class creation (at import) in a RuntimeError.
         if not isinstance(error.__cause__, KeyboardInterrupt):
             _say(_report(error))
             return FAULTY
@@ -60,7 +60,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
             "pip install 'hicache-dbg[cli]'",
             MISSING,
         ) from None
-    # typer before 0.20 used click's own class, newer ones carry theirs; the name is the same.
+    # typer before 0.20 used click's class, newer versions have their own of the same name.
     usage_error: type[Exception] = next(
         c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
     )
@@ -79,14 +79,14 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
 
 def _misuse(error: Any) -> str:
-    """What typer did not like, in one line, and where to read on."""
+    """Return typer's usage error in one line, with a pointer to the help."""
     what = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     asked = error.ctx.command_path if getattr(error, "ctx", None) else "hicache-dbg"
     return f"{what[0].lower()}{what[1:]} (see {asked} --help)"
 
 
 def _report(error: Exception) -> str:
-    """The traceback, and what it is not."""
+    """Return the traceback, with a note that this is not a finding."""
     import traceback
 
     where = "".join(traceback.format_exception(error))
@@ -94,5 +94,5 @@ def _report(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody listens any more
-        print(text, file=sys.stderr)  # noqa: T201 - this is the command's own voice
+    with suppress(OSError):  # the reader is gone
+        print(text, file=sys.stderr)  # noqa: T201 - the command reports its own errors here

@@ -1,4 +1,4 @@
-"""``hicache-dbg off``: switch tracing off in a process that runs, and say what it saw."""
+"""``hicache-dbg off``: switch tracing off in a running process and print its report."""
 
 from typing import Annotated
 

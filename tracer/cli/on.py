@@ -1,4 +1,4 @@
-"""``hicache-dbg on``: switch tracing on in a process that runs."""
+"""``hicache-dbg on``: switch tracing on in a running process."""
 
 import re
 from typing import Annotated, Any
@@ -66,7 +66,7 @@ def command(
 
 
 def replies(pid: int, wish: Ask) -> Any:
-    """The process's replies; what it can't do ends the command."""
+    """Yield the process's replies; raise ``CommandError`` if it refuses or can't be reached."""
     try:
         yield from ask(pid, wish)
     except SwitchError as error:
@@ -74,7 +74,7 @@ def replies(pid: int, wish: Ask) -> Any:
 
 
 def finish(reply: Reply, *, as_json: bool) -> None:
-    """Print the report of a run that ended, and exit as diagnose does."""
+    """Print the report of a run that ended, and exit as ``diagnose`` does."""
     from hicache_dbg.tracer.cli.render import show_report
     from hicache_dbg.tracer.diagnose.report import Report
 
@@ -88,7 +88,7 @@ def finish(reply: Reply, *, as_json: bool) -> None:
 
 
 def _span(text: str) -> float:
-    """Seconds of ``60``, ``60s``, ``5m`` or ``1h``; 0 where nothing is given."""
+    """Parse ``60``, ``60s``, ``5m`` or ``1h`` into seconds; 0 if nothing is given."""
     if not text:
         return 0.0
     match = _SPAN.fullmatch(text)

@@ -1,4 +1,4 @@
-"""A bar of what is done, on a terminal."""
+"""A progress bar on a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ UNKNOWN = 0
 
 @contextmanager
 def progress() -> Iterator[Advance]:
-    """A bar on a terminal's standard error; nothing where that is no terminal."""
+    """Show a progress bar on standard error if it is a terminal; else show nothing."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _total, _text: None

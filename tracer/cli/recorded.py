@@ -1,4 +1,4 @@
-"""A recording of a run that a verb makes itself."""
+"""Create the recording of a run that a verb executes itself."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ __all__ = ["made", "recording_in"]
 
 
 def recording_in(folder: Path) -> RecordingSink:
-    """A new recording in ``folder``, which is made if it is not there.
+    """Return a sink with a new recording in ``folder``, which is created if missing.
 
     Raises:
-        CommandError: nothing can be written there.
+        CommandError: the recording can't be written there.
     """
     try:
         return RecordingSink(made(folder), run_id(0))
@@ -23,10 +23,10 @@ def recording_in(folder: Path) -> RecordingSink:
 
 
 def made(folder: Path) -> Path:
-    """``folder``, which is made if it is not there.
+    """Create ``folder`` if it is missing, and return it.
 
     Raises:
-        CommandError: it can't be made.
+        CommandError: it can't be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A report on a terminal: tables of paths and geometry, findings, hypotheses."""
+"""Print a report on a terminal: tables of paths and geometry, findings, hypotheses."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UND
 
 
 def show_report(report: Report) -> None:
-    """Print everything, and the verdict last, where the eye is."""
+    """Print the whole report; the verdict comes last."""
     console = Console(markup=False)
     render_report(console, report)
-    # In one piece whatever the width, so that it can be searched for.
+    # Never wrapped, so that it can be searched for.
     console.print(f"\nverdict: {printable(report.verdict)}", highlight=False, soft_wrap=True)
 
 
@@ -48,7 +48,7 @@ def render_report(console: Console, told: Report) -> None:
 
 
 def table(*columns: str, title: str) -> Table:
-    """An empty table with these columns, in the style of all of them."""
+    """Return an empty table with these columns, in the common style."""
     made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     made.title_style = "bold"
     for column in columns:
@@ -80,7 +80,7 @@ def _geometry(mirrors: list[MirrorInfo]) -> Table:
 
 
 def _named(mirror: MirrorInfo, component: str) -> str:
-    """The pool's name; with the component's where there is more than one."""
+    """Return the pool's name, with the component's if there is more than one."""
     return mirror.pool if len(mirror.device.components) == 1 else f"{mirror.pool}.{component}"
 
 
@@ -125,11 +125,11 @@ def _finding(console: Console, finding: FindingRow) -> None:
 
 
 def _hypotheses(answers: Sequence[Answer]) -> Table:
-    """What is confirmed one by one; what is open or ruled out for one reason in one row."""
+    """List confirmed hypotheses one by one; group the others by verdict and reason."""
     made = table("verdict", "hypothesis and evidence", title="\nHypotheses")
     alike: dict[tuple[Verdict, str, str], list[Answer]] = {}
     for answer in answers:
-        # A cause that is confirmed stands alone; of the others one reason may serve many.
+        # A confirmed cause gets its own row; others with the same reason share one.
         alone = answer.name if answer.verdict is Verdict.CONFIRMED else answer.evidence
         alike.setdefault((answer.verdict, alone, answer.decide_by), []).append(answer)
     for group in alike.values():

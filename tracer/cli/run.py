@@ -47,10 +47,10 @@ def command(
 
 
 def _environ(checksum: Checksum | None, sinks: str | None, record: str | None) -> dict[str, str]:
-    """The environment with the gate set; a recording is made beside the sinks that are named.
+    """Return the environment with the gate set; a recording is added to the named sinks.
 
     Raises:
-        CommandError: a value that is not allowed, or a folder that cannot be made.
+        CommandError: a value is not allowed, or the folder cannot be created.
     """
     environ = os.environ | {"HICACHE_DBG": "1"}
     if checksum is not None:

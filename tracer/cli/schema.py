@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 class Shape(StrEnum):
-    """What a schema can be asked of."""
+    """What a schema is available for."""
 
     EVENTS = "events"
     REPORT = "report"

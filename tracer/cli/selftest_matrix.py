@@ -1,4 +1,4 @@
-"""One row of the detection matrix: a fault beside its clean twin."""
+"""One row of the detection matrix: a fault and the same run without it."""
 
 from collections.abc import Sequence
 
@@ -15,13 +15,15 @@ _ORDER = {cls: number for number, cls in enumerate(FaultClass)}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one fault.
+    """The result of rehearsing one fault.
 
-    ``named`` says that the first class that holds, in the order of the classes, is the fault's;
-    ``pool_right`` and ``pages_right`` that its findings are about the pools and pages that the
-    fault harmed; ``before_first_read`` that the first of them was there before a reader met a wrong
-    byte. ``moved`` counts the operations that moved pages, ``clean_findings`` the findings of the
-    same run without the fault.
+    Attributes:
+        named: the first finding class that holds, in the order of the classes, is the fault's.
+        pool_right: the findings are about the pools that the fault harmed.
+        pages_right: the findings are about the pages that the fault harmed.
+        before_first_read: the first finding came before a reader met a wrong byte.
+        moved: number of operations that moved pages.
+        clean_findings: number of findings in the same run without the fault.
     """
 
     fault: str
@@ -39,15 +41,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Whether the fault was found, rightly named, and nothing was found without it."""
+        """Whether the fault was found and named correctly, and nothing was found without it."""
         return self.found and self.named and not self.clean_findings
 
 
 def row_of(fault: Fault, *, layout: Layout = Layout.PAGE_FIRST, seed: int = 0) -> Row:
-    """Rehearse ``fault`` and its clean twin under the tracer.
+    """Rehearse ``fault``, and the same run without it, under the tracer.
 
     Raises:
-        RuntimeError: the clean twin read nothing back, or read a wrong byte: the stage is broken.
+        RuntimeError: the clean run read nothing back, or read a wrong byte, so the stage is broken.
     """
     run = STAGES[fault.stage]
     told, twin = run(None, layout, seed)
@@ -84,6 +86,9 @@ def _findings(events: Sequence[Event]) -> list[Finding]:
 
 
 def _pages_right(findings: Sequence[Finding], harmed: set[int]) -> bool:
-    """Only harmed pages are named, and some are; where the fault harms none in particular, any."""
+    """Return whether only harmed pages are named, and at least one.
+
+    Any will do if none is specific.
+    """
     named = {page for finding in findings for page in finding.pages}
     return bool(findings) and (not harmed or (bool(named) and named <= harmed))

@@ -1,7 +1,8 @@
-"""Where faults are rehearsed under the tracer: in one cache, on ranks, between prefill and decode.
+"""Rehearse faults under the tracer, each on its stage: one cache, ranks, or prefill and decode.
 
-A stage runs a fault, or its clean twin, and gives what was found and what its readers saw. To add
-one: a name in :data:`~hicache_dbg.repro.faults.base.Stage`, and a line in :data:`STAGES`.
+A stage runs a fault, or the same case without it, and returns the findings and what its readers
+saw. To add a stage, add its name to :data:`~hicache_dbg.repro.faults.base.Stage` and a line to
+:data:`STAGES`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +43,7 @@ def _runtime(sink: MemorySink, **more: int) -> Iterator[tuple[Session, HiCacheAt
 
 
 def cache(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
-    """One cache, one tracer."""
+    """Rehearse in one cache with one tracer."""
     sink = MemorySink()
     with _runtime(sink) as (_, attachment):
         seen = rehearse(fault, attachment.lifetimes.host_access, layout=layout, seed=seed)
@@ -50,7 +51,7 @@ def cache(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], 
 
 
 def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
-    """The same turns on each rank; the fault is on the last. Their recordings are joined."""
+    """Rehearse the same turns on each rank, with the fault on the last, and join the recordings."""
     sinks, seen = [], None
     for rank in range(RANKS):
         sink = MemorySink()
@@ -77,7 +78,7 @@ def two_ends(
     send: Callable[[Session, Layout], Sent],
     take: Callable[[Session, Sent, Fault | None, Layout], Rehearsed],
 ) -> Run:
-    """Prefill, then decode, each with a tracer of its own. Their recordings are joined."""
+    """Rehearse prefill, then decode, each with its own tracer, and join the recordings."""
 
     def run(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
         ours, theirs = MemorySink(), MemorySink()
@@ -91,7 +92,7 @@ def two_ends(
 
 
 def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
-    """A cache over a store of files, with a restart in the middle."""
+    """Rehearse in a cache over a file store, with a restart in the middle."""
     sink = MemorySink()
     with _runtime(sink) as (_, attachment):
         access = attachment.lifetimes.host_access

@@ -1,4 +1,4 @@
-"""Standard output and error for a command whose exit code must stand, whoever reads what it prints."""
+"""Standard streams that cannot change the exit code, whatever their reader does."""
 
 import io
 import sys
@@ -15,16 +15,16 @@ __all__ = ["patient_streams"]
 
 
 class _Outlet(io.FileIO):
-    """A descriptor whose reader may go away (``| head``): the rest goes nowhere, and nothing fails."""
+    """A descriptor that drops output silently once its reader is gone (``| head``)."""
 
-    #: What a full disk is told for; empty where nobody can be told.
+    #: The stream's name in the error message of a failed write; empty suppresses the error.
     title = ""
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write ``data``, or let it go.
+        """Write ``data``, or drop it if nobody reads.
 
         Raises:
-            CommandError: once, if the output can't be kept.
+            CommandError: once, if the output can't be stored.
         """
         try:
             return super().write(data) or 0
@@ -42,10 +42,10 @@ class _Outlet(io.FileIO):
 
 @contextmanager
 def patient_streams() -> Iterator[None]:
-    """Let nobody who reads standard output or error, and no encoding, end the command.
+    """Keep a vanished reader or a limited encoding from ending the command.
 
-    What the encoding does not have is written as its escape. Streams that are closed, or that are no
-    descriptor's, stay as they are.
+    Characters that the encoding lacks are written as escapes. Streams that are closed, or that have
+    no descriptor, stay as they are.
     """
     before = sys.stdout, sys.stderr
     sys.stdout = _patient(sys.stdout, "standard output")

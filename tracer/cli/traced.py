@@ -1,4 +1,4 @@
-"""A run under the tracer, at the level that a verb asks for."""
+"""Execute a run under the tracer, at the level that a verb asks for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ __all__ = ["asked_wrongly", "traced_run"]
 
 @contextmanager
 def asked_wrongly() -> Iterator[None]:
-    """Turn what a run cannot do as asked into the command's error."""
+    """Turn errors about what was asked for into ``CommandError``."""
     try:
         yield
     except (ConfigError, SettingsError) as error:
@@ -53,8 +53,8 @@ def traced_run(
     record: Path | None = None,
     truth: Truth | None = None,
 ) -> Outcome:
-    """Run, and say what the tracer saw; see :func:`hicache_dbg.repro.run.run`."""
-    if config.model:  # before anything is timed, or begun
+    """Execute a run and return what the tracer saw; see :func:`hicache_dbg.repro.run.run`."""
+    if config.model:  # load before anything is timed
         advance(0, 1, "loading the model")
         load()
     if config.pd:
@@ -80,14 +80,14 @@ def traced_run(
 
 
 def _host_access(runtime: Runtime | None) -> HostAccess:
-    """How the run tells the tracer of what the host itself touches."""
+    """Return the callback by which the run tells the tracer of the host's own accesses."""
     attachment = runtime.attachment if runtime is not None else None
     return attachment.lifetimes.host_access if isinstance(attachment, HiCacheAttachment) else untold
 
 
 @contextmanager
 def _tracing(gate: GateLevel, record: Path | None, memory: MemorySink) -> Iterator[Runtime | None]:
-    """The tracer at the level asked for, with what HICACHE_DBG_SINKS names beside our own sinks."""
+    """Start the tracer at the requested level, with our sinks and those of HICACHE_DBG_SINKS."""
     if gate is GateLevel.OFF:
         yield None
         return

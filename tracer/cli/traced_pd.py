@@ -1,4 +1,4 @@
-"""A run over two processes under the tracer: each records, and what they disagree about is joined."""
+"""Execute a run over two processes under the tracer, and join their recordings."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -51,10 +51,10 @@ def traced_pd(
     record: Path | None = None,
     truth: Truth | None = None,
 ) -> Outcome:
-    """Run, and say what both processes' tracers saw, and what a join of theirs says.
+    """Execute the run and report what both tracers saw and where they disagree.
 
     Raises:
-        ConfigError: the fault, or the trace, has no place in such a run.
+        ConfigError: such a run cannot inject the fault or replay a trace.
     """
     _refuse(fault, trace)
     with ExitStack() as own:
@@ -82,7 +82,7 @@ def _refuse(fault: Fault | None, trace: Trace | None) -> None:
 
 
 def _settings(gate: GateLevel, folder: Path) -> Settings | None:
-    """Of both processes; None where nothing is traced."""
+    """Return the tracer settings of both processes; None if nothing is traced."""
     if gate is GateLevel.OFF:
         return None
     asked = Settings.from_environ()
@@ -90,7 +90,7 @@ def _settings(gate: GateLevel, folder: Path) -> Settings | None:
 
 
 def _beginning(config: RunConfig, fault: Fault | None, settings: Settings | None) -> Begin:
-    """Starts the process that computes prompts."""
+    """Return the function that starts the prefill process."""
 
     def begin(group: PoolGroup, controller: HiCacheController, kill: bool) -> PrefillProcess:
         arguments = settings, sized(config, None), fault.name if fault else "", kill
@@ -100,7 +100,7 @@ def _beginning(config: RunConfig, fault: Fault | None, settings: Settings | None
 
 
 def _joined(result: RunResult, own: list[Event], theirs: list[list[Event]]) -> Report:
-    """What the events of both processes say, each alone and held against each other."""
+    """Report on the events of both processes, each alone and compared with the other."""
     evidence = Evidence.of(
         [event for events in (own, *theirs) for event in events],
         sessions_corrupted=result.sessions.corrupted,
@@ -121,7 +121,7 @@ def traced_serve(
     fault: str,
     kill: bool,
 ) -> None:
-    """What the other process runs: prefill, under a tracer of its own that records into a folder."""
+    """Run the prefill process under its own tracer, which records into a folder."""
     if settings is None:
         serve(jobs, channel, config, fault, kill)
         return
@@ -136,7 +136,7 @@ def traced_serve(
 
 @contextmanager
 def _tracing(settings: Settings, own: list[Sink]) -> Iterator[tuple[Runtime, HandoverAttachment]]:
-    """The tracer and the handover's attachment, with what HICACHE_DBG_SINKS names beside ``own``."""
+    """Start the tracer and the handover's attachment, with HICACHE_DBG_SINKS beside ``own``."""
     more = build_sinks(settings, lambda: ()).sinks if settings.sinks is not None else []
     with Runtime.start(settings, sinks=[*own, *more]) as runtime:
         attachment = handover_of(runtime)
@@ -146,5 +146,5 @@ def _tracing(settings: Settings, own: list[Sink]) -> Iterator[tuple[Runtime, Han
 
 
 def _others(folder: Path, known: set[Path]) -> list[list[Event]]:
-    """What the prefill processes of this run recorded."""
+    """Return the events that the prefill processes of this run recorded."""
     return [list(read(path)) for path in recordings_in(folder) if path not in known]

@@ -1,4 +1,4 @@
-"""Verbs whose options are the fields of a dataclass, so that several verbs can have the same ones."""
+"""Take a verb's options from the fields of a dataclass, so that several verbs can share them."""
 
 import inspect
 from collections.abc import Callable
@@ -14,8 +14,9 @@ T = TypeVar("T")
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let typer see each field of ``options`` as an option of a verb, before the verb's own.
 
-    ``options`` is a dataclass whose fields are annotated for typer and have defaults; the verb gets
-    an instance of it as its first argument.
+    Args:
+        options: a dataclass whose fields are annotated for typer and have defaults. The verb gets
+            an instance of it as its first argument.
     """
     hints = get_type_hints(options, include_extras=True)
     names = [field.name for field in fields(options)]  # type: ignore[arg-type]  # a dataclass

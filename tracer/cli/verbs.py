@@ -1,4 +1,4 @@
-"""Verbs that are imported when they are called: a help text must not wait for torch."""
+"""The verbs, imported only when called: ``--help`` must not wait for torch."""
 
 import importlib
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ __all__ = ["HELP", "VERBS", "Verb", "VerbGroup"]
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb: the line that the list of verbs shows, and where the rest is.
+    """A verb: its line in the list of verbs, and where its command is.
 
-    Its module holds a ``command``, or an ``app`` where the verb has verbs of its own.
+    Its module holds a ``command``, or an ``app`` if the verb has subcommands.
     """
 
     summary: str
@@ -37,7 +37,7 @@ class Verb:
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
-#: In the order in which a person meets them.
+#: In the order in which a user needs them.
 VERBS: Mapping[str, Verb] = MappingProxyType(
     {
         "repro": Verb("Run agent sessions through a tiered cache and say what was corrupted."),
@@ -62,24 +62,24 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
 
 
 class VerbGroup(TyperGroup):
-    """Lists :data:`VERBS` without importing one, and imports the one that is called."""
+    """The command group: lists :data:`VERBS` without imports, and imports the one called."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
-        """Every verb, in its order."""
+        """Return every verb, in order."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - click's signature
-        """What the list shows of a verb: its name and summary."""
+        """Return a stub with the verb's name and summary, as the list of verbs shows it."""
         verb = VERBS.get(cmd_name)
         return verb and TyperCommand(cmd_name, help=verb.summary, rich_markup_mode="rich")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that is called, for real."""
+        """Import and return the command that is called."""
         name = args[0]
         verb = VERBS.get(name)
         if verb is not None:
             return name, verb.load(name), args[1:]
-        if name.startswith("-"):  # an option that is none
+        if name.startswith("-"):  # an unknown option
             return super().resolve_command(ctx, args)
         near = get_close_matches(name, VERBS, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""

@@ -1,4 +1,4 @@
-"""Data for a terminal: texts that came from anywhere, made harmless to whoever looks at them."""
+"""Make text from untrusted sources safe to print on a terminal."""
 
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def visible(data: T) -> T:
-    """``data``, in which every text is one line of characters that show."""
+    """Return ``data`` with every text reduced to one line of printable characters."""
     return msgspec.convert(_printable(msgspec.to_builtins(data)), type(data))
 
 

@@ -1,1 +1,1 @@
-"""Dashboards as code: what the panels ask, the JSON made of it, and the checks of that JSON."""
+"""Dashboards as code: tables of panels, the JSON built from them, and checks of that JSON."""

@@ -1,9 +1,9 @@
-"""From the tables of panels to Grafana's JSON, by grafana-foundation-sdk.
+"""Build Grafana's JSON from the tables of panels, with grafana-foundation-sdk.
 
-The library is needed where dashboards are made, not where they are used: the JSON is committed.
-``python -m hicache_dbg.tracer.dashboards.build dashboards/grafana`` writes it anew.
+The library is needed to build the dashboards, not to use them: the JSON is committed. ``python -m
+hicache_dbg.tracer.dashboards.build dashboards/grafana`` regenerates it.
 """
-# ruff: noqa: FBT003 - the library's builders take their switches by position
+# ruff: noqa: FBT003 - the library's builders take their boolean flags by position
 
 import sys
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ _Builder: TypeAlias = (
 
 
 def as_json(board: Board) -> str:
-    """The dashboard as Grafana imports it, in an order that does not change from run to run."""
+    """Return the dashboard as Grafana imports it, with keys in a stable order."""
     built = (
         dashboard.Dashboard(board.title)
         .uid(board.uid)
@@ -77,13 +77,13 @@ def as_json(board: Board) -> str:
 
 
 def _link() -> dashboard.DashboardLink:
-    """A menu of the other boards that keeps the time and the choices."""
+    """Return a menu of the other boards that keeps the time range and the variables."""
     link = dashboard.DashboardLink(TAG).type(model.DashboardLinkType.DASHBOARDS).tags([TAG])
     return link.as_dropdown(True).keep_time(True).include_vars(True)
 
 
 def _layout(rows: tuple[Row, ...]) -> Iterator[tuple[Row | Panel, model.GridPos]]:
-    """Rows and panels with their places: left to right, and on below what is full."""
+    """Yield rows and panels with their grid positions, left to right, line by line."""
     y = 0
     for row in rows:
         yield row, model.GridPos(h=1, w=COLUMNS, x=0, y=y)
@@ -219,12 +219,12 @@ _KINDS: dict[Kind, Callable[[Panel], _Builder]] = {
 
 
 def _lettered(panel: Panel) -> Iterator[tuple[str, Query]]:
-    """The queries with the letters by which a panel refers to them."""
+    """Pair each query with the letter by which the panel refers to it."""
     return zip("ABCDEFGH", panel.queries, strict=False)
 
 
 def _value_of(panel: Panel, letter: str) -> str:
-    """The name that Grafana gives the column of numbers of a query."""
+    """Return the name that Grafana gives a query's value column."""
     return "Value" if len(panel.queries) == 1 else f"Value #{letter}"
 
 
@@ -234,7 +234,7 @@ def _thresholds(look: Look) -> dashboard.ThresholdsConfig:
 
 
 def _mappings(look: Look) -> list[Any]:
-    """One table of values and the words that stand for them; nothing where there are none."""
+    """Return one table that maps values to words; empty if there are none."""
     if not look.readings:
         return []
     options = {
@@ -247,7 +247,7 @@ def _mappings(look: Look) -> list[Any]:
 
 
 def _overrides(look: Look) -> list[model.DynamicConfigValue]:
-    """What one query shows otherwise than its panel."""
+    """Return the field settings in which one query differs from its panel."""
     wanted: dict[str, object] = {"unit": look.unit, "mappings": _mappings(look)}
     if look.decimals is not None:
         wanted["decimals"] = look.decimals

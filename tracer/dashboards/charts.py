@@ -1,4 +1,4 @@
-"""Series as pictures: lines, a heat map and bands of states, each one SVG without a script."""
+"""Draw series as SVG without a script: lines, a heat map, and bands of states."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from hicache_dbg.tracer.dashboards.numbers import COLORS, Style
 
 __all__ = ["Frame", "Named", "bands", "heat", "lines"]
 
-#: A series with the name that its legend gives it.
+#: A series with its name in the legend.
 Named = tuple[str, Series]
 
 LEFT, RIGHT, TOP, BOTTOM = 84, 8, 8, 20
@@ -23,7 +23,7 @@ PALETTE = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The size of a picture in its own units, how numbers are read, and colours by name."""
+    """The size of a picture in its own units, the number style, and colours by series name."""
 
     width: int
     height: int
@@ -31,26 +31,26 @@ class Frame:
     colors: Mapping[str, str]
 
     def color(self, number: int, name: str) -> str:
-        """The colour of the n-th series."""
+        """Return the colour of the n-th series."""
         color = self.colors.get(name)
         return COLORS.get(color, color) if color else PALETTE[number % len(PALETTE)]
 
     @property
     def floor(self) -> float:
-        """Where the picture ends and the times begin."""
+        """Y coordinate of the time axis."""
         return self.height - BOTTOM
 
     def across(self, named: Sequence[Named]) -> Callable[[float], float]:
-        """From a time to a place."""
+        """Return the function from a time to an x coordinate."""
         first, last = _span(named)
         return lambda at: LEFT + (at - first) / (last - first) * (self.width - LEFT - RIGHT)
 
     def down(self, low: float, high: float) -> Callable[[float], float]:
-        """From a value to a place."""
+        """Return the function from a value to a y coordinate."""
         return lambda value: TOP + (high - value) / (high - low) * (self.floor - TOP)
 
     def picture(self, named: Sequence[Named], parts: Sequence[str]) -> str:
-        """The parts with the times below them, as SVG."""
+        """Return the parts with the time axis below them, as SVG."""
         first, last = _span(named)
         ends = _label(LEFT, self.height - 5, f"-{last - first:.0f} s", "start")
         ends += _label(self.width - RIGHT, self.height - 5, "now", "end")
@@ -59,14 +59,14 @@ class Frame:
 
 
 def lines(named: Sequence[Named], frame: Frame, *, stacked: bool = False) -> str:
-    """One line a series, or one area upon the other; a gap or NaN is left out."""
+    """Draw one line per series, or stacked areas; gaps and NaN are left out."""
     drawn = _stack(named) if stacked else list(named)
     values = [v for _, series in drawn for _, v in series.points if math.isfinite(v)]
     low, high = min([0.0, *values]), max([0.0, *values])
     high = high if high > low else low + 1
     x, y = frame.across(drawn), frame.down(low, high)
     parts = [_grid(frame, low, high)]
-    # Larger sums first, so that the areas before them are seen.
+    # Largest sums first, so that the smaller areas are drawn on top of them.
     order = reversed(list(enumerate(drawn))) if stacked else enumerate(drawn)
     for number, (name, series) in order:
         for run in _runs(series):
@@ -86,7 +86,7 @@ def lines(named: Sequence[Named], frame: Frame, *, stacked: bool = False) -> str
 
 
 def heat(named: Sequence[Named], frame: Frame) -> str:
-    """One line a bucket, the darker the more fell into it; the buckets are cumulative."""
+    """Draw one row per bucket, darker the more fell into it; the input buckets are cumulative."""
     buckets = sorted(
         ((float(series.labels["le"]), series) for _, series in named), key=lambda b: b[0]
     )
@@ -116,7 +116,7 @@ def heat(named: Sequence[Named], frame: Frame) -> str:
 
 
 def bands(named: Sequence[Named], frame: Frame) -> str:
-    """One band a series, in the colour and with the word of each state."""
+    """Draw one band per series, with the colour and the word of each state."""
     x = frame.across(named)
     tall = (frame.floor - TOP) / max(1, len(named))
     parts = []
@@ -137,7 +137,7 @@ def bands(named: Sequence[Named], frame: Frame) -> str:
 
 
 def _stack(named: Sequence[Named]) -> list[Named]:
-    """Each series upon the sum of those before it."""
+    """Add to each series the sum of those before it."""
     sums: dict[float, float] = {}
     stacked = []
     for name, series in named:
@@ -148,7 +148,7 @@ def _stack(named: Sequence[Named]) -> list[Named]:
 
 
 def _runs(series: Series) -> list[list[tuple[float, float]]]:
-    """The points in runs without a NaN."""
+    """Split the points into runs without a NaN."""
     runs: list[list[tuple[float, float]]] = [[]]
     for at, value in series.points:
         if math.isfinite(value):
@@ -159,7 +159,7 @@ def _runs(series: Series) -> list[list[tuple[float, float]]]:
 
 
 def _states(series: Series) -> list[tuple[float, float, float]]:
-    """Start, end and value of each stretch of one value."""
+    """Return start, end and value of each stretch of equal values."""
     found: list[tuple[float, float, float]] = []
     for at, value in series.points:
         if found and found[-1][2] == value:

@@ -1,4 +1,4 @@
-"""A dashboard's JSON as the checks and the preview see it: panels, targets and variables."""
+"""A dashboard's JSON as the checks and the preview read it: panels, targets and variables."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ __all__ = ["Dashboard", "DocumentError", "QueryVariable", "Shown", "Target", "lo
 
 
 class DocumentError(ValueError):
-    """A file is no dashboard; the message says which and why."""
+    """A file is not a dashboard; the message says which file and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Shown:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """How the panel's fields are shown."""
+        """The default field settings of the panel."""
         found: dict[str, Any] = (self.raw.get("fieldConfig") or {}).get("defaults") or {}
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class QueryVariable:
-    """A choice whose values are the values of a label."""
+    """A variable whose values are those of a label."""
 
     name: str
     query: str
@@ -57,23 +57,23 @@ class QueryVariable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A dashboard's JSON, its rows flattened; ``raw`` is the whole."""
+    """A dashboard's JSON with its rows flattened; ``raw`` is the complete document."""
 
     path: Path
     raw: dict[str, Any] = field(repr=False)
     panels: tuple[Shown, ...]
     rows: tuple[Shown, ...]
     variables: tuple[QueryVariable, ...]
-    names: tuple[str, ...]  #: of all variables, the data source included
+    names: tuple[str, ...]  #: names of all variables, including the data source
 
     @property
     def title(self) -> str:
-        """The dashboard's name."""
+        """The dashboard's title."""
         return str(self.raw.get("title", ""))
 
     @property
     def uid(self) -> str:
-        """The dashboard's address."""
+        """The dashboard's uid, which is also its address."""
         return str(self.raw.get("uid", ""))
 
 
@@ -81,7 +81,7 @@ def load(path: Path) -> Dashboard:
     """Read a dashboard.
 
     Raises:
-        DocumentError: the file can't be read or is no dashboard.
+        DocumentError: the file can't be read or is not a dashboard.
     """
     try:
         raw = json.loads(path.read_text())
@@ -102,7 +102,7 @@ def load(path: Path) -> Dashboard:
 
 
 def _flat(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The panels, and those inside rows that are folded."""
+    """Yield the panels, including those inside collapsed rows."""
     for panel in panels:
         yield panel
         yield from panel.get("panels") or []

@@ -1,4 +1,4 @@
-"""PromQL with Grafana's variables in it: filled in, parsed, and what it refers to."""
+"""Fill in, parse and inspect PromQL that contains Grafana's variables."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ __all__ = [
     "selectors",
 ]
 
-#: What each choice at the top of a board stands for when "All" is chosen.
+#: What each variable expands to when "All" is chosen.
 EVERYTHING: Mapping[str, str] = dict.fromkeys(("job", "instance", "rank", "pool"), ".*")
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-#: Not after a colon: that is the name of a recording rule.
+#: A name after a colon is that of a recording rule, not a metric.
 _NAME = re.compile(r"(?<![:\w])hicache_dbg_\w+")
 _LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
@@ -33,14 +33,14 @@ class ExpressionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """One metric that an expression reads, and the labels that it is matched by."""
+    """One metric that an expression reads, and the labels that it matches on."""
 
     name: str
     labels: frozenset[str]
 
 
 def interpolate(text: str, values: Mapping[str, str]) -> str:
-    """``text`` with each ``$name`` and ``${name}`` replaced.
+    """Return ``text`` with each ``$name`` and ``${name}`` replaced.
 
     Raises:
         ExpressionError: a variable has no value.
@@ -56,22 +56,22 @@ def interpolate(text: str, values: Mapping[str, str]) -> str:
 
 
 def can_parse() -> bool:
-    """Whether promql-parser is installed."""
+    """Return whether promql-parser is installed."""
     return find_spec("promql_parser") is not None
 
 
 def names_in(text: str) -> list[str]:
-    """Our metrics' names as they stand in any text, such as a file of rules."""
+    """Return the names of our metrics in any text, such as a rules file."""
     return _NAME.findall(text)
 
 
 def legend_labels(legend: str) -> list[str]:
-    """The labels that a legend shows."""
+    """Return the labels that a legend shows."""
     return _LEGEND.findall(legend)
 
 
 def selectors(expression: str) -> list[Selector]:
-    """The metrics that a filled-in expression reads.
+    """Return the metrics that an interpolated expression reads.
 
     Raises:
         ExpressionError: it does not parse.
@@ -80,7 +80,7 @@ def selectors(expression: str) -> list[Selector]:
 
 
 def groupings(expression: str) -> Iterator[tuple[str, list[Selector]]]:
-    """Each label that an aggregation keeps or drops, with the metrics that it is taken of."""
+    """Yield each label that an aggregation keeps or drops, with the metrics it aggregates."""
     for node in _nodes(_parse(expression)):
         modifier = getattr(node, "modifier", None)
         if type(node).__name__ == "AggregateExpr" and modifier is not None:
@@ -99,7 +99,7 @@ def _parse(expression: str) -> Any:
 
 
 def _nodes(expression: Any) -> list[Any]:
-    """Every node of a parsed expression."""
+    """Return every node of a parsed expression."""
     import promql_parser
 
     found: list[Any] = []

@@ -1,25 +1,25 @@
-"""The files that operators install: where they lie in the package, and copies of them."""
+"""Find the files that operators install, and copy them out of the package."""
 
 from importlib.resources import files
 from pathlib import Path
 
 __all__ = ["FOLDERS", "export", "shipped"]
 
-#: What is handed out, each a folder of files.
+#: The folders that are exported.
 FOLDERS = ("grafana", "prometheus", "provisioning", "compose", "systemd")
 
 
 def shipped() -> Path:
-    """The folder that holds them in this installation."""
+    """Return the folder that holds these files in this installation."""
     return Path(str(files("hicache_dbg.dashboards")))
 
 
 def export(target: Path, *, replace: bool = False) -> list[Path]:
-    """Copy every file below ``target``, and return the copies.
+    """Copy every file below ``target`` and return the paths of the copies.
 
     Raises:
-        FileExistsError: a file is there with other contents and ``replace`` is not set; then
-            nothing was copied.
+        FileExistsError: a file exists with other contents and ``replace`` is not set; nothing was
+            copied then.
     """
     source = shipped()
     wanted = {

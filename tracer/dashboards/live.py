@@ -1,4 +1,4 @@
-"""Asking a Prometheus what a Grafana would: every panel's expression, every variable's values."""
+"""Query a Prometheus as Grafana would: every panel's expression, every variable's values."""
 
 import json
 import math
@@ -29,7 +29,7 @@ __all__ = [
 
 WAIT_S = 10.0
 DEFAULT_SCRAPE_S = 15.0
-#: Grafana's rule for $__rate_interval: four scrapes, so that one that fails leaves no gap.
+#: Grafana's rule for $__rate_interval: four scrapes, so that one failed scrape leaves no gap.
 SCRAPES_A_WINDOW = 4
 
 T = TypeVar("T")
@@ -39,16 +39,16 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class PrometheusError(Exception):
-    """A Prometheus did not answer, or refused a query; the message says which and why."""
+    """A Prometheus did not answer or rejected a query; the message says which and why."""
 
 
 class AddressError(PrometheusError):
-    """What was given as a Prometheus' address is none."""
+    """The given address is not that of a Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series of an answer: its labels, and (time, value) in order."""
+    """One series of an answer: its labels, and (time, value) points in order of time."""
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
@@ -61,7 +61,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one query of a dashboard came to: how many series, or why it failed."""
+    """The outcome of one query of a dashboard: the number of series, or why it failed."""
 
     file: str
     where: str
@@ -74,8 +74,9 @@ class Prometheus:
     """A Prometheus server by its URL, such as ``http://127.0.0.1:9090``.
 
     Raises:
-        AddressError: ``url`` is no address of an HTTP server.
-        PrometheusError: by every method, where the server does not answer, refuses, or is none.
+        AddressError: ``url`` is not the address of an HTTP server.
+        PrometheusError: from every method, if the server does not answer, rejects the query, or is
+            not a Prometheus.
     """
 
     def __init__(self, url: str) -> None:
@@ -84,11 +85,11 @@ class Prometheus:
         self._url = url.rstrip("/")
 
     def query(self, expression: str) -> list[Series]:
-        """The value now of each series of an expression."""
+        """Return the current value of each series of an expression."""
         return self._get("query", _now, query=expression)
 
     def query_range(self, expression: str, span_s: float, points: int = 240) -> list[Series]:
-        """Each series of an expression over the last ``span_s`` seconds, at most ``points`` long."""
+        """Return each series over the last ``span_s`` seconds, at most ``points`` long."""
         now, step = time.time(), max(1.0, span_s / points)
         return self._get(
             "query_range",
@@ -100,11 +101,11 @@ class Prometheus:
         )
 
     def label_values(self, selector: str, label: str) -> list[str]:
-        """The values of ``label`` among the series of ``selector``."""
+        """Return the values of ``label`` among the series of ``selector``."""
         return self._get(f"label/{label}/values", _texts, **{"match[]": selector})
 
     def rate_interval(self) -> str:
-        """The window of a rate: four times the longest interval at which a target is scraped."""
+        """Return the window for rates: four times the longest scrape interval of any target."""
         intervals = self._get("targets", _intervals, state="active")
         longest = max(intervals, default=DEFAULT_SCRAPE_S)
         return f"{math.ceil(SCRAPES_A_WINDOW * longest)}s"
@@ -132,7 +133,7 @@ def _is_address(url: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(url)
         named = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half an IPv6 address
+    except ValueError:  # such as a non-numeric port or half an IPv6 address
         return False
     return named and parts.scheme in {"http", "https"} and not re.search(r"\s", url)
 
@@ -156,7 +157,7 @@ def _intervals(data: Any) -> list[float]:
 
 
 def choices(prometheus: Prometheus, span: str) -> dict[str, str]:
-    """What every variable stands for: all jobs, instances, ranks and pools, over ``span``."""
+    """Return a value for every variable: all jobs, instances, ranks and pools, over ``span``."""
     windows = {"__rate_interval": prometheus.rate_interval(), "__range": span, "__interval": "15s"}
     return {**EVERYTHING, **windows}
 
@@ -164,7 +165,7 @@ def choices(prometheus: Prometheus, span: str) -> dict[str, str]:
 def ask_all(
     boards: Sequence[Dashboard], prometheus: Prometheus, span: str = "1h"
 ) -> Iterator[Answer]:
-    """Ask every query of every board, one answer each; a refused query is an answer too.
+    """Run every query of every board and yield one answer each; a rejected query is an answer too.
 
     Raises:
         PrometheusError: the server does not answer at all.
@@ -182,7 +183,7 @@ def ask_all(
 def _questions(
     board: Dashboard, prometheus: Prometheus, values: Mapping[str, str]
 ) -> Iterator[tuple[str, str, Callable[[], int]]]:
-    """Where each query stands, the query, and how to count what it returns."""
+    """Yield where each query stands, the query, and a function that counts its results."""
     for variable in board.variables:
         ask = partial(_count_values, prometheus, variable, values)
         yield f"variable {variable.name}", variable.query, ask
@@ -208,12 +209,12 @@ def _point(pair: Sequence[Any]) -> tuple[float, float]:
 
 
 def _seconds(text: str) -> float:
-    """A duration as Prometheus writes it (``1m30s``), in seconds."""
+    """Return a duration as Prometheus writes it (``1m30s``) in seconds."""
     return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """What Prometheus said of a query that it refused."""
+    """Return Prometheus's reason for rejecting a query."""
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

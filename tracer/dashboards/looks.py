@@ -1,4 +1,4 @@
-"""How numbers of one kind are shown, alike on every board."""
+"""How numbers of each kind are shown, the same on every board."""
 
 from hicache_dbg.tracer.dashboards.spec import Look, Step
 
@@ -15,9 +15,9 @@ __all__ = [
     "SHARE",
 ]
 
-#: Of a table.
+#: A count in a table.
 COUNT = Look(decimals=0)
-#: Neither good nor bad.
+#: A number that is neither good nor bad.
 FACT = Look(decimals=0, steps=(Step(None, "blue"),))
 BAD_IF_ANY = Look(decimals=0, steps=(Step(None, "green"), Step(1, "red")))
 ODD_IF_ANY = Look(decimals=0, steps=(Step(None, "green"), Step(1, "yellow")))
@@ -27,5 +27,5 @@ PER_SECOND = Look(unit="ops", least=0)
 BYTES = Look(unit="bytes", least=0)
 BYTES_PER_SECOND = Look(unit="binBps", least=0)
 SHARE = Look(unit="percentunit", least=0, most=1)
-#: A share that may be more than all of it, on several threads.
+#: A share of time that may exceed 100 %, because several threads add to it.
 SECONDS_A_SECOND = Look(unit="percentunit", least=0)

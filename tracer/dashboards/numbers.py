@@ -1,4 +1,4 @@
-"""Numbers as a panel shows them: with their unit, as a word where one stands for them, in colour."""
+"""Format numbers as a panel shows them: with a unit, a word in place of a value, and a colour."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["Style", "style_of"]
 
-#: Colours that a panel names, as they are on a dark page.
+#: Grafana's named colours, as they appear on a dark page.
 COLORS = {
     "green": "#56a64b",
     "red": "#e02f44",
@@ -28,11 +28,11 @@ class Style:
     unit: str = "short"
     decimals: int | None = None
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Text and colour that stand for a number."""
+    """Text and colour shown in place of a number."""
     steps: tuple[tuple[float, str], ...] = ()
 
     def text(self, value: float) -> str:
-        """The number as it is read."""
+        """Return the number as text."""
         word = self.words.get(f"{value:g}")
         if word is not None:
             return word[0]
@@ -49,7 +49,7 @@ class Style:
         return f"{value:.{self._decimals(value)}f} {_SUFFIX.get(self.unit, '')}".rstrip()
 
     def color(self, value: float, otherwise: str = "#34363c") -> str:
-        """The colour behind the number."""
+        """Return the background colour of the number."""
         word = self.words.get(f"{value:g}")
         if word is not None and word[1]:
             return COLORS.get(word[1], word[1])
@@ -61,7 +61,7 @@ class Style:
 
 
 def style_of(settings: Mapping[str, Any]) -> Style:
-    """The style that a panel's field settings describe."""
+    """Return the style that a panel's field settings describe."""
     words = {
         value: (str(result.get("text", "")), str(result.get("color") or ""))
         for mapping in settings.get("mappings") or []

@@ -1,6 +1,7 @@
-"""Every panel's answer on one page that needs nothing else: a preview, not Grafana's rendering.
+"""Render every panel's current answer as one self-contained HTML page.
 
-It shows what a person would see there: the same queries, places, units, words and colours.
+This is a preview, not Grafana's rendering: it shows the same queries, places, units, words and
+colours.
 """
 
 import math
@@ -18,9 +19,9 @@ from hicache_dbg.tracer.dashboards.numbers import Style, style_of
 
 __all__ = ["page"]
 
-#: What a legend shows of a label that a series does not have: nothing.
+#: Placeholders that are left in a legend: a label that the series does not have shows as nothing.
 _UNKNOWN = re.compile(r"\{\{.*?\}\}")
-#: Of a panel's unit of height, of its unit of width, and for its heading and legend.
+#: Pixels per grid line, per grid column, and for a panel's heading and legend.
 LINE_PX, COLUMN_PX, ROOM_PX = 32, 52, 80
 ROWS_SHOWN = 40
 LEGENDS_SHOWN = 16
@@ -51,7 +52,7 @@ _Asked = tuple[Target, list[Series], Style]
 
 
 def page(boards: Sequence[Dashboard], prometheus: Prometheus, span_s: int) -> str:
-    """The page: every board below the other, each panel at its place, over the last ``span_s`` seconds.
+    """Return the page with all boards, each panel in its place, over the last ``span_s`` seconds.
 
     Raises:
         PrometheusError: the server does not answer.
@@ -157,7 +158,7 @@ def _bands(panel: Shown, asked: Sequence[_Asked]) -> str:
 
 
 def _table(panel: Shown, asked: Sequence[_Asked]) -> str:
-    """The queries joined by their labels, as the panel's own transformations do."""
+    """Join the queries by their labels, as the panel's own transformations do."""
     organise: dict[str, Any] = next(
         (t["options"] for t in panel.raw["transformations"] if t["id"] == "organize"), {}
     )
@@ -192,7 +193,7 @@ def _legend(names: Sequence[str], frame: Frame) -> str:
 
 
 def _frame(panel: Shown, asked: Sequence[_Asked]) -> Frame:
-    """A picture as wide and tall as its panel."""
+    """Return a frame as wide and tall as the panel."""
     _, _, width, height = panel.place
     colors = {
         override["matcher"]["options"]: item["value"]["fixedColor"]

@@ -1,6 +1,7 @@
-"""What a dashboard is here: boards of rows of panels, each with its queries and how to read them.
+"""Definitions of a dashboard: boards of rows of panels, each panel with its queries.
 
-Only tables of facts; the JSON is made of them elsewhere, so that a panel is one entry to review.
+These are tables of facts only; the JSON is built from them elsewhere, so that a reviewer reads one
+entry per panel.
 """
 
 from dataclasses import dataclass
@@ -24,31 +25,31 @@ __all__ = [
     "seen",
 ]
 
-#: Operations that bring bytes back: only what comes back can be compared with what went out.
+#: Operations that bring bytes back: only these can be compared with what was written.
 RETURNING = 'op=~"load|fetch|recv"'
 
 _SCOPE = 'job=~"$job",instance=~"$instance",rank=~"$rank"'
 
 
 def metric(name: str, *matchers: str) -> str:
-    """A selector of one of our metrics within the chosen job, instance and rank."""
+    """Return a selector of one of our metrics within the chosen job, instance and rank."""
     return f"hicache_dbg_{name}{{{','.join((_SCOPE, *matchers))}}}"
 
 
 def pool_metric(name: str, *matchers: str) -> str:
-    """A selector that also keeps to the chosen pools."""
+    """Return a selector that is also limited to the chosen pools."""
     return metric(name, 'pool=~"$pool"', *matchers)
 
 
 def rate(selector: str) -> str:
-    """What a counter grew by, a second."""
+    """Return a counter's increase per second."""
     return f"rate({selector}[$__rate_interval])"
 
 
 def seen(selector: str) -> str:
-    """The highest count that each process reached in the time shown.
+    """Return the highest count that each process reached in the time range shown.
 
-    ``increase`` would miss what a counter held when it was first scraped, and a mirror of the
+    ``increase`` would miss what a counter already held at the first scrape, and a mirror of the
     wrong size is found before the first scrape.
     """
     return f"max_over_time({selector}[$__range])"
@@ -67,7 +68,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From ``value`` on the colour is this one; the first step has no value."""
+    """A threshold: the colour from ``value`` upwards. The first step has no value."""
 
     value: float | None
     color: str
@@ -75,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The words that stand for a number."""
+    """The text and colour shown in place of one value."""
 
     value: str
     text: str
@@ -84,7 +85,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How numbers are shown: unit (Grafana's id), decimals, colours from a value on, words."""
+    """How numbers are shown; ``unit`` is Grafana's id, ``readings`` are words for values."""
 
     unit: str = "short"
     decimals: int | None = None
@@ -92,14 +93,14 @@ class Look:
     readings: tuple[Reading, ...] = ()
     stacked: bool = False
     bars: bool = False
-    colors: tuple[tuple[str, str], ...] = ()  #: colour of a series by its legend
+    colors: tuple[tuple[str, str], ...] = ()  #: (legend, colour) of a series
     least: float | None = None
     most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression; ``legend`` is the name of its series, or of its column in a table.
+    """One expression; ``legend`` names its series, or its column in a table.
 
     ``look`` replaces the panel's for this query alone.
     """
@@ -112,7 +113,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel: what it shows, and in ``description`` how to read it and which metric it is."""
+    """A panel; ``description`` says how to read it and which metric it shows."""
 
     kind: Kind
     title: str
@@ -122,9 +123,9 @@ class Panel:
     height: int = 8
     look: Look = Look()
     no_value: str = "no data"
-    columns: tuple[str, ...] = ()  #: of a table: the labels shown, in this order
-    sort: str = ""  #: of a table: the column that is sorted by, the largest first
-    content: str = ""  #: of a text panel, in Markdown
+    columns: tuple[str, ...] = ()  #: tables only: the labels shown, in this order
+    sort: str = ""  #: tables only: the column to sort by, largest first
+    content: str = ""  #: text panels only: Markdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A dashboard; its uid is its address and stays."""
+    """A dashboard; its uid is its address and must not change."""
 
     uid: str
     title: str
@@ -147,14 +148,14 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top: its name, and the label and selector that its values come from."""
+    """A variable at the top of a board; its values are those of ``label`` in ``selector``."""
 
     name: str
     label: str
     selector: str
 
 
-#: Each narrows the next. A pool's name is empty on what belongs to none, so "All" is ``.*``.
+#: Each narrows the next. Series without a pool have an empty pool name, so "All" is ``.*``.
 VARIABLES: tuple[Variable, ...] = (
     Variable("job", "job", "hicache_dbg_events_total"),
     Variable("instance", "instance", 'hicache_dbg_events_total{job=~"$job"}'),

@@ -1,7 +1,8 @@
-"""What is wrong with dashboards, as far as can be said without asking a Prometheus.
+"""Find problems in dashboards without querying a Prometheus.
 
-Each rule is a function from a dashboard to problems; the rules are those by which dashboards rot:
-names that an exporter no longer has, panels without a word of explanation, fixed windows.
+Each rule is a function from a dashboard to problems. The rules cover the usual ways in which
+dashboards rot: metrics that no exporter has any more, panels without a description, fixed rate
+windows.
 """
 
 import re
@@ -28,7 +29,7 @@ __all__ = ["Problem", "check_dashboards", "expression_problems", "split_query"]
 COLUMNS = 24
 DATASOURCE = "${datasource}"
 CHOICES = ("datasource", "job", "instance", "rank", "pool")
-#: Any window will do for a check of the grammar.
+#: Any window will do, since only the syntax is checked.
 WINDOWS: Mapping[str, str] = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s"}
 
 _RATE = re.compile(r"\b(rate|irate|increase)\s*\([^\[\]]*\[([^\]]*)\]")
@@ -39,7 +40,7 @@ Vocabulary = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong, and where: the file, and the panel or variable."""
+    """A problem and its place: the file, and the panel or variable."""
 
     file: str
     where: str
@@ -50,7 +51,12 @@ class Problem:
 
 
 def check_dashboards(boards: Sequence[Dashboard], vocabulary: Vocabulary) -> list[Problem]:
-    """Every problem of ``boards``; ``vocabulary`` has the labels of each metric that exists."""
+    """Return every problem of ``boards``.
+
+    Args:
+        boards: the dashboards to check.
+        vocabulary: the labels of each existing metric, by metric name.
+    """
     found = [
         Problem(board.path.name, "dashboard", f"uid {board.uid!r} is taken by another dashboard")
         for board in boards
@@ -66,7 +72,7 @@ def check_dashboards(boards: Sequence[Dashboard], vocabulary: Vocabulary) -> lis
 
 
 def expression_problems(text: str, legend: str, vocabulary: Vocabulary) -> list[str]:
-    """What is wrong with an expression and the legend of its series."""
+    """Return the problems of an expression and of its legend."""
     found = [f"{name} is no metric of ours" for name in names_in(text) if name not in vocabulary]
     for function, window in _RATE.findall(text):
         if window != "$__rate_interval":
@@ -81,7 +87,7 @@ def expression_problems(text: str, legend: str, vocabulary: Vocabulary) -> list[
 
 
 def split_query(variable: QueryVariable) -> tuple[str, str]:
-    """The selector and the label of a variable's ``label_values`` query.
+    """Return the selector and the label of a variable's ``label_values`` query.
 
     Raises:
         ExpressionError: the query has another form.
@@ -93,7 +99,7 @@ def split_query(variable: QueryVariable) -> tuple[str, str]:
 
 
 def _expressions(board: Dashboard) -> Iterator[tuple[str, str, str]]:
-    """Where each expression stands, the expression, and its legend."""
+    """Yield where each expression stands, the expression, and its legend."""
     for panel in board.panels:
         for target in panel.targets:
             yield f"panel {panel.title!r} {target.ref}", target.expr, target.legend
@@ -113,7 +119,7 @@ def _unknown_labels(filled: str, legend: str, vocabulary: Vocabulary) -> Iterato
 
 
 def _has_label(read: Sequence[Selector], label: str, vocabulary: Vocabulary) -> bool:
-    """Whether one of the metrics has the label; a metric that is not ours may."""
+    """Return whether one of the metrics has the label; foreign metrics are assumed to have it."""
     return any(label in vocabulary.get(selector.name, {label}) for selector in read)
 
 
@@ -172,7 +178,7 @@ def _panels(board: Dashboard) -> Iterator[tuple[str, str]]:
 
 
 def _asking(panel: Shown) -> Iterator[str]:
-    """What is wrong with a panel that asks."""
+    """Yield the problems of a panel that has queries."""
     source = (panel.raw.get("datasource") or {}).get("uid")
     if source != DATASOURCE:
         yield f"data source is {source!r}, expected {DATASOURCE!r}"

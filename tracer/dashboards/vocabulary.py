@@ -1,7 +1,7 @@
-"""Which metrics exist and which labels each has: asked of the exporters themselves.
+"""Collect which metrics exist and which labels each has, from the exporters themselves.
 
-A sink of its own counts one event of each kind into a registry of its own; what a scrape of that
-registry would hold is the vocabulary. So a name that was renamed in the exporter is unknown here.
+A private sink counts one event of each kind into a private registry; a scrape of that registry is
+the vocabulary. A metric that was renamed in the exporter is therefore unknown here.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ from hicache_dbg.tracer.sink import LookedUp, PoolPages
 
 __all__ = ["TARGET_LABELS", "OneGpu", "VocabularyError", "vocabulary"]
 
-#: What Prometheus itself adds to every series of a target.
+#: The labels that Prometheus itself adds to every series of a target.
 TARGET_LABELS = frozenset({"job", "instance"})
 #: Prometheus's own series about a target.
 TARGET_METRICS: tuple[str, ...] = ("up",)
 
 
-#: The labels under which a GPU that knows everything has values; the others have one without.
+#: The readings that have one value per label; every other reading has a single unlabelled value.
 _GPU_LABELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "memory_bytes": ("used", "free", "total"),
@@ -46,18 +46,18 @@ _GPU_LABELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class VocabularyError(Exception):
-    """The exporters can't be asked in this process."""
+    """The exporters can't be queried in this process."""
 
 
 class OneGpu(Nvml):
-    """A GPU that knows every reading, for a machine that has none: all of them are 0."""
+    """A fake GPU that supports every reading, for machines without one; all readings are 0."""
 
     def __init__(self) -> None:
         super().__init__(frozenset())
         self.state = OK
 
     def read(self) -> list[Gpu]:
-        """One GPU, each reading at 0 under each of its labels."""
+        """Return one GPU with every reading at 0 under each of its labels."""
         return [
             Gpu(
                 index=0,
@@ -74,11 +74,11 @@ class OneGpu(Nvml):
 
 
 def vocabulary() -> Mapping[str, frozenset[str]]:
-    """The labels of each metric by the metric's name, as a scrape shows it.
+    """Return the labels of each metric, by metric name, as a scrape shows them.
 
     Raises:
-        VocabularyError: ``PROMETHEUS_MULTIPROC_DIR`` is set, so that what is counted here would
-            land in the files of serving processes.
+        VocabularyError: ``PROMETHEUS_MULTIPROC_DIR`` is set, so the probe events would be counted
+            into the files of serving processes.
     """
     if is_multiprocess():
         raise VocabularyError(
@@ -101,7 +101,10 @@ def vocabulary() -> Mapping[str, frozenset[str]]:
 
 
 def _started() -> Started:
-    """A rank with one mirror: the sink makes every series of its pool at once."""
+    """Return the start event of a rank with one mirror.
+
+    The sink creates all series of a pool when it sees one.
+    """
     part = ComponentInfo(name="c", dtype="uint8", slot_bytes=1, page_bytes=1, pages=1, layers=1)
     device, host = (
         EndInfo(tier=tier, cls="C", layout="l", device="d", slots_per_page=1, components=(part,))

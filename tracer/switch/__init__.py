@@ -1,4 +1,4 @@
-"""Tracing switched on and off in a process that runs, without a restart.
+"""Switch tracing on and off in a running process, without a restart.
 
-``HICACHE_DBG=armed`` starts a listener and nothing else. It takes settings, never code.
+``HICACHE_DBG=armed`` starts a listener and nothing else. The listener accepts settings, never code.
 """

@@ -1,4 +1,4 @@
-"""The command's side of the switch."""
+"""The client of the switch, as the ``on`` and ``off`` verbs use it."""
 
 import contextlib
 import errno
@@ -13,16 +13,18 @@ from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receiv
 
 __all__ = ["SwitchError", "ask"]
 
-#: How long after the agreed end the report may take, in seconds.
+#: How long the report may take after the agreed end of the run, in seconds.
 GRACE_S = 30.0
 
 
 class SwitchError(Exception):
-    """The process can't be asked, or did not do it; the message says why and what to do."""
+    """The process can't be reached or refused; the message says why and what to do."""
 
 
 def ask(pid: int, wish: Ask) -> Iterator[Reply]:
-    """The replies of process ``pid``: one, and a second where the wish has an end.
+    """Send a request to process ``pid`` and yield its replies.
+
+    There is one reply, and a second one if the requested run has an end.
 
     Raises:
         SwitchError: there is no such process or listener, or it refused.
@@ -37,7 +39,7 @@ def ask(pid: int, wish: Ask) -> Iterator[Reply]:
             raise SwitchError(
                 f"process {there} answers in the name of {pid}: nothing was sent to it"
             )
-        # One that is refused unheard is answered all the same: the answer is read below.
+        # A listener that refuses us closes before it reads, but still replies: read that below.
         with contextlib.suppress(BrokenPipeError):
             send(connection, wish)
         yield _reply(connection, GRACE_S)
@@ -66,7 +68,7 @@ def _reply(connection: socket.socket, within_s: float) -> Reply:
 
 
 def _why_not(pid: int, error: OSError) -> str:
-    if pid < 1:  # the kernel would take it for a group
+    if pid < 1:  # the kernel would take it for a process group
         return f"there is no process {pid}"
     try:
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""The listener of an armed process: one thread that waits for a wish of its own user, or of root."""
+"""The listener of an armed process: one thread that serves requests of its own user and of root."""
 
 import os
 import socket
@@ -14,22 +14,23 @@ from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receiv
 
 __all__ = ["Answer", "listen"]
 
-#: Before another try where none can be accepted, in seconds.
+#: How long to wait after a failed accept before the next, in seconds.
 PAUSE_S = 0.1
 
-#: Answers a wish: at once, and where a run was asked for with an end, again when it has ended.
+#: Answers a request: at once, and again at the end of a run that was requested with one.
 Answer = Callable[[Ask, Callable[[Reply], None]], None]
 
 
 def listen(answer: Answer) -> None:
-    """Start listening, here and in every process that is forked from this one.
+    """Start listening in this process and in every process forked from it.
 
-    The thread is a daemon and sleeps in the kernel: an armed process pays nothing for it.
+    The thread is a daemon and blocks in accept(), so an armed process pays nothing for it.
     """
     listening = [_start(answer)]
 
     def in_child() -> None:
-        # The parent's name must end with the parent, or whoever asks for it waits for nobody.
+        # The child must not keep the parent's address open: after the parent's exit, a client
+        # would connect to it and wait for a reply that never comes.
         if (parents := listening.pop()) is not None:
             parents.close()
         listening.append(_start(answer))
@@ -55,11 +56,11 @@ def _serve(server: socket.socket, answer: Answer) -> None:
         try:
             connection, _ = server.accept()
         except OSError:
-            time.sleep(PAUSE_S)  # no descriptor is free, say: the host gets its core back
+            time.sleep(PAUSE_S)  # such as no free descriptor: do not spin on the host's core
             continue
         try:
             _thread(_talk, connection, answer)
-        except RuntimeError:  # no thread is free
+        except RuntimeError:  # no thread can be started
             connection.close()
             time.sleep(PAUSE_S)
 
@@ -69,13 +70,13 @@ def _thread(target: Callable[[socket.socket, Answer], None], *args: Any) -> None
 
 
 def _talk(connection: socket.socket, answer: Answer) -> None:
-    """One conversation; whatever the other side does, it ends with itself."""
+    """Serve one connection; nothing that the client does affects the host."""
 
     def reply(message: Reply) -> None:
         try:
             send(connection, message)
         except OSError:
-            return  # it did not wait for the answer
+            return  # the client did not wait for the answer
 
     with connection:
         _, user = peer(connection)
@@ -86,7 +87,7 @@ def _talk(connection: socket.socket, answer: Answer) -> None:
             answer(_ask(receive(connection)), reply)
         except (OSError, ValueError) as error:
             reply(Reply(done=False, text=str(error)))
-        except Exception as error:  # noqa: BLE001 - whoever asked must not take it for the host's end
+        except Exception as error:  # noqa: BLE001 - without a reply, the client would think that the host died
             reply(Reply(done=False, text=f"failed: {type(error).__name__}: {error}"))
 
 

@@ -1,7 +1,7 @@
-"""What the command and the listener say to each other: one line of JSON each way, twice.
+"""The protocol between the command and the listener: one line of JSON per message.
 
-The socket is an abstract one, named by the process: it leaves no file behind and is gone with its
-process. Each side asks the kernel who the other is.
+The socket is an abstract one, named after the process: it leaves no file behind and vanishes with
+its process. Each side asks the kernel for the identity of the other.
 """
 
 import socket
@@ -12,16 +12,16 @@ import msgspec
 
 __all__ = ["Ask", "Reply", "address", "peer", "receive", "send"]
 
-#: No honest message is longer.
+#: The longest message that is accepted, in bytes.
 LONGEST = 1 << 24
-#: How long either side waits for the other's line, in seconds, where no waiting is agreed on.
+#: How long either side waits for the other's message by default, in seconds.
 PATIENCE_S = 5.0
 
 _PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A wish. ``settings`` are ``HICACHE_DBG_*`` values; ``for_s`` 0 means until ``off``."""
+    """A request; ``settings`` are ``HICACHE_DBG_*`` values, and ``for_s`` 0 means until ``off``."""
 
     do: str  # on, off
     settings: dict[str, str] = {}
@@ -29,7 +29,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it: whether it was done, in words, and the report of a run that ended."""
+    """The answer: whether it was done, in words, and the report of a run that ended."""
 
     done: bool
     text: str
@@ -39,12 +39,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def address(pid: int) -> str:
-    """The listener's address in the process ``pid``."""
+    """Return the address of the listener in process ``pid``."""
     return f"\0hicache-dbg/{pid}"
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Process and user id of the other side, as the kernel vouches for them."""
+    """Return the process id and user id of the other side, as reported by the kernel."""
     pid, uid, _ = _PEER.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     )
@@ -57,11 +57,11 @@ def send(connection: socket.socket, message: msgspec.Struct) -> None:
 
 
 def receive(connection: socket.socket, within_s: float | None = PATIENCE_S) -> bytes:
-    """One message; empty if the other side went away.
+    """Return one message; empty if the other side closed the connection.
 
     Raises:
-        TimeoutError: nothing whole came within ``within_s`` seconds.
-        ValueError: it is longer than any honest one.
+        TimeoutError: no complete message came within ``within_s`` seconds.
+        ValueError: the message is longer than the limit.
     """
     connection.settimeout(within_s)
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What an armed process does when it is told to: attach to what runs in it, and let go again."""
+"""Attach to the systems that run in an armed process on request, and detach again."""
 
 import contextlib
 import os
@@ -22,21 +22,26 @@ if TYPE_CHECKING:
 
 __all__ = ["BOARD", "Switchboard"]
 
-#: Makes the sinks of a rank, which ask the reader for the pools' pages.
+#: Makes the sinks of a rank; they query the reader for the pools' pages.
 SinksOf = Callable[[Settings, "PoolStateReader"], Sequence["Sink"]]
-#: How tracing of a system begins, and what a late attachment to it cannot reach.
+#: Starts tracing a system; returns the runtime and what a late attachment cannot reach.
 Begin = Callable[[Settings, SinksOf], tuple["Runtime", tuple[str, ...]]]
 
-#: The longest run with an end, in seconds: a month.
+#: How long to wait between wrapping the functions and recording, in seconds. A call that began before
+#: the wrapping is not recorded, and an allocator's books would lack its effect.
+OLD_CALLS_S = 0.05
+#: The longest run that can be requested with an end: a month, in seconds.
 LONGEST_S = 31 * 86400.0
-#: What a late attachment cannot know, said with every one.
+#: What a late attachment cannot know; part of every reply to ``on``.
 LATE = "attached late: pages backed up before now are skipped (unwitnessed) until they are backed up again"
 
 
 def _engine(settings: Settings, sinks_of: SinksOf) -> tuple["Runtime", tuple[str, ...]]:
     from hicache_dbg.tracer.runtime import Runtime
 
-    runtime = Runtime.start(settings, sinks=sinks_of(settings, lambda: ()))
+    runtime = Runtime.start(settings, sinks=sinks_of(settings, lambda: ()), on=False)
+    time.sleep(OLD_CALLS_S)
+    runtime.switch(on=True)
     return runtime, ("functions that were bound to a name before now are called as they were",)
 
 
@@ -46,14 +51,14 @@ def _sglang(settings: Settings, sinks_of: SinksOf) -> tuple["Runtime", tuple[str
     return attach_late(settings, sinks_of)
 
 
-#: By the module whose import says that a process may hold pools of a system.
+#: How to attach, by the module whose import shows that a process may hold pools of the system.
 SYSTEMS: Mapping[str, Begin] = MappingProxyType(
     {"hicache_dbg.pools.transfer": _engine, "sglang.srt.mem_cache.memory_pool": _sglang}
 )
 
 
 class Watch:
-    """A sink that keeps the counts from which a verdict is made, and no event."""
+    """A sink that keeps the counts needed for a verdict, and no events."""
 
     name = "verdict"
 
@@ -63,16 +68,16 @@ class Watch:
         self.evidence: Evidence = Evidence()
 
     def emit(self, events: "Sequence[Event]") -> None:
-        """Count them."""
+        """Count the events."""
         for event in events:
             self.evidence.add(event)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the sink holds no resource."""
 
 
 class Switchboard:
-    """At most one run of the tracer at a time; its methods may be called from any thread."""
+    """Controls the tracer of this process: at most one run at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,14 +86,14 @@ class Switchboard:
         self._ended = threading.Event()
 
     def answer(self, ask: Ask, reply: Callable[[Reply], None]) -> None:
-        """Do what is asked; of a run with an end, answer again when it has ended."""
+        """Carry out a request; answer again at the end of a run that was requested with one."""
         if ask.do == "off":
             reply(self._off())
             return
         if ask.do != "on":
             reply(Reply(done=False, text=f"{ask.do!r} is no wish, expected on or off"))
             return
-        if not 0 <= ask.for_s <= LONGEST_S:  # nobody could wait for its end
+        if not 0 <= ask.for_s <= LONGEST_S:  # Event.wait() rejects much longer waits
             text = f"tracing for {ask.for_s:g} s: expected 0 to {LONGEST_S:g} s"
             reply(Reply(done=False, text=text))
             return
@@ -113,7 +118,7 @@ class Switchboard:
             self._ended = ended
             try:
                 notes = self._begin(ask, present)
-            except Exception as error:  # noqa: BLE001 - the host goes on, whatever it is
+            except Exception as error:  # noqa: BLE001 - a failed attachment must not end the host
                 self._end()
                 return Reply(done=False, text=f"cannot start: {type(error).__name__}: {error}")
         return Reply(
@@ -142,7 +147,10 @@ class Switchboard:
         return notes
 
     def _off(self, only: threading.Event | None = None) -> Reply:
-        """End the run; ``only`` that one, if somebody has ended it and begun another meanwhile."""
+        """End the run.
+
+        With ``only``, end it only if it is still the run that the event belongs to.
+        """
         began = time.perf_counter()
         with self._lock:
             another = only is not None and only is not self._ended
@@ -159,13 +167,13 @@ class Switchboard:
 
     def _end(self) -> None:
         while self._runs:
-            with contextlib.suppress(Exception):  # whatever it is, the next one is let go as well
+            with contextlib.suppress(Exception):  # a failure must not keep the others attached
                 self._runs.pop().stop()
         self._watch = None
         self._ended.set()
 
 
-#: The one of this process: its functions can be wrapped once.
+#: The switchboard of this process; there is one, because functions can be wrapped only once.
 BOARD = Switchboard()
 
 

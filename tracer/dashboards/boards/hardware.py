@@ -1,4 +1,4 @@
-"""What do the GPUs say of themselves, for bytes that changed with nobody writing?"""
+"""What do the GPUs report that could explain bytes that changed without a write?"""
 
 from hicache_dbg.tracer.dashboards.looks import (
     BAD_IF_ANY,

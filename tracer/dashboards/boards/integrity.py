@@ -1,4 +1,4 @@
-"""Does the cache keep every byte, and how much of it was looked at?"""
+"""Does the cache keep every byte, and how much of it was checked?"""
 
 from hicache_dbg.tracer.dashboards.looks import BAD_IF_ANY, COUNT, FACT, ODD_IF_ANY, SHARE
 from hicache_dbg.tracer.dashboards.spec import (
@@ -44,7 +44,7 @@ CHECKED = Look(
 
 
 def _share_seen() -> str:
-    """The share of the tiles that came back and were compared; -1 where none came back.
+    """Return the share of returned tiles that were compared; -1 if none returned.
 
     Not NaN, which a panel may show as no data.
     """
@@ -53,7 +53,11 @@ def _share_seen() -> str:
 
 
 def _state_of_pools() -> str:
-    """0 nothing came back, 1 nothing was checked, 2 a part was, 3 all of it was, 4 a mismatch."""
+    """Return the expression of each pool's state.
+
+    0 nothing came back, 1 nothing was checked, 2 part of it was checked, 3 all of it was checked, 4
+    a mismatch.
+    """
     moved = f"sum by (pool) ({rate(BACK)})"
     checked = f"sum by (pool) ({rate(BACK_COMPARED)})"
     grade = f"({moved} > bool 0) * (1 + ({checked} > bool 0) + ({checked} >= bool 0.999 * {moved}))"
@@ -61,7 +65,7 @@ def _state_of_pools() -> str:
 
 
 def _tiles(result: str) -> str:
-    """Tiles of one outcome, by pool and op."""
+    """Return the tiles with one result, by pool and op."""
     selector = pool_metric("tiles_total", f'result="{result}"')
     return f"sum by (pool, op) ({seen(selector)})"
 

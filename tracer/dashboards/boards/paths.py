@@ -1,4 +1,4 @@
-"""Which ways do bytes take between the tiers, how many, and how fast?"""
+"""Which paths do bytes take between the tiers, how many bytes, and how fast?"""
 
 from hicache_dbg.tracer.dashboards.looks import (
     BYTES,

@@ -1,4 +1,4 @@
-"""How full are the pools, and do the two ends of each mirror have one geometry?"""
+"""How full are the pools, and do the two ends of each mirror agree in geometry?"""
 
 from hicache_dbg.tracer.dashboards.looks import BYTES, COUNT, FACT, SHARE
 from hicache_dbg.tracer.dashboards.spec import (
@@ -34,12 +34,12 @@ ONE = "instance, pool, component, rank"
 
 
 def _values(label: str) -> str:
-    """How many values the ends of one component have for ``label``: 1 where they agree."""
+    """Return the number of distinct values of ``label`` at a component's ends: 1 if they agree."""
     return f"count by ({ONE}) (count by ({ONE}, {label}) ({GEOMETRY}))"
 
 
 def _agreement() -> str:
-    """0 where a component has one end only, 1 where its ends agree in every size, else more."""
+    """Return 0 if a component has only one end, 1 if its ends agree in every size, else more."""
     labels = ("slot_bytes", "page_bytes", "slots_per_page", "dtype", "layers")
     return " * ".join([f"({_values('tier')} >= bool 2)", *map(_values, labels)])
 

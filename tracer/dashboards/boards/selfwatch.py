@@ -1,4 +1,4 @@
-"""Is the tracer itself whole: does it lose events, do its sinks fail, what does it cost?"""
+"""Is the tracer itself healthy: does it drop events, do its sinks fail, what does it cost?"""
 
 from hicache_dbg.tracer.dashboards.looks import BAD_IF_ANY, LEVEL, PER_SECOND, SECONDS_A_SECOND
 from hicache_dbg.tracer.dashboards.spec import (
@@ -24,7 +24,7 @@ OVERHEAD = metric("overhead_seconds_total")
 SECONDS = metric("copy_duration_seconds_sum")
 COPIES = metric("copies_total")
 
-#: A metric of the tracer's own failures has no series before the first: 0 wherever a rank reports.
+#: A failure counter has no series before the first failure: show 0 for every rank that reports.
 OWN_FAILURES = (
     f"sum(max_over_time({metric('internal_errors_total')}[$__range])) or 0 * count({EVENTS})"
 )
