@@ -1,12 +1,14 @@
-"""What recording tiles costs a handover over NIXL: prefill and decode in two processes, on the CPU.
+"""Cost of recording tiles on a handover over NIXL between two processes on the CPU.
 
     python benchmarks/handover.py [--pairs 15] [--shapes 1x8,8x6,64x1] [--consecutive] [--json]
 
-A pass hands so many requests of so many pages over (``8x6`` is six of eight), offered all at once, and is
-timed at decode: from the moment that it asks for them to the moment that it may read the last. Pairs of
-passes, with both ends' tracers attached and with neither, in alternating order; the median of the pairs'
-ratios counts. Every tile is digested at both ends, of a last page what is filled. No two requests share
-a page, and none fills its last one, as prompts do. Decode's pages are in any order, or ``--consecutive``.
+A pass hands over a burst of requests (``8x6``: six requests of eight pages each). It is timed at decode,
+from asking for them until the last may be read. Passes run in pairs in alternating order, one with the
+tracer attached at both ends and one without. The result is the median of the pairs' ratios.
+
+Every tile is digested at both ends, and the filled part of each last page, which is half full. Requests
+share no pages. Decode's pages are shuffled, or ``--consecutive``. Decode digests after the burst, outside
+of the timed part: ``later`` is how long after it the last digest is taken.
 """
 
 import argparse
@@ -41,7 +43,7 @@ WAIT_S = 300.0
 
 
 def group_of(pages: int, *, filled: bool, device: str = "cpu") -> PoolGroup:
-    """Device pages, for prefill full of random bytes."""
+    """Build a group of device pages, filled with random bytes for prefill."""
     group = PoolGroup.build(
         [mla(LAYERS, PAGE_TOKENS, torch.bfloat16)],
         device_pages=pages,
@@ -55,13 +57,13 @@ def group_of(pages: int, *, filled: bool, device: str = "cpu") -> PoolGroup:
         if filled:
             flat.random_(0, 256, generator=generator)
     if device != "cpu":
-        torch.cuda.synchronize(device)  # a write reads what is there when it is posted
+        torch.cuda.synchronize(device)  # a write reads what is there when posted
     return group
 
 
 @contextmanager
 def tracer() -> Iterator[tuple[HandoverAttachment, MemorySink]]:
-    """A tracer whose attachment to the handover comes and goes with each pass."""
+    """Start a tracer, and return its attachment to the handover and what it records."""
     sink = MemorySink()
     settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
     with Runtime.start(settings, sinks=[sink]) as runtime:
@@ -69,7 +71,7 @@ def tracer() -> Iterator[tuple[HandoverAttachment, MemorySink]]:
 
 
 def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, device: str) -> None:
-    """Hand over what is asked for, traced or not."""
+    """Hand over the requests of each pass, traced or not."""
     torch.set_num_threads(1)
     group = group_of(pages * requests, filled=True, device=device)
     link = Link("prefill", group, channel)
@@ -89,10 +91,10 @@ def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, de
             sink.events.clear()
 
 
-def one_pass(  # noqa: PLR0917 - what a pass is
+def one_pass(  # noqa: PLR0917 - the parameters of a pass
     jobs: Connection, end: DecodeEnd, number: int, traced: bool, order: np.ndarray, requests: int
 ) -> float:
-    """Seconds from asking for the first request to reading the last."""
+    """Return the seconds from asking for the first request until the last may be read."""
     jobs.send((number, traced))
     jobs.recv()
     began = time.perf_counter()
@@ -114,9 +116,9 @@ def measure(
     *,
     consecutive: bool = False,
 ) -> dict[str, float]:
-    """Ratios and rates over ``pairs`` pairs, after one that warms up.
+    """Return ratios and rates over ``pairs`` pairs, after a warm-up pair.
 
-    ``devices`` are where prefill's and decode's pools lie.
+    ``devices`` are the devices of prefill's and decode's pools.
     """
     torch.set_num_threads(1)
     context = get_context("spawn")
@@ -131,7 +133,7 @@ def measure(
     group = group_of(pages * requests, filled=False, device=devices[1])
     link = Link("decode", group, ours, silence_s=WAIT_S)
     link.agree()
-    ratios, plain, seen = [], [], 0
+    ratios, plain, later, seen = [], [], [], 0
     allocator = PageAllocator(pages * requests, "decode")
     with (
         DecodeEnd(link, lambda _pages: None, generation=allocator.generation) as end,
@@ -145,6 +147,10 @@ def measure(
             for traced in (pair % 2 == 0, pair % 2 == 1):
                 (attachment.attach if traced else attachment.detach)()
                 took[traced] = one_pass(jobs, end, 2 * pair + traced, traced, order, requests)
+                ended = time.perf_counter()
+                attachment.settle()
+                if traced and pair:
+                    later.append(time.perf_counter() - ended)
             if pair:  # the first one connects
                 ratios.append(took[True] / took[False])
                 plain.append(took[False])
@@ -157,6 +163,7 @@ def measure(
         "ratio": statistics.median(ratios),
         "lowest": min(ratios),
         "highest": max(ratios),
+        "later_ms": statistics.median(later) * 1e3,
         "gb_s": moved / statistics.median(plain) / 1e9,
         "tiles_digested_at_decode": seen,
     }
@@ -178,7 +185,8 @@ def main() -> None:
             print(
                 f"{requests} requests of {pages} pages with tiles recorded / without: "
                 f"{found['ratio']:.3f} (goal <= {MOST_COST}; pairs {found['lowest']:.2f} to "
-                f"{found['highest']:.2f}), {found['gb_s']:.2f} GB/s without"
+                f"{found['highest']:.2f}), {found['gb_s']:.2f} GB/s without, digested "
+                f"{found['later_ms']:.1f} ms later"
             )
 
 

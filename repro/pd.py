@@ -1,8 +1,8 @@
 """A run over two processes: prompts are computed in one, replies in the other.
 
-The other process is a :mod:`hicache_dbg.repro.pd_prefill`. This one has pools of its own, in other
-pages; it reads nothing of a request before all of it was written. A prefill that dies is replaced,
-and what it owed is asked for again.
+The other process runs :mod:`hicache_dbg.repro.pd_prefill`. This one has its own pools with other
+page ids, and reads nothing of a request before all of it was written. A prefill process that dies
+is replaced, and its outstanding request is repeated.
 """
 
 import time
@@ -31,12 +31,12 @@ from hicache_dbg.repro.workload import Turn
 
 __all__ = ["PdRun"]
 
-#: How often a turn is computed again because its prefill died.
+#: How often a turn is recomputed because its prefill process died.
 RETRIES = 2
 
 
 class PdRun(Run):
-    """A run whose prompts another process computes.
+    """A run whose prompts are computed by another process.
 
     Attributes:
         begin: starts that process, given this one's pools; set before the run.
@@ -79,14 +79,14 @@ class PdRun(Run):
 
 
 def _decodes(device: torch.device) -> torch.device:
-    """Of several GPUs the last one, which becomes the current one: prefill is on the first."""
+    """Return the device for decoding and make it current: the last GPU; prefill uses the first."""
     if device.type == "cuda":
         torch.cuda.set_device(torch.cuda.device_count() - 1)
     return torch_device(device.type)
 
 
 class _Prefills:
-    """The process that computes, and the next one where it died."""
+    """The prefill process, and its replacement if it dies."""
 
     def __init__(self, begin: Callable[[bool], PrefillProcess]) -> None:
         self._begin = begin
@@ -94,30 +94,30 @@ class _Prefills:
         self._lost = 0
 
     def start(self, *, kill: bool) -> None:
-        """Start one; with ``kill`` it will die in the middle of a write."""
+        """Start a process; with ``kill`` it will die in the middle of a write."""
         self._current = self._begin(kill)
 
     def renew(self) -> None:
-        """Let the one that died go, and start another."""
+        """Replace the process that died."""
         self.current.close()
         self._lost += 1
         self.start(kill=False)
 
     @property
     def current(self) -> PrefillProcess:
-        """The one that is there."""
+        """The present process."""
         if self._current is None:
             raise HandoverError("no prefill process was started")
         return self._current
 
     def close(self) -> EngineStats:
-        """End it; what its engine did."""
+        """End the process and return its engine's stats."""
         stats = self._current.close() if self._current is not None else EngineStats()
         return replace(stats, prefills_lost=self._lost)
 
 
 class _Pages:
-    """Decode's cache: pages for a turn's whole capacity, free again when it is answered."""
+    """Decode's cache: pages for a turn's whole capacity, freed when the turn is answered."""
 
     def __init__(self, controller: HiCacheController, target: Target) -> None:
         self.handed = 0
@@ -129,7 +129,7 @@ class _Pages:
         self._gone: dict[int, int] = {}  # how many of its first pages the handover kept
 
     def begin(self, turn: Turn) -> Lease | None:
-        """Room for prompt and reply."""
+        """Allocate room for prompt and reply."""
         try:
             pages = self._controller.alloc_device(-(-turn.capacity // self._page), turn.session)
         except OutOfPages:
@@ -143,39 +143,39 @@ class _Pages:
         self.abandon(lease)
 
     def abandon(self, lease: Lease) -> None:
-        """Free the turn's pages, but for those that the handover has kept."""
+        """Free the turn's pages, except those that the handover keeps."""
         table = lease.table
         del self._turns[id(table)]
         self._controller.free_device(table.numpy()[self._gone.pop(id(table), 0) :])
 
     def forget(self, session: int) -> None:
-        """Nothing is kept of a session."""
+        """Do nothing: nothing is kept of a session."""
 
     def turn_of(self, table: torch.Tensor) -> Turn:
-        """The turn that a lease's table is of."""
+        """Return the turn to which a lease's table belongs."""
         return self._turns[id(table)]
 
     def for_prompt(self, table: torch.Tensor, request: str, tokens: int) -> Ids:
-        """The pages of ``table`` that prefill is to write, as many as decode takes them to be."""
+        """Return the pages of ``table`` that prefill is to write, by decode's own count."""
         count, _ = self._target.handed(request, -(-tokens // self._page))
         return table.numpy()[:count].copy()
 
     def lent(self, table: torch.Tensor, pages: Ids) -> None:
-        """They are the handover's until they are written."""
+        """Lend the pages to the handover until they are written."""
         self._gone[id(table)] = len(pages)
 
     def admitted(self, table: torch.Tensor) -> None:
-        """They are written, and the turn's own again."""
+        """Take back pages that have been written."""
         self.handed += self._gone.pop(id(table))
 
     def again(self, table: torch.Tensor) -> None:
-        """Others in the place of those that the handover has kept."""
+        """Replace the pages that the handover keeps."""
         count = self._gone.pop(id(table), 0)
         table[:count] = torch.from_numpy(self._controller.alloc_device(count))
 
 
 class _Decoder(Model):
-    """The model of this end; prompts it has computed by the other."""
+    """The model at this end; its prompts are computed at the other."""
 
     def __init__(self, model: Model, pages: _Pages, prefills: _Prefills, timeout: float) -> None:
         self._model = model
@@ -190,7 +190,7 @@ class _Decoder(Model):
         table: torch.Tensor,
         gate: LayerGate = open_gate,  # noqa: ARG002 - nothing is loaded here
     ) -> int:
-        """Have the prompt computed and written here; asks again where its prefill died."""
+        """Have the prompt computed and written here; retry if the prefill process dies."""
         turn = self._pages.turn_of(table)
         for trial in range(RETRIES + 1):
             request = f"s{turn.session}.r{turn.round}" + (f".{trial}" if trial else "")
@@ -221,5 +221,5 @@ class _Decoder(Model):
     def decode(
         self, tokens: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor
     ) -> list[int]:
-        """One token of each of N sequences, over this end's pages."""
+        """Compute one token of each of N sequences, over this end's pages."""
         return self._model.decode(tokens, positions, tables)

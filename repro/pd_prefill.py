@@ -1,7 +1,7 @@
 """The process that computes prompts and hands their pages over, for :mod:`hicache_dbg.repro.pd`.
 
-It has the tiers: a session's next prompt finds the one before on the device or on the host. With a
-fault in the cache, the fault is here.
+It has the tiers: a session's next prompt finds the previous one on the device or on the host. A
+fault in the cache is injected here.
 """
 
 import secrets
@@ -36,13 +36,13 @@ from hicache_dbg.repro.workload import Turn
 
 __all__ = ["fingerprint", "serve"]
 
-#: At which request a prefill that is to be killed is.
+#: The request during which a prefill process is killed, if it is to be.
 KILL_AT = 6
 _TURN_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
 
 
 def fingerprint(config: RunConfig) -> str:
-    """What both ends' models must share: the weights come from the pool set's name."""
+    """Return what both ends' models must share: the pool set's name determines the weights."""
     return f"repro/{config.pools}"
 
 
@@ -56,9 +56,10 @@ def serve(  # noqa: PLR0917 - a process gets its arguments in a row
 ) -> None:
     """Compute and hand over what ``jobs`` brings, until it brings None.
 
-    With ``kill`` it gets SIGKILL in the middle of a write; ``last_words`` is called before.
+    With ``kill`` the process gets SIGKILL in the middle of a write; ``last_words`` is called
+    before.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears it, and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it and ends this one
     torch.set_num_threads(1)
     injected = ALL_FAULTS.get(fault)
     here = injected if injected is not None and injected.stage == "cache" else None
@@ -77,11 +78,12 @@ def serve(  # noqa: PLR0917 - a process gets its arguments in a row
             link.channel.silence_s = SILENCE_S
             if kill:
                 link.wire = DyingWire(link.wire, KILL_AT, last_words)
-            with PrefillEnd(link) as end:
+            generation = controller.allocators["device"].generation
+            with PrefillEnd(link, generation=generation) as end:
                 _Prefill(cache, config.pool_set.model(pools), end, config).run(jobs)
                 jobs.send(stats_of(controller, cache))
         except (HandoverError, OSError):
-            return  # decode says why
+            return  # decode reports why
         finally:
             _close(controller)
 
@@ -103,7 +105,7 @@ def _link(
 
 
 class _Prefill:
-    """One prompt after the other."""
+    """Answers one prompt after another."""
 
     def __init__(
         self, cache: TieredCache, model: Model, end: PrefillEnd, config: RunConfig
@@ -114,7 +116,7 @@ class _Prefill:
         self._config = config
 
     def run(self, jobs: Connection) -> None:
-        """Until the other end says that there is no more, or is gone."""
+        """Serve until the other end says that there is no more, or is gone."""
         number = 0
         while True:
             try:
@@ -127,7 +129,7 @@ class _Prefill:
             jobs.send(self._answer(number, *job))
 
     def _answer(self, number: int, request: str, tokens: np.ndarray) -> int | str:
-        """The first token of the reply, once the pages are written; or why not."""
+        """Return the first token of the reply once the pages are written, or the failure."""
         lease = self._cache.begin(Turn(number, 0, tokens, max_tokens=1))
         if lease is None:
             return "no room at prefill"

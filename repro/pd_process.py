@@ -1,4 +1,4 @@
-"""Decode's hold on the process that computes prompts: started, asked, ended."""
+"""Decode's handle on the process that computes prompts: started, asked, ended."""
 
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -23,17 +23,17 @@ START_S, END_S = 120.0, 10.0
 
 
 class PrefillProcess:
-    """Another process over another set of pools, and this one's end of the handover from it.
+    """Another process over another set of pools, and this end of the handover from it.
 
     Args:
-        serve: what it runs, importable by name.
+        serve: the function it runs, importable by name.
         arguments: for ``serve``, after the two connections.
         group: this end's pools.
-        controller: takes pages back that a failed handover has kept.
+        controller: takes back pages that a failed handover kept.
         model: a fingerprint of weights and settings, which both ends must share.
 
     Raises:
-        HandoverError: it did not start, or means other bytes.
+        HandoverError: it did not start, or its format differs.
     """
 
     def __init__(
@@ -64,8 +64,9 @@ class PrefillProcess:
     def ask(self, request: str, tokens: np.ndarray, timeout: float) -> int | str | None:
         """Have a prompt computed and handed over.
 
-        The first token of the reply once prefill is done with the request; a text where it failed;
-        None where no answer came: the end of the handover says why.
+        Returns:
+            The first token of the reply once prefill is done; a text if it failed; None if no
+                answer came, for which the end of the handover has the reason.
         """
         try:
             self._jobs.send((request, tokens))
@@ -74,14 +75,14 @@ class PrefillProcess:
             return None
 
     def close(self) -> EngineStats:
-        """End the process, in bounded time; what its engine did, as far as it still says so."""
+        """End the process, in bounded time; return its engine's stats if it still reports them."""
         stats = EngineStats()
         try:
             self._jobs.send(None)
             if self._jobs.poll(END_S):
                 stats = self._jobs.recv()
         except (EOFError, OSError):
-            pass  # it is gone already
+            pass  # the process is already gone
         self.end.close()
         self._stop()
         return stats

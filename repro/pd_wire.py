@@ -1,4 +1,4 @@
-"""Wires that do harm: to tiles on their way, or by dying in the middle of a write."""
+"""Wires that do harm: they corrupt tiles in transit, or die in the middle of a write."""
 
 import os
 import signal
@@ -17,58 +17,58 @@ __all__ = ["DyingWire", "FaultyWire", "scratch_for"]
 
 
 def scratch_for(group: PoolGroup, pages: int) -> torch.Tensor:
-    """Room for every tile of a request of ``pages`` pages, uint8, where the group's pools lie."""
+    """Allocate room for every tile of a request of ``pages`` pages: uint8, on the pools' device."""
     size = pages * sum(plane.page_bytes for plane in planes_of(group))
     return torch.zeros(size, dtype=torch.uint8, device=group.mirrors[0].device.device)
 
 
 class _Through:
-    """A wire that hands on whatever it is asked."""
+    """A wire that forwards every call."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     @property
     def agent(self) -> bytes:
-        """The real wire's."""
+        """The real wire's agent."""
         return self._wire.agent
 
     def meet(self, agent: bytes) -> None:
-        """As the real wire does."""
+        """Forward to the real wire."""
         self._wire.meet(agent)
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """As the real wire does."""
+        """Forward to the real wire."""
         return self._wire.prepare(local, remote, note)
 
     def begin(self, transfer: Transfer) -> None:
-        """As the real wire does."""
+        """Forward to the real wire."""
         self._wire.begin(transfer)
 
     def state(self, transfer: Transfer) -> TransferState:
-        """As the real wire does."""
+        """Forward to the real wire."""
         return self._wire.state(transfer)
 
     def release(self, transfer: Transfer) -> None:
-        """As the real wire does."""
+        """Forward to the real wire."""
         self._wire.release(transfer)
 
     def notes(self) -> list[bytes]:
-        """As the real wire does."""
+        """Forward to the real wire."""
         return self._wire.notes()
 
     def close(self) -> None:
-        """As the real wire does."""
+        """Forward to the real wire."""
         self._wire.close()
 
 
 class FaultyWire(_Through):
-    """Asks ``change`` what becomes of each tile's bytes: lost, shorter, or others.
+    """Lets ``change`` drop, shorten or replace each tile's bytes.
 
     Args:
-        wire: writes what is left; ``scratch`` is of its registered memory.
-        group: whose tiles they are.
-        scratch: where bytes lie that are no tile's own; one request at a time.
+        wire: writes the result; ``scratch`` lies in its registered memory.
+        group: owns the tiles.
+        scratch: holds modified bytes; one request at a time.
         change: see :attr:`~hicache_dbg.repro.faults.base.Target.wire`.
     """
 
@@ -91,9 +91,9 @@ class FaultyWire(_Through):
         self._change = change
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """What the fault makes of the tiles."""
+        """Prepare the tiles as the fault changes them."""
         told = decode(note)
-        assert isinstance(told, Landed)  # noqa: S101 - what a request's write ends with
+        assert isinstance(told, Landed)  # noqa: S101 - the note of every request's write
         rows: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = []
         used = 0
         places = places_of(self._planes, told.pages)
@@ -113,7 +113,7 @@ class FaultyWire(_Through):
         return super().prepare(np.array(sources, np.uint64), np.array(targets, np.uint64), note)
 
     def _bytes(self, address: int, size: int) -> bytes:
-        """What lies at ``address``, in one of the pools' tensors."""
+        """Return the bytes at ``address``, which lies in one of the pools' tensors."""
         for memory in self._memory:
             at = address - memory.data_ptr()
             if 0 <= at < memory.numel():
@@ -122,9 +122,9 @@ class FaultyWire(_Through):
 
 
 class DyingWire(_Through):
-    """Gets the signal ``end_by`` at write number ``at``, half of whose tiles are there.
+    """Raises the signal ``end_by`` at write number ``at``, after half of its tiles have landed.
 
-    ``last_words`` is called before, so that what was said of the request can be read.
+    ``last_words`` is called before, so that what was recorded of the request can be read.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class DyingWire(_Through):
         self._end_by = end_by
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """All of it, or the half that will be the last."""
+        """Prepare all tiles, or only half of them for the last write."""
         self._left -= 1
         if self._left:
             return super().prepare(local, remote, note)
@@ -148,7 +148,7 @@ class DyingWire(_Through):
         return super().prepare(local[:half], remote[:half], b"")
 
     def begin(self, transfer: Transfer) -> None:
-        """As the real wire does, or the half and then the end."""
+        """Forward to the real wire; after the last half write, die."""
         super().begin(transfer)
         if self._left:
             return

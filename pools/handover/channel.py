@@ -1,10 +1,11 @@
-"""The control channel: messages over a connection of :mod:`multiprocessing`, never blocking for long."""
+"""The control channel: messages over a :mod:`multiprocessing` connection, with bounded waits."""
 
 import os
 import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -14,18 +15,18 @@ from hicache_dbg.pools.handover.messages import Beat, Message, decode, encode
 
 __all__ = ["SILENCE_S", "Channel", "same_host"]
 
-#: A peer that says nothing for so long is lost, in seconds.
+#: A peer that is silent for this long is considered lost, in seconds.
 SILENCE_S = 20.0
 BEATS_A_SILENCE = 5
-#: A connection waits for whole milliseconds.
+#: The shortest wait of a connection, which polls in whole milliseconds.
 POLL_S = 0.001
 
 
 class Channel:
-    """One end of a pipe, or of a socket on the loopback.
+    """One end of a pipe or a socket.
 
-    Sends a beat where nothing else was said for a fifth of ``silence_s``. A connection whose other
-    end is closed is told at once, a peer that hangs after ``silence_s``.
+    Sends a heartbeat after a fifth of ``silence_s`` without other traffic. A closed peer is noticed
+    at once, a hanging one after ``silence_s``.
     """
 
     def __init__(self, connection: Connection, silence_s: float = SILENCE_S) -> None:
@@ -37,7 +38,7 @@ class Channel:
         self._heard = self._said = time.monotonic()
 
     def send(self, message: Message) -> None:
-        """Say it; raises :class:`PeerLost` where nobody is there."""
+        """Send a message. Raises :class:`PeerLost` if the peer is gone or does not read."""
         try:
             with self._sending:
                 self._connection.send_bytes(encode(message))
@@ -45,11 +46,16 @@ class Channel:
             raise self._lost(error) from error
         self._said = time.monotonic()
 
+    def tell(self, message: Message) -> None:
+        """Send a message if the peer is still there; if not, the next :meth:`receive` says so."""
+        with suppress(PeerLost):
+            self.send(message)
+
     def receive(self, timeout: float = 0.0) -> Message | None:
-        """The next message, or None if none came in ``timeout`` seconds.
+        """Return the next message, or None if none arrives within ``timeout`` seconds.
 
         Raises:
-            PeerLost: the other end is closed, or what it says is not ours to understand.
+            PeerLost: The other end is closed, or speaks another format.
         """
         try:
             if not self._heard_within(timeout):
@@ -63,14 +69,14 @@ class Channel:
         return message
 
     def _heard_within(self, timeout: float) -> bool:
-        """A wait of less than ``POLL_S`` is slept: a word that comes in it is heard at its end."""
+        """Sleep through a wait shorter than ``POLL_S``; a message arriving meanwhile is seen at its end."""
         if 0.0 < timeout < POLL_S and not self._connection.poll():
             time.sleep(timeout)
             timeout = 0.0
         return self._connection.poll(timeout)
 
     def keep(self) -> None:
-        """Say that this end is here, and see whether the other is."""
+        """Send a heartbeat if one is due, and raise :class:`PeerLost` if the peer has gone silent."""
         now = time.monotonic()
         if now - self._said > self.silence_s / BEATS_A_SILENCE:
             self.send(Beat())
@@ -87,13 +93,13 @@ class Channel:
         return PeerLost(f"the other process does not listen: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Close this end; the other is told."""
+        """Close this end, which the peer notices."""
         self.is_open = False
         self._connection.close()
 
 
 def same_host(connection: Connection) -> bool:
-    """Whether the other end is on this host: a pipe, or a socket between addresses of one host."""
+    """Return whether the peer is on this host: a pipe, or a socket between equal addresses."""
     with _socket_of(connection) as same:
         if same.family == socket.AF_UNIX:
             return True
@@ -101,7 +107,7 @@ def same_host(connection: Connection) -> bool:
 
 
 def _bounded(connection: Connection, seconds: float) -> None:
-    """Half a message, or one that nobody takes, holds nobody up for longer."""
+    """Limit how long a partial or unread message can block either end."""
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with _socket_of(connection) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -109,5 +115,5 @@ def _bounded(connection: Connection, seconds: float) -> None:
 
 
 def _socket_of(connection: Connection) -> socket.socket:
-    """The connection's socket, under a descriptor of its own."""
+    """Return the connection's socket on a duplicated descriptor."""
     return socket.socket(fileno=os.dup(connection.fileno()))

@@ -1,4 +1,4 @@
-"""What both ends must mean alike before a byte moves, field by field, read off the tensors."""
+"""The contract: the fields both ends must agree on before any byte moves, read from the tensors."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,15 @@ from hicache_dbg.pools.handover.errors import ContractRefused, Difference
 __all__ = ["ABSENT", "Fields", "contract_of", "differences", "require_same"]
 
 Fields = Mapping[str, str]
-#: Of the messages and of the order of descriptors.
+#: Version of the messages and of the descriptor order.
 FORMAT = "1"
 ABSENT = "absent"
 
 
 def contract_of(group: PoolGroup, model: str) -> dict[str, str]:
-    """The fields of one end; ``model`` is a fingerprint of weights and settings.
+    """Return the fields of one end; ``model`` is a fingerprint of weights and settings.
 
-    How many pages an end has is no field: each end has its own.
+    The number of pages is not among them: it may differ between the ends.
     """
     fields = {
         "format": FORMAT,
@@ -51,7 +51,7 @@ def _pool(name: str, pool: DevicePool) -> dict[str, str]:
 
 
 def differences(prefill: Fields, decode: Fields) -> list[Difference]:
-    """Every field in which the two ends differ, in prefill's order."""
+    """Return every field in which the ends differ, in prefill's order."""
     return [
         (name, prefill.get(name, ABSENT), decode.get(name, ABSENT))
         for name in dict.fromkeys((*prefill, *decode))
@@ -60,10 +60,10 @@ def differences(prefill: Fields, decode: Fields) -> list[Difference]:
 
 
 def require_same(prefill: Fields, decode: Fields) -> None:
-    """Refuse a pair that disagrees.
+    """Refuse a pair of ends that disagree.
 
     Raises:
-        ContractRefused: with each field that differs, and both values.
+        ContractRefused: With each differing field and both values.
     """
     found = differences(prefill, decode)
     if found:

@@ -1,4 +1,4 @@
-"""The end that goes on with a request: gives pages for it, and admits it when they are written."""
+"""Decode's end of a handover: it lends pages to a request and admits it once they are written."""
 
 import threading
 import time
@@ -6,39 +6,37 @@ from collections.abc import Callable
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from hicache_dbg.pools.handover.channel import POLL_S
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
 from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
 from hicache_dbg.pools.handover.messages import Abort, Ended, Landed, Message, Offer, Room, decode
 from hicache_dbg.pools.handover.quarantine import Quarantine
-from hicache_dbg.pools.handover.requests import Receiving, RecvState
+from hicache_dbg.pools.handover.requests import Generation, Receiving, RecvState
 from hicache_dbg.pools.indices import Ids
 
 __all__ = ["DecodeEnd"]
 
 Free = Callable[[Ids], None]
-Generation = Callable[[Ids], npt.NDArray[np.uint32]]
 
 
 class DecodeEnd:
-    """Takes requests over; every method is safe from any thread, and none but ``wait`` waits.
+    """Takes requests over. Every method is thread-safe, and only :meth:`wait` blocks.
 
-    The pages of a request that landed are the engine's again. Those of one that failed are not:
-    they are kept until prefill can write them no more, and then given to ``free``, on the pump's
-    thread. That is so when
+    When a request has landed, its pages belong to the engine again. The pages of a failed request
+    stay in quarantine until prefill can no longer write them, and are then passed to ``free`` on the
+    pump's thread. That is the case when
 
-    - the transfer's notification came: its last byte was written before;
-    - or prefill says that it wrote nothing, and will not;
+    - the transfer's notification has arrived, which follows its last byte;
+    - or prefill states that it wrote nothing and will not;
     - or this end has closed its wire, and prefill has released its transfer or is gone.
 
     Args:
-        link: to prefill; its contract must be agreed on.
-        free: takes pages back that nobody writes any more.
-        generation: how often each page was handed out, for whoever looks at pages later and must
-            tell a page from its next life.
-        pump: look after transfers on a thread of its own; else the caller calls :meth:`step`.
+        link: The connection to prefill; its contract must be agreed on.
+        free: Takes back pages that can no longer be written.
+        generation: Returns how often each page was allocated. It tells an observer that looks later
+            whether a page was reallocated meanwhile.
+        pump: Run :meth:`step` on a thread; otherwise the caller does.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class DecodeEnd:
 
     @property
     def link(self) -> Link:
-        """The pair of channel and wire."""
+        """The connection to prefill."""
         return self._link
 
     @property
@@ -68,10 +66,15 @@ class DecodeEnd:
         with self._changed:
             return self._held.pages
 
+    @property
+    def receiving(self) -> bool:
+        """Whether prefill may be writing pages here at this moment."""
+        return bool(self._granted)
+
     # -- what the engine calls -------------------------------------------------------------------
 
     def expect(self, request: str, pages: Ids, tokens: int) -> Receiving:
-        """Lend ``pages`` to a request of ``tokens`` tokens, until it has landed."""
+        """Expect a request of ``tokens`` tokens, and lend it ``pages`` until it has landed."""
         receiving = Receiving(request, np.array(pages, np.int64), tokens)
         with self._changed:
             if self.lost:
@@ -87,10 +90,10 @@ class DecodeEnd:
         return receiving
 
     def wait(self, receiving: Receiving, timeout: float) -> None:
-        """Until every byte is there.
+        """Block until every byte has arrived.
 
         Raises:
-            HandoverError: it did not come about, and why; after ``timeout`` seconds it is aborted.
+            HandoverError: The handover failed, or was aborted after ``timeout`` seconds.
         """
         with self._changed:
             landed = self._changed.wait_for(lambda: receiving.over, timeout)
@@ -101,16 +104,16 @@ class DecodeEnd:
             raise kind(f"request {receiving.request}: {receiving.reason}")
 
     def abort(self, receiving: Receiving, reason: str) -> None:
-        """Do not wait for it any more; its pages are freed when nobody can write them."""
+        """Give the request up; its pages are freed once they can no longer be written."""
         with self._changed:
             if receiving.over:
                 return
         if receiving.attempt:
-            self._say(Abort(attempt=receiving.attempt, reason=reason))
+            self._link.channel.tell(Abort(attempt=receiving.attempt, reason=reason))
         self.fail(receiving, reason)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Abort what has not landed, and leave, in bounded time."""
+        """Abort what has not landed, and close the link, in bounded time."""
         for receiving in self._waiting():
             self.abort(receiving, "decode is closing")
         if self._pump is None or self._pump.close(timeout):
@@ -126,9 +129,9 @@ class DecodeEnd:
     # -- the pump --------------------------------------------------------------------------------
 
     def step(self, patience: float = 0.0) -> float:
-        """Listen for ``patience`` seconds at most and look for what landed; how long to listen next.
+        """Listen for at most ``patience`` seconds and process arrivals; returns the next patience.
 
-        A word of prefill's wakes it, also when a write is done. The notification may come later.
+        Prefill's messages wake it, including the one behind a write; the notification may come later.
         """
         if self.lost:
             self._await_end(patience)
@@ -147,17 +150,25 @@ class DecodeEnd:
             self._notifications()
         return POLL_S if self._granted else IDLE_S
 
+    def grant(self, receiving: Receiving) -> None:
+        """Tell prefill the pages of a request, which it may write from now on."""
+        with self._changed:
+            receiving.state, receiving.began = RecvState.GRANTED, time.monotonic()
+            self._granted[receiving.attempt] = receiving
+        room = Room(attempt=receiving.attempt, pages=tuple(receiving.pages.tolist()))
+        self._link.channel.tell(room)
+
     def landed(self, receiving: Receiving) -> None:
-        """Every byte is there: the engine may read."""
+        """Mark a request as landed: every byte has arrived, and the engine may read."""
         with self._changed:
             if not receiving.over:
                 receiving.state = RecvState.LANDED
                 self._expected.pop(receiving.request, None)
                 self._changed.notify_all()
-        self._release(receiving.attempt)  # where it was given up meanwhile
+        self._release(receiving.attempt)  # in case it was given up meanwhile
 
     def fail(self, receiving: Receiving, reason: str) -> None:
-        """A request is given up."""
+        """Mark a request as failed, and quarantine its pages if prefill may write them."""
         with self._changed:
             if receiving.over:
                 return
@@ -184,7 +195,7 @@ class DecodeEnd:
             self._withdrawn(message)
 
     def _answer(self, receiving: Receiving, offer: Offer) -> None:
-        """Give room for an offer, if both ends count alike."""
+        """Grant pages for an offer, if both ends agree on the counts."""
         receiving.attempt, receiving.trace = offer.attempt, offer.trace
         counts = (offer.pages, offer.tokens), (len(receiving.pages), receiving.tokens)
         if counts[0] != counts[1]:
@@ -193,16 +204,13 @@ class DecodeEnd:
                 f"prefill hands over {pages} pages for {tokens} tokens, decode expects {ours} pages for "
                 f"{mine} tokens"
             )
-            self._say(Abort(attempt=offer.attempt, reason=reason))
+            self._link.channel.tell(Abort(attempt=offer.attempt, reason=reason))
             self.fail(receiving, reason)
             return
-        with self._changed:
-            receiving.state, receiving.began = RecvState.GRANTED, time.monotonic()
-            self._granted[offer.attempt] = receiving
-        self._say(Room(attempt=offer.attempt, pages=tuple(receiving.pages.tolist())))
+        self.grant(receiving)
 
     def _withdrawn(self, message: Abort) -> None:
-        """Prefill does not want it any more; what it has begun to write will land all the same."""
+        """Prefill withdraws a request. A write it has begun lands nevertheless."""
         with self._changed:
             waiting = [one for one in self._expected.values() if one.attempt == message.attempt]
             self._offers = {
@@ -212,14 +220,14 @@ class DecodeEnd:
             }
         for receiving in waiting:
             self.fail(receiving, message.reason)
-        if message.attempt not in self._granted:  # no room was given: nothing is under way
-            self._say(message)
+        if message.attempt not in self._granted:  # no pages were granted: nothing is under way
+            self._link.channel.tell(message)
 
     def _ended(self, message: Ended) -> None:
         receiving = self._granted.get(message.attempt)
         if message.torn:
             self._lose(message.reason)
-            self._release_all()  # its handle is released, and the wire is closed
+            self._release_all()  # prefill released the handle, and the wire is closed
         elif receiving is not None:
             self.fail(receiving, message.reason)
             self._release(message.attempt)
@@ -253,14 +261,8 @@ class DecodeEnd:
         with self._changed:
             return list(self._expected.values())
 
-    def _say(self, message: Message) -> None:
-        try:
-            self._link.channel.send(message)
-        except PeerLost:
-            return  # who listens will hear of it as well
-
     def _lose(self, reason: str) -> None:
-        """Nothing more comes from this peer; its pages are free at once only where it is gone."""
+        """Give the peer up. Quarantined pages are freed at once only if its process is gone."""
         with self._changed:
             if self.lost:
                 return
@@ -272,7 +274,7 @@ class DecodeEnd:
             self._release_all()
 
     def _await_end(self, patience: float) -> None:
-        """A silent peer may wake up and write on: only its end, or its word, frees the pages."""
+        """Wait for a lost peer to end: a silent one may wake up and continue writing."""
         if not self._link.channel.is_open:
             time.sleep(patience)
             return

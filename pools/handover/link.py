@@ -1,4 +1,4 @@
-"""One peer: the channel to it and the wire, from the first word on; what both ends have in common."""
+"""The connection to one peer: control channel, wire and contract. Shared by both ends."""
 
 import threading
 import time
@@ -17,20 +17,20 @@ from hicache_dbg.pools.handover.wire import NixlWire, Wire
 
 __all__ = ["IDLE_S", "Link", "Pump", "nixl_wire"]
 
-#: How long the pump listens at a time where it has nothing to look after, in seconds.
+#: How long an idle pump listens at a time, in seconds.
 IDLE_S = 0.005
 
 
 class Link:
-    """A pair of processes that mean the same bytes.
+    """One end of a pair of processes that agree on the layout of their bytes.
 
     Args:
         role: ``prefill`` or ``decode``.
-        group: this end's pools.
-        connection: to the other end: of a :func:`multiprocessing.Pipe`, or of a socket.
-        model: a fingerprint of weights and settings, which both ends must share.
-        silence_s: after so many seconds without a word the peer is lost.
-        wire: carries the bytes; NIXL over the group's device memory by default.
+        group: This end's pools.
+        connection: A :func:`multiprocessing.Pipe` or socket connection to the peer.
+        model: A fingerprint of weights and settings, which both ends must share.
+        silence_s: Seconds of silence after which the peer is considered lost.
+        wire: Carries the bytes; by default NIXL over the group's device memory.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Link:
         self.theirs: Hello | None = None
 
     def agree(self) -> Hello:
-        """Exchange contracts and compare them, before anything else; what the other end said.
+        """Exchange and compare contracts, before anything else. Returns the peer's message.
 
         Raises:
-            ContractRefused: they differ, and both ends say in what.
-            PeerLost: the other end said nothing for too long, or something else.
+            ContractRefused: The contracts differ; raised at both ends, with the fields.
+            PeerLost: The peer was silent for too long, or began with another message.
         """
         try:
             self.channel.send(self.ours)
@@ -89,16 +89,16 @@ class Link:
         raise PeerLost(f"the other process did not say hello within {self.channel.silence_s:g} s")
 
     def close(self) -> None:
-        """End the traffic, then tell the other end by closing the channel: in this order."""
+        """Close the wire, then the channel: a peer that sees the channel closed knows that traffic ended."""
         self.wire.close()
         self.channel.close()
 
 
 def nixl_wire(group: PoolGroup, connection: Connection, *more: tuple[int, int, int]) -> NixlWire:
-    """NIXL over the group's device memory and ``more`` regions of the same kind.
+    """Return NIXL over the group's device memory and ``more`` regions of the same kind.
 
-    ``connection`` says whether the peer is on this host. CUDA wants a GPU's memory looked at under
-    its own device.
+    ``connection`` tells whether the peer is on this host. CUDA memory is registered with its own
+    device current.
     """
     device = group.mirrors[0].device.device
     on_gpu = device.type == "cuda"
@@ -108,7 +108,7 @@ def nixl_wire(group: PoolGroup, connection: Connection, *more: tuple[int, int, i
 
 
 def _ends(ours: Hello, theirs: Hello) -> tuple[Fields, Fields]:
-    """The contracts of prefill and of decode."""
+    """Return prefill's contract and decode's."""
     ends = {ours.role: ours.contract, theirs.role: theirs.contract}
     if set(ends) != {"prefill", "decode"}:
         raise HandoverError(
@@ -118,12 +118,12 @@ def _ends(ours: Hello, theirs: Hello) -> tuple[Fields, Fields]:
 
 
 class Pump:
-    """Lets an end listen and look after its transfers, on a thread of its own.
+    """Runs an end's ``step`` in a loop on a thread of its own.
 
     Args:
-        step: listens for so many seconds at most; says for how many it may the next time.
-        lose: gives the peer up, and says why: whatever a step raises must leave nobody waiting.
-        device: where the pools lie; a GPU is the thread's current one, as CUDA and UCX want it.
+        step: Listens for at most the given seconds; returns the limit for its next call.
+        lose: Gives up the peer with a reason. Called when a step raises, so that nobody waits on.
+        device: The device of the pools; a GPU becomes the thread's current device.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class Pump:
         while not self._ended:
             try:
                 patience = self._step(patience)
-            except Exception as error:  # noqa: BLE001 - who waits gets it as the reason
+            except Exception as error:  # noqa: BLE001 - waiters get it as the reason
                 self._lose(f"{type(error).__name__}: {error}")
                 patience = IDLE_S
 
     def close(self, timeout: float) -> bool:
-        """Stop after the step under way; False where that does not end in ``timeout`` seconds."""
+        """Stop after the current step; False if it does not end within ``timeout`` seconds."""
         self._ended = True
         self._thread.join(timeout)
         return not self._thread.is_alive()

@@ -1,4 +1,4 @@
-"""What the two ends tell each other: on the control channel, and with a transfer's notification."""
+"""Messages between the ends, on the control channel and as the notification of a transfer."""
 
 import msgspec
 
@@ -19,11 +19,11 @@ __all__ = [
 
 
 class _Base(msgspec.Struct, frozen=True, kw_only=True, tag_field="m"):
-    """What all messages are."""
+    """Base of all messages."""
 
 
 class Hello(_Base, frozen=True, tag="hello"):
-    """The first word of either end: its contract, how many pages it has and where, its agent."""
+    """First message of either end: contract, number and location of its pages, NIXL agent."""
 
     role: str
     contract: dict[str, str]
@@ -34,9 +34,9 @@ class Hello(_Base, frozen=True, tag="hello"):
 
 
 class Offer(_Base, frozen=True, tag="offer"):
-    """Prefill has computed a request: so many pages, for so many tokens.
+    """Prefill has computed a request of ``pages`` pages and ``tokens`` tokens.
 
-    ``trace`` is the trace and span id of the request at prefill, empty where there is none.
+    ``trace`` holds the trace and span id of the request at prefill, both empty without a span.
     """
 
     attempt: int
@@ -47,23 +47,23 @@ class Offer(_Base, frozen=True, tag="offer"):
 
 
 class Room(_Base, frozen=True, tag="room"):
-    """Decode's pages for an offer: from now on prefill may write them."""
+    """Decode's pages for an offer. Prefill may write them from now on."""
 
     attempt: int
     pages: tuple[int, ...]
 
 
 class Abort(_Base, frozen=True, tag="abort"):
-    """An end does not want this one, or not any more."""
+    """This end declines the request, or no longer wants it."""
 
     attempt: int
     reason: str
 
 
 class Ended(_Base, frozen=True, tag="ended"):
-    """Prefill's last word on an attempt that did not land.
+    """Prefill gives up an attempt that did not land.
 
-    ``torn``: its write was posted, and its handle released before it was done.
+    ``torn``: the write was posted, and its handle released before completion.
     """
 
     attempt: int
@@ -72,11 +72,14 @@ class Ended(_Base, frozen=True, tag="ended"):
 
 
 class Beat(_Base, frozen=True, tag="beat"):
-    """Still here."""
+    """Heartbeat."""
 
 
 class Landed(_Base, frozen=True, tag="landed"):
-    """A transfer's notification: every byte of it is there. On the channel it wakes decode, no more."""
+    """Every byte of a transfer has arrived, if sent as its notification.
+
+    On the channel it only wakes decode.
+    """
 
     attempt: int
     pages: int
@@ -88,10 +91,10 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """As it travels."""
+    """Serialize a message."""
     return _encoder.encode(message)
 
 
 def decode(raw: bytes) -> Message:
-    """Back again; ``msgspec.DecodeError`` on anything else."""
+    """Parse a message. Raises ``msgspec.DecodeError`` on anything else."""
     return _decoder.decode(raw)

@@ -1,4 +1,4 @@
-"""Where the tiles of a group's device pools lie: one plane a pool, component and layer."""
+"""Addresses of the tiles in a group's device pools, one plane per pool, component and layer."""
 
 from dataclasses import dataclass
 
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 Descriptors = npt.NDArray[np.uint64]
-"""Rows of (address, bytes, device): what one transfer reads, or writes."""
+"""Rows of (address, bytes, device) that one transfer reads or writes, uint64 [rows, 3]."""
 
 
 class Plane(msgspec.Struct, frozen=True, array_like=True):
-    """The pages of one component in one layer; ``layer`` is the model's number."""
+    """The pages of one component in one layer, numbered as in the model."""
 
     pool: str
     component: str
@@ -37,7 +37,7 @@ class Plane(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Whose tile a row of descriptors is; ``page`` is the logical one."""
+    """The tile behind a row of descriptors; ``page`` is the logical page."""
 
     pool: str
     component: str
@@ -46,7 +46,7 @@ class Place:
 
 
 def planes_of(group: PoolGroup) -> tuple[Plane, ...]:
-    """Every plane of the group's device pools, anchor first, in the order of its layers."""
+    """Return every plane of the group's device pools, anchor first, in layer order."""
     found = []
     for mirror in group.mirrors:
         geometry = mirror.device.geometry
@@ -61,7 +61,7 @@ def planes_of(group: PoolGroup) -> tuple[Plane, ...]:
 
 
 def regions_of(group: PoolGroup) -> list[tuple[int, int, int]]:
-    """(address, bytes, device) of every tensor of the device pools."""
+    """Return (address, bytes, device) of every tensor of the device pools."""
     return [
         (tensor.data_ptr(), tensor.numel() * tensor.element_size(), max(0, tensor.get_device()))
         for mirror in group.mirrors
@@ -71,7 +71,7 @@ def regions_of(group: PoolGroup) -> list[tuple[int, int, int]]:
 
 
 def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descriptors:
-    """One row a tile: all pages of the first plane, then of the second."""
+    """Return one row per tile: all pages of the first plane, then of the second, and so on."""
     places = [(plane.base, plane.stride, plane.page_bytes) for plane in planes]
     base, stride, size = np.array(places, np.uint64).reshape(-1, 3, 1).transpose(1, 0, 2)
     rows = np.empty((len(planes), len(pages), 3), np.uint64)
@@ -82,9 +82,9 @@ def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descri
 
 
 def merged(local: Descriptors, remote: Descriptors) -> tuple[Descriptors, Descriptors]:
-    """The same bytes in fewer rows: what lies side by side at both ends is one.
+    """Merge rows that are adjacent at both ends.
 
-    A transport takes as long for a row as for many kilobytes, and pages are often neighbours.
+    A transport spends as long on a row as on many kilobytes, and pages are often adjacent.
     """
     together = np.ones(max(0, len(local) - 1), np.bool_)
     for rows in (local, remote):
@@ -102,7 +102,7 @@ def merged(local: Descriptors, remote: Descriptors) -> tuple[Descriptors, Descri
 
 
 def places_of(planes: tuple[Plane, ...], pages: int) -> list[Place]:
-    """Whose tile each row of :func:`descriptors_of` is."""
+    """Return the tile behind each row of :func:`descriptors_of`."""
     return [
         Place(plane.pool, plane.component, plane.layer, page)
         for plane in planes

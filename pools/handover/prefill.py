@@ -1,4 +1,4 @@
-"""The end that has computed pages: offers a request, is told where to, writes it, and says so."""
+"""Prefill's end of a handover: it offers a request, and writes its pages where decode says."""
 
 import threading
 import time
@@ -11,32 +11,40 @@ from hicache_dbg.pools.handover.errors import HandoverError, PeerLost, Refused
 from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
 from hicache_dbg.pools.handover.messages import Abort, Ended, Landed, Message, Offer, Room, encode
 from hicache_dbg.pools.handover.planes import descriptors_of
-from hicache_dbg.pools.handover.requests import Sending, SendState
+from hicache_dbg.pools.handover.requests import Generation, Sending, SendState
 from hicache_dbg.pools.indices import Ids
 
 __all__ = ["PrefillEnd"]
 
-#: How long one transfer may take, in seconds.
+#: The longest a transfer may take, in seconds.
 WRITE_TIMEOUT_S = 60.0
 #: How long the pump listens at a time while a write is under way, in seconds.
 WRITING_S = 0.0002
 
 
 class PrefillEnd:
-    """Hands requests over; every method is safe from any thread, and none but ``wait`` waits.
+    """Hands requests over. Every method is thread-safe, and only :meth:`wait` blocks.
 
     Args:
-        link: to decode; its contract must be agreed on.
-        write_timeout_s: a transfer that takes longer is released, and the peer given up.
-        pump: look after transfers on a thread of its own; else the caller calls :meth:`step`.
+        link: The connection to decode; its contract must be agreed on.
+        generation: Returns how often each page was allocated. It tells an observer whether a page was
+            reallocated before its request was over.
+        write_timeout_s: A transfer that takes longer is released, and the peer given up.
+        pump: Run :meth:`step` on a thread; otherwise the caller does.
     """
 
     def __init__(
-        self, link: Link, *, write_timeout_s: float = WRITE_TIMEOUT_S, pump: bool = True
+        self,
+        link: Link,
+        *,
+        generation: Generation | None = None,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+        pump: bool = True,
     ) -> None:
         if link.theirs is None:
             raise ValueError("the contract was not agreed on; call Link.agree first")
         self.lost = ""
+        self.generation = generation
         self._link = link
         self._theirs = link.theirs
         self._timeout = write_timeout_s
@@ -47,7 +55,7 @@ class PrefillEnd:
 
     @property
     def link(self) -> Link:
-        """The pair of channel and wire."""
+        """The connection to decode."""
         return self._link
 
     # -- what the engine calls -------------------------------------------------------------------
@@ -55,7 +63,7 @@ class PrefillEnd:
     def send(
         self, request: str, pages: Ids, tokens: int, trace: tuple[str, str] = ("", "")
     ) -> Sending:
-        """Offer a request whose pages are computed; they must stay as they are until it is over."""
+        """Offer a computed request. Its pages must not change until it is over."""
         with self._changed:
             if self.lost:
                 raise PeerLost(self.lost)
@@ -67,7 +75,7 @@ class PrefillEnd:
         return sending
 
     def offer(self, sending: Sending) -> None:
-        """Tell decode of it."""
+        """Send the offer to decode."""
         said = Offer(
             attempt=sending.attempt,
             request=sending.request,
@@ -75,13 +83,13 @@ class PrefillEnd:
             tokens=sending.tokens,
             trace=sending.trace,
         )
-        self._say(said)
+        self._link.channel.tell(said)
 
     def wait(self, sending: Sending, timeout: float) -> None:
-        """Until it is over.
+        """Block until the request is over.
 
         Raises:
-            HandoverError: it did not come about, and why; after ``timeout`` seconds it is aborted.
+            HandoverError: The handover failed, or was aborted after ``timeout`` seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: sending.over, timeout):
@@ -94,15 +102,15 @@ class PrefillEnd:
             raise kind(f"request {sending.request}: {sending.reason}")
 
     def abort(self, sending: Sending, reason: str) -> None:
-        """Do not hand it over; a write under way is waited for, for its bytes may be landing."""
+        """Give the request up. A write under way runs to its end, since its bytes may be landing."""
         with self._changed:
             if sending.over or sending.unwanted:
                 return
             sending.unwanted = reason
-        self._say(Abort(attempt=sending.attempt, reason=reason))
+        self._link.channel.tell(Abort(attempt=sending.attempt, reason=reason))
 
     def close(self, timeout: float = 5.0) -> None:
-        """Abort what is not over, wait for writes under way, and leave, in bounded time."""
+        """Abort what is not over, wait for writes under way, and close the link, in bounded time."""
         with self._changed:
             for sending in self._open():
                 self.abort(sending, "prefill is closing")
@@ -120,10 +128,12 @@ class PrefillEnd:
     # -- the pump --------------------------------------------------------------------------------
 
     def step(self, patience: float = 0.0) -> float:
-        """Hear a word, for ``patience`` seconds at most, and look after writes; how long to listen next.
+        """Process one message and poll the writes; returns the patience for the next call.
 
-        One word at a time: it may begin a write, and on a CPU the one before is done by then, whose
-        notification goes out when it is looked after.
+        ``patience`` is the longest wait for a message, in seconds.
+
+        One message at a time: a message may start a write, by which time the previous write in CPU
+        memory is done, and its notification is sent by polling it.
         """
         if self.lost:
             time.sleep(patience)
@@ -140,20 +150,20 @@ class PrefillEnd:
         return WRITING_S if self._writing() else IDLE_S
 
     def post(self, sending: Sending) -> None:
-        """The one transfer of a request: every layer and page of every pool."""
+        """Prepare and start the transfer of a request: every layer and page of every pool."""
         ours = descriptors_of(self._link.ours.planes, sending.pages, self._link.ours.device)
         theirs = descriptors_of(self._theirs.planes, sending.room, self._theirs.device)
         sending.transfer = self._link.wire.prepare(ours, theirs, encode(_landed(sending)))
         self.begin(sending)
 
     def begin(self, sending: Sending) -> None:
-        """From here on its pages are read."""
+        """Start the write: from here on the pages are read."""
         sending.began = time.monotonic()
         sending.state = SendState.WRITING
         self._link.wire.begin(sending.transfer)
 
     def finish(self, sending: Sending, state: SendState, reason: str = "") -> None:
-        """A request is over: nothing reads its pages any more."""
+        """Mark a request as over: its pages are no longer read."""
         with self._changed:
             sending.state, sending.reason = state, reason
             self._sendings.pop(sending.attempt, None)
@@ -170,7 +180,7 @@ class PrefillEnd:
 
     def _room(self, sending: Sending | None, room: Room) -> None:
         if sending is None:
-            self._say(Ended(attempt=room.attempt, reason="it is over"))
+            self._link.channel.tell(Ended(attempt=room.attempt, reason="it is over"))
             return
         outside = [page for page in room.pages if not 0 <= page < self._theirs.pages]
         if outside or len(room.pages) != len(sending.pages):
@@ -192,7 +202,9 @@ class PrefillEnd:
         late = time.monotonic() - sending.began > self._timeout
         if state == "DONE":
             self._link.wire.release(sending.transfer)
-            self._say(_landed(sending))  # decode sleeps on the channel, not on the wire
+            self._link.channel.tell(
+                _landed(sending)
+            )  # decode sleeps on the channel, not on the wire
             if sending.unwanted:
                 self.finish(sending, SendState.FAILED, sending.unwanted)
             else:
@@ -202,14 +214,14 @@ class PrefillEnd:
             self._torn(sending, f"the write {why}")
 
     def _never(self, sending: Sending) -> None:
-        """Nothing of it was written, and nothing will be."""
-        self._say(Ended(attempt=sending.attempt, reason=sending.unwanted))
+        """Give up a request of which nothing was or will be written."""
+        self._link.channel.tell(Ended(attempt=sending.attempt, reason=sending.unwanted))
         self.finish(sending, SendState.FAILED, sending.unwanted)
 
     def _torn(self, sending: Sending, reason: str) -> None:
-        """Part of it may be there: its handle is released, and decode must not read on this wire."""
+        """Give up a request that may be partly written, and with it the peer."""
         self._release(sending)
-        self._say(Ended(attempt=sending.attempt, reason=reason, torn=True))
+        self._link.channel.tell(Ended(attempt=sending.attempt, reason=reason, torn=True))
         self.finish(sending, SendState.FAILED, reason)
         self._lose(reason)
 
@@ -218,13 +230,7 @@ class PrefillEnd:
             try:
                 self._link.wire.release(sending.transfer)
             except HandoverError as error:
-                sending.reason = str(error)  # it goes with the wire
-
-    def _say(self, message: Message) -> None:
-        try:
-            self._link.channel.send(message)
-        except PeerLost:
-            return  # who listens will hear of it as well
+                sending.reason = str(error)  # closing the wire releases it
 
     def _open(self) -> list[Sending]:
         return list(self._sendings.values())
@@ -233,7 +239,7 @@ class PrefillEnd:
         return [sending for sending in self._open() if sending.state is SendState.WRITING]
 
     def _lose(self, reason: str) -> None:
-        """Nothing more goes to this peer; what was under way is let go."""
+        """Give the peer up, and release what was under way."""
         with self._changed:
             if self.lost:
                 return
@@ -246,5 +252,5 @@ class PrefillEnd:
 
 
 def _landed(sending: Sending) -> Landed:
-    """What decode is told of a write: behind its last byte, and as a word that wakes it."""
+    """Return what decode is told of a write: as its notification, and to wake it."""
     return Landed(attempt=sending.attempt, pages=len(sending.pages))

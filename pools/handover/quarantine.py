@@ -1,4 +1,4 @@
-"""Pages that a peer may still write, though nobody waits for them any more."""
+"""Pages of failed requests that a peer may still write."""
 
 import numpy as np
 
@@ -8,18 +8,18 @@ __all__ = ["Quarantine"]
 
 
 class Quarantine:
-    """Pages by the attempt that was allowed to write them; none is handed out before it is released."""
+    """Pages keyed by the attempt that may still write them. None is handed out before its release."""
 
     def __init__(self) -> None:
         self._held: dict[int, Ids] = {}
 
     @property
     def pages(self) -> Ids:
-        """All pages that are held back."""
+        """All held pages."""
         return np.concatenate([np.empty(0, np.int64), *self._held.values()])
 
     def hold(self, attempt: int, pages: Ids) -> None:
-        """Keep ``pages`` until ``attempt`` can write no more."""
+        """Hold ``pages`` until ``attempt`` can no longer write."""
         if attempt in self._held:
             raise ValueError(
                 f"attempt {attempt} is held already, with {self._held[attempt].size} pages"
@@ -27,10 +27,10 @@ class Quarantine:
         self._held[attempt] = pages
 
     def release(self, attempt: int) -> Ids:
-        """The attempt has written its last byte: its pages, or none where it held none."""
+        """Return the pages of an attempt that has written its last byte; empty if it held none."""
         return self._held.pop(attempt, np.empty(0, np.int64))
 
     def release_all(self) -> Ids:
-        """No attempt of this peer can write any more."""
+        """Return all pages, once no attempt of this peer can write."""
         pages, self._held = self.pages, {}
         return pages

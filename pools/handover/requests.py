@@ -1,18 +1,23 @@
-"""A request on its way from prefill to decode, as each end sees it."""
+"""The state of a handover at each end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from hicache_dbg.pools.handover.wire import Transfer
 from hicache_dbg.pools.indices import Ids
 
-__all__ = ["Receiving", "RecvState", "SendState", "Sending"]
+__all__ = ["Generation", "Receiving", "RecvState", "SendState", "Sending"]
+
+Generation = Callable[[Ids], npt.NDArray[np.uint32]]
+"""Returns how often each page was allocated, uint32 [pages]."""
 
 
 class SendState(StrEnum):
-    """Where a request is on its way to decode."""
+    """State of a request at prefill."""
 
     OFFERED = "offered"
     WRITING = "writing"
@@ -22,9 +27,9 @@ class SendState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """One attempt to hand a request over; its pages are read until it is ``over``.
+    """One attempt to hand a request over. Its pages may be read until it is ``over``.
 
-    ``room`` are decode's pages, in the order of ``pages``; ``trace`` the ids of its request's span.
+    ``room`` holds decode's pages in the order of ``pages``, ``trace`` the ids of the request's span.
     """
 
     attempt: int
@@ -41,12 +46,12 @@ class Sending:
 
     @property
     def over(self) -> bool:
-        """Whether nothing reads its pages any more."""
+        """Whether its pages are no longer read."""
         return self.state in {SendState.DONE, SendState.FAILED}
 
 
 class RecvState(StrEnum):
-    """Where a request is on its way here; from ``granted`` on prefill may write its pages."""
+    """State of a request at decode. Prefill may write its pages from ``granted`` on."""
 
     EXPECTED = "expected"
     GRANTED = "granted"
@@ -56,9 +61,9 @@ class RecvState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Receiving:
-    """A request that is waited for, and where its pages are to go.
+    """A request that decode expects, with the pages reserved for it.
 
-    ``attempt`` and ``trace`` are what prefill's offer says; ``began`` when room was given.
+    ``attempt`` and ``trace`` come from prefill's offer; ``began`` is the time of the grant.
     """
 
     request: str

@@ -1,4 +1,4 @@
-"""NIXL: one-sided writes from this process's pools into another's, and notifications behind them."""
+"""NIXL: one-sided writes into another process's pools, each followed by a notification."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ __all__ = ["NixlWire", "Transfer", "TransferState", "Wire", "packages_for"]
 
 TransferState = Literal["PROC", "DONE", "ERR"]
 Transfer = Any
-"""A transfer's handle; only its wire looks into it."""
+"""The handle of a transfer, opaque to all but its wire."""
 
 _PACKAGES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
 _FAILURES = "ucx_error_handling_mode"
@@ -26,54 +26,54 @@ _names = count(1)
 
 
 class Wire(Protocol):
-    """What carries bytes. All methods are called from one thread, and none waits."""
+    """Carries bytes. All methods are called from one thread; only ``begin`` may take long."""
 
     @property
     def agent(self) -> bytes:
-        """What the other end must know to be reached."""
+        """The metadata by which the peer reaches this end."""
         ...
 
     def meet(self, agent: bytes) -> None:
-        """Take note of the other end's agent."""
+        """Load the peer's metadata."""
         ...
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """A transfer that will write all of ``local`` to ``remote``; ``note`` comes after the last byte."""
+        """Prepare a write of ``local`` to ``remote``; ``note`` is delivered after the last byte."""
         ...
 
     def begin(self, transfer: Transfer) -> None:
-        """Begin to write; on a CPU much of it is done when this returns."""
+        """Start the write. In CPU memory it is mostly done when this returns."""
         ...
 
     def state(self, transfer: Transfer) -> TransferState:
-        """How a transfer stands."""
+        """Return the state of a transfer."""
         ...
 
     def release(self, transfer: Transfer) -> None:
-        """Let a transfer go; one under way is cancelled."""
+        """Release a transfer's handle, cancelling the transfer if it is under way."""
         ...
 
     def notes(self) -> list[bytes]:
-        """Notifications that came since the last call."""
+        """Return the notifications received since the last call."""
         ...
 
     def close(self) -> None:
-        """End all traffic: after it nothing of the other end's is written here any more."""
+        """End all traffic: the peer can no longer write here."""
         ...
 
 
 class NixlWire:
-    """A NIXL agent of its own over the UCX backend, for one peer.
+    """A NIXL agent over the UCX backend, for one peer.
 
     Args:
         regions: (address, bytes, device) of the memory that may be read and written.
-        kind: where it lies, ``DRAM`` or ``VRAM``.
-        near: the peer is on the same host, and whoever owns this learns of its death by itself.
-            UCX then moves host memory through the kernel, which tells of no dead peer, and needs
-            no thread, which would take a core.
+        kind: ``DRAM`` or ``VRAM``.
+        near: The peer is on the same host, and the owner detects its death by other means. UCX then
+            copies host memory through the kernel, without peer failure detection and without a
+            progress thread, which would occupy a core.
 
     Raises:
-        NixlMissing: the package is not here, or UCX does not start.
+        NixlMissing: The package is not installed, or UCX does not start.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class NixlWire:
 
     @property
     def agent(self) -> bytes:
-        """The agent's metadata, with the memory that it has registered."""
+        """The agent's metadata, including its registered memory."""
         found: bytes = self._agent.get_agent_metadata()
         return found
 
     def meet(self, agent: bytes) -> None:
-        """Load the other agent's metadata."""
+        """Load the peer agent's metadata."""
         name = self._agent.add_remote_agent(agent)
         self._peer = name.decode() if isinstance(name, bytes) else name
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
-        """One transfer of as few rows as can be.
+        """Prepare one transfer, with adjacent rows merged.
 
         Raises:
             HandoverError: NIXL refuses it.
@@ -127,7 +127,7 @@ class NixlWire:
             raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
 
     def begin(self, transfer: Transfer) -> None:
-        """Hand it to UCX, which lets other threads run meanwhile.
+        """Post the transfer to UCX, which releases the GIL.
 
         Raises:
             HandoverError: NIXL refuses it, or the peer is gone.
@@ -138,26 +138,26 @@ class NixlWire:
             raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
 
     def state(self, transfer: Transfer) -> TransferState:
-        """``ERR`` also where the peer is gone."""
+        """Return the state of a transfer; ``ERR`` also if the peer is gone."""
         try:
             found: TransferState = self._agent.check_xfer_state(transfer)
-        except Exception:  # noqa: BLE001 - each binding has errors of its own, and all mean this
+        except Exception:  # noqa: BLE001 - each binding has errors of its own
             return "ERR"
         return found
 
     def release(self, transfer: Transfer) -> None:
-        """Raises :class:`HandoverError` where it is under way and cannot be cancelled."""
+        """Release the handle. Raises :class:`HandoverError` if the transfer cannot be cancelled."""
         try:
             self._agent.release_xfer_handle(transfer)
         except Exception as error:
             raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
 
     def notes(self) -> list[bytes]:
-        """Those of the peer."""
+        """Return the notifications from the peer."""
         return [note for notes in self._agent.get_new_notifs().values() for note in notes]
 
     def close(self) -> None:
-        """Disconnect, take the memory back and end the agent with its threads."""
+        """Disconnect, deregister the memory and end the agent with its threads."""
         agent, self._agent = self._agent, None
         if agent is None:
             return
@@ -165,7 +165,7 @@ class NixlWire:
         for step, what in (*known, (agent.deregister_memory, self._memory)):
             try:
                 step(what)
-            except Exception as error:  # noqa: BLE001 - the peer may have gone first
+            except Exception as error:  # noqa: BLE001 - the peer may be gone already
                 _log.debug("nixl: %s", error)
 
 
@@ -173,17 +173,17 @@ _log = logging.getLogger("hicache_dbg")
 
 
 def _api() -> Any:
-    """NIXL's Python API, imported when it is first wanted."""
+    """Import NIXL's Python API on first use."""
     if not (_RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir())):
-        # Without such devices UCX's module for them is of no use, and where the system has an
-        # ibverbs of its own beside the wheel's, the process crashes at exit.
+        # UCX's InfiniBand module is useless without devices, and crashes the process at exit if the
+        # system has an ibverbs library beside the wheel's.
         os.environ.setdefault("UCX_MODULES", "^ib")
     for name in packages_for(torch.version.cuda):
         try:
             api = import_module(name)
         except ImportError:
             continue
-        if "NIXL_LOG_LEVEL" not in os.environ:  # it says hello on stdout, where reports go
+        if "NIXL_LOG_LEVEL" not in os.environ:  # it greets on stdout, where reports go
             logging.getLogger("nixl").setLevel(logging.WARNING)
         return api
     raise NixlMissing(
@@ -192,6 +192,6 @@ def _api() -> Any:
 
 
 def packages_for(cuda: str | None) -> list[str]:
-    """Where NIXL's Python API may be, the build for torch's version of CUDA first."""
+    """Return the modules to try for NIXL's API, the build for torch's CUDA version first."""
     major = (cuda or "").partition(".")[0]
     return sorted(_PACKAGES, key=lambda name: f"cu{major}" not in name)

@@ -34,6 +34,7 @@ __all__ = [
     "agree",
     "arrived",
     "compute",
+    "hand_over",
     "handmade",
     "links",
     "pair",
@@ -256,6 +257,23 @@ def pair(
         made.decode.close()
         ours.close()
         theirs.close()
+
+
+def hand_over(
+    made: Pair, count: int, before: Callable[[], object] = lambda: None, *, left: int = 0
+) -> None:
+    """``count`` pages, the last with room for ``left`` tokens."""
+    tokens, source = tokens_of(1, count), np.arange(count)[::-1].copy()
+    made.computed(tokens, source)
+    receiving = made.decode.expect("r", made.alloc(count), len(tokens) - left)
+    sending = made.prefill.send("r", source, len(tokens) - left, ("a" * 32, "b" * 16))
+    made.settle()
+    before()
+    if isinstance(made.prefill.link.wire, HandWire):
+        made.prefill.link.wire.move_all()
+    made.settle()
+    made.decode.wait(receiving, WAIT_S)
+    made.prefill.wait(sending, WAIT_S)
 
 
 @pytest.fixture

@@ -70,3 +70,18 @@ def test_a_thread_that_dies_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatc
     assert left.over
     thread.join(10)
     beside.stop()
+
+
+@pytest.mark.parametrize("ends", ["not busy", "too late", "wanted"])
+def test_a_job_gives_way_until_its_reason_ends(ends: str) -> None:
+    """Nothing is busy any more, its time is over, or somebody waits for it."""
+    job, looks = Job(lambda: None), list[bool]()
+
+    def busy() -> bool:
+        looks.append(True)
+        if ends == "wanted":
+            job.wait(0.0)
+        return ends != "not busy" or len(looks) < 3
+
+    job.give_way(busy, 0.005 if ends == "too late" else 60.0)
+    assert len(looks) >= {"not busy": 3, "too late": 1, "wanted": 1}[ends]

@@ -1,8 +1,6 @@
 """What the tracer says of a handover: every tile accounted for, and a wrong one by page and layer."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -13,10 +11,9 @@ from tests.exporters.receiver import Receiver
 from tests.handover.pair import (
     WAIT_S,
     HandWire,
-    P,
-    Pair,
     agree,
     arrived,
+    hand_over,
     links,
     pair,
     tokens_of,
@@ -27,29 +24,9 @@ from tests.pools.caching import LAYERS, group_of, page_of
 
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.pools.controller import HiCacheController
-from hicache_dbg.pools.handover.quarantine import Quarantine
-from hicache_dbg.tracer.attach import hicache_handover_held
-from hicache_dbg.tracer.attach.hicache_handover_beside import Job
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started, Stated, Topic
 from hicache_dbg.tracer.settings import Checksum
-
-
-def _hand_over(
-    made: Pair, count: int, before: Callable[[], object] = lambda: None, *, left: int = 0
-) -> None:
-    """``count`` pages, the last with room for ``left`` tokens."""
-    tokens, source = tokens_of(1, count), np.arange(count)[::-1].copy()
-    made.computed(tokens, source)
-    receiving = made.decode.expect("r", made.alloc(count), len(tokens) - left)
-    sending = made.prefill.send("r", source, len(tokens) - left, ("a" * 32, "b" * 16))
-    made.settle()
-    before()
-    if isinstance(made.prefill.link.wire, HandWire):
-        made.prefill.link.wire.move_all()
-    made.settle()
-    made.decode.wait(receiving, WAIT_S)
-    made.prefill.wait(sending, WAIT_S)
 
 
 def test_both_ends_of_a_handover_over_nixl_account_for_every_tile_and_agree() -> None:
@@ -97,7 +74,7 @@ def test_a_byte_changed_on_the_way_is_named_by_pool_page_and_layer(
             wire.move_all()
             page_of(made.theirs, pool, layer, int(made.decode._granted[1].pages[page]))[5] ^= 1
 
-        _hand_over(made, 4, flip)
+        hand_over(made, 4, flip)
         runtime.flush()
     (found,) = join(by_role(sink.events))
     assert (found.cls, found.pool, found.layer) == (FaultClass.PD_CONTRACT, pool, layer)
@@ -109,7 +86,7 @@ def test_tiles_that_are_not_looked_at_are_skipped_with_the_reason(checksum: Chec
     """And under a sample both ends look at the same pages."""
     chosen = replace(ON, checksum=checksum, sample=0.5)
     with traced(chosen) as (sink, runtime), pair(by_hand=True) as made:
-        _hand_over(made, 12)
+        hand_over(made, 12)
         runtime.flush()
     reason = {Checksum.OFF: "off", Checksum.SAMPLE: "sampled_out"}[checksum]
     for copy in sink.of(Copied):
@@ -217,7 +194,7 @@ def test_a_page_that_had_another_life_before_it_was_digested_is_skipped() -> Non
     with traced() as (sink, runtime), pair(by_hand=True) as made:
         lives = iter((np.zeros(4, np.uint32), np.array([0, 1, 0, 1], np.uint32)))
         made.decode.generation = lambda _pages: next(lives)
-        _hand_over(made, 4, left=1)
+        hand_over(made, 4, left=1)
         runtime.flush()
     for copy in sink.of(Copied):
         skipped = {"reused": 2 * LAYERS} if copy.op is Op.RECV else {}
@@ -225,124 +202,3 @@ def test_a_page_that_had_another_life_before_it_was_digested_is_skipped() -> Non
     tiles = {(s.role, s.page) for s in sink.of(Stated) if s.topic is Topic.TILES}
     assert tiles == {("prefill", page) for page in range(4)} | {("decode", at) for at in (0, 2)}
     assert join(by_role(sink.events)) == []
-
-
-@pytest.mark.parametrize("patient", [True, False])
-def test_a_page_is_not_given_away_before_it_was_digested(
-    monkeypatch: pytest.MonkeyPatch, patient: bool
-) -> None:
-    """Whoever frees a page waits for the thread beside, and only for so long."""
-    monkeypatch.setattr(hicache_handover_held, "MOST_S", 10.0 if patient else 0.0)
-    go_on, begun = Event(), Event()
-
-    def busy() -> None:
-        begun.set()
-        go_on.wait(10)
-
-    with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
-        made.decode.generation = made.pages.generation
-        _hand_over(made, 4, lambda: told.attachment._beside.give(Job(busy)))
-        assert begun.wait(10)
-        owner = Thread(target=_given_away, args=(made,))
-        owner.start()
-        owner.join(0.1 if patient else 10)
-        assert owner.is_alive() is patient
-        go_on.set()
-        owner.join(10)
-        told.flush()
-    skipped = {sum(copy.skipped.values()) for copy in sink.of(Copied) if copy.op is Op.RECV}
-    assert skipped == {0 if patient else 3 * LAYERS}
-
-
-def _given_away(made: Pair) -> None:
-    """Its first three pages are freed, and are another's at once."""
-    made.pages.free(np.arange(3))
-    made.pages.alloc(3)
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_the_next_token_goes_into_no_page_that_is_not_digested(left: int) -> None:
-    """Decode goes on at once, though the thread is busy; a full page it does not write."""
-    go_on = Event()
-    with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
-        made.decode.generation = made.pages.generation
-        _hand_over(
-            made, 2, lambda: told.attachment._beside.give(Job(lambda: _wait(go_on))), left=left
-        )
-        if left:
-            page_of(made.theirs, "mla", 0, 1)[-1] ^= 1  # what decode computes next
-        go_on.set()
-        told.flush()
-    assert {copy.witnessed for copy in sink.of(Copied)} == {2 * LAYERS}
-    assert join(by_role(sink.events)) == []
-
-
-def test_a_write_waits_for_no_digest_and_its_pages_for_all() -> None:
-    """The bytes go at once; prefill has its pages back when they are digested as well."""
-    go_on = Event()
-    with traced() as (sink, told), pair(by_hand=True) as made:
-        wire = made.prefill.link.wire
-        assert isinstance(wire, HandWire)
-        told.attachment._beside.give(Job(lambda: _wait(go_on)))
-        receiving = made.decode.expect("r", made.alloc(2), 2 * P)
-        sending = made.prefill.send("r", np.array([3, 4]), 2 * P)
-        made.settle()
-        wire.move_all()
-        made.decode.step()
-        made.decode.wait(receiving, 0.0)
-        finishing = Thread(target=made.prefill.step)
-        finishing.start()
-        finishing.join(0.1)
-        assert finishing.is_alive()
-        assert not sending.over
-        go_on.set()
-        finishing.join(WAIT_S)
-        made.prefill.wait(sending, 0.0)
-        told.flush()
-    assert join(by_role(sink.events)) == []
-
-
-def _wait(event: Event) -> None:
-    assert event.wait(WAIT_S)
-
-
-def test_a_write_that_lands_in_reused_pages_is_named_and_held_pages_are_never_reused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Were nothing held back: the request that has the pages now, and whose bytes came late."""
-    for holds in (True, False):
-        if not holds:
-            monkeypatch.setattr(Quarantine, "hold", lambda *_: None)
-        with traced() as (sink, told), pair(by_hand=True, device_pages=4) as made:
-            wire = made.prefill.link.wire
-            assert isinstance(wire, HandWire)
-            requests = []
-            for name in (1, 2):
-                tokens, source = tokens_of(name, 2), np.array([2 * name - 2, 2 * name - 1])
-                made.computed(tokens, source)
-                receiving = made.decode.expect(f"r{name}", made.alloc(2), len(tokens))
-                requests.append(
-                    (receiving, made.prefill.send(f"r{name}", source, len(tokens)), tokens)
-                )
-                made.settle()
-                if name == 1:
-                    wire.move()
-                    made.decode.abort(receiving, "decode does not want it")
-                    made.settle()
-                    if not holds:
-                        made.pages.free(receiving.pages)
-            while not wire.writes[1].done:
-                wire.move(1)
-            wire.move_all()
-            made.settle()
-            (_, (landed, _, tokens)) = requests
-            assert arrived(made.theirs, tokens, landed.pages) is holds
-            told.flush()
-        findings = join(by_role(sink.events))
-        if holds:
-            assert findings == []
-            continue
-        late = [finding for finding in findings if finding.cls is FaultClass.SLOT_REUSE]
-        assert {finding.pool for finding in late} == {"mla", "dsa_index_k"}
-        assert all("request r2" in finding.message for finding in late)
-        assert all("was sent for request r1" in finding.message for finding in late)

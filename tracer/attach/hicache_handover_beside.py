@@ -1,5 +1,6 @@
-"""Work that is done on a thread beside the engine, one piece after the other."""
+"""A thread beside the engine that runs jobs in order."""
 
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -9,44 +10,60 @@ from hicache_dbg.tracer.selfcheck import InternalErrors
 __all__ = ["Beside", "Job"]
 
 
-class Job:
-    """A piece of work, done once at most; whoever wants to may wait for it."""
+#: How often a job that gives way looks again, in seconds.
+POLL_S = 0.0005
 
-    __slots__ = ("_over", "_work")
+
+class Job:
+    """Work that is done at most once. Any thread may wait for it."""
+
+    __slots__ = ("_over", "_wanted", "_work")
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work: Callable[[], object] = work
+        self._wanted = False
         self._over = Lock()
         self._over.acquire()
 
     @property
     def over(self) -> bool:
-        """Whether it was done, or will not be."""
+        """Whether it was done or dropped."""
         return not self._over.locked()
 
+    def give_way(self, busy: Callable[[], bool], seconds: float) -> None:
+        """Sleep while ``busy``, for at most ``seconds``, or until it must hurry."""
+        until = time.monotonic() + seconds
+        while not self._wanted and busy() and time.monotonic() < until:
+            time.sleep(POLL_S)
+
+    def hurry(self) -> None:
+        """Make it give way no longer."""
+        self._wanted = True
+
     def wait(self, seconds: float = -1.0) -> None:
-        """Until it is over, or so many seconds; without a limit if they are negative."""
+        """Block until it is over, for at most ``seconds``; without limit if negative."""
+        self.hurry()
         if self._over.acquire(timeout=seconds):
             self._over.release()
 
     def run(self) -> None:
-        """Do it."""
+        """Do the work."""
         try:
             self._work()
         finally:
             self.drop()
 
     def drop(self) -> None:
-        """It will not be done, or not again: what it refers to is let go of."""
+        """Mark it as over, and release what it refers to."""
         self._work = _nothing
         self._over.release()
 
 
 class Beside:
-    """One thread, and what it has before it.
+    """One thread and its queue of jobs.
 
-    ``start`` and ``stop`` are idempotent; what was given before ``stop`` is done when it returns, what
-    is given afterwards is dropped.
+    ``start`` and ``stop`` are idempotent. Jobs given before ``stop`` are done when it returns; later
+    ones are dropped.
     """
 
     def __init__(self, errors: InternalErrors) -> None:
@@ -56,13 +73,13 @@ class Beside:
         self._giving = Lock()
 
     def start(self) -> None:
-        """Begin the thread."""
+        """Start the thread."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="hicache-digest", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, when it has done what it was given."""
+        """End the thread after the jobs it was given."""
         with self._giving:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -70,13 +87,13 @@ class Beside:
             thread.join()
 
     def settle(self) -> None:
-        """Wait until everything that was given so far is done."""
+        """Block until all jobs given so far are done."""
         last = Job(_nothing)
         self.give(last)
         last.wait()
 
     def give(self, job: Job) -> None:
-        """Have it done in its turn."""
+        """Queue a job."""
         with self._giving:
             if self._thread is not None:
                 self._jobs.put(job)
@@ -88,7 +105,7 @@ class Beside:
             while (job := self._jobs.get()) is not None:
                 with self._errors.at("handover/beside"):
                     job.run()
-        finally:  # whatever ended it: nobody waits for what will not be done
+        finally:  # however it ended: nobody may wait for a job that is never done
             with self._giving:
                 self._thread = None
                 while not self._jobs.empty():
@@ -98,4 +115,4 @@ class Beside:
 
 
 def _nothing() -> None:
-    """Do nothing, in its turn."""
+    """Do nothing."""

@@ -12,14 +12,14 @@ __all__ = ["refusals", "state_contract"]
 
 
 def state_contract(session: Session, link: Link) -> None:
-    """State the fields of no pool: the rest is in the mirrors' geometry."""
+    """State the fields that belong to no pool; the others follow from the mirrors' geometry."""
     for field, value in link.ours.contract.items():
         if "." not in field:
             session.state(Topic.CONTRACT, (value,), role=link.role, key=field)
 
 
 def refusals(link: Link, refused: ContractRefused) -> list[Finding]:
-    """One finding a pool, at prefill: of both ends' recordings a join makes it as well."""
+    """Return one finding per pool, at prefill only: a join of both recordings finds it as well."""
     if link.role != "prefill":
         return []
     by_pool: dict[str, list[dict[str, str]]] = {}

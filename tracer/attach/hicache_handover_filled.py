@@ -1,4 +1,4 @@
-"""Which slots of a request's pages mean something: those both ends digest, and no others."""
+"""The slots of a request's pages that hold tokens: both ends digest these and no others."""
 
 from dataclasses import dataclass
 
@@ -12,23 +12,24 @@ __all__ = ["Filled", "filled"]
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What tokens fill of a request's pages in one pool, page by page.
+    """The filled slots of each page of a request in one pool.
 
-    The first ``slots`` of a page are filled. ``rewritten`` are pages in which the next token may
-    change filled ones: of a ring, where a slot belongs to no one token. Elsewhere it goes behind them.
+    The first ``slots`` of a page are filled. ``rewritten`` marks pages whose filled slots the next
+    token may change: those of a ring, where slots do not belong to single tokens. Elsewhere it is
+    appended.
     """
 
     slots: Pages
     rewritten: Flags
 
     def parts(self, which: Flags) -> list[tuple[int, Flags]]:
-        """Of ``which`` the pages of equal slots, those of fewer first; empty ones are left out."""
+        """Group the pages in ``which`` by filled slots, ascending; empty pages are left out."""
         found = ((slots, which & (self.slots == slots)) for slots in np.unique(self.slots).tolist())
         return [(slots, pages) for slots, pages in found if slots and pages.any()]
 
 
 def filled(geometry: PoolGeometry, pages: int, tokens: int) -> Filled:
-    """What ``tokens`` tokens fill; a slot counts when all of its tokens are there."""
+    """Return what ``tokens`` tokens fill. A slot of several tokens counts when all are present."""
     left = np.clip(
         tokens - np.arange(pages) * geometry.tokens_per_page, 0, geometry.tokens_per_page
     )

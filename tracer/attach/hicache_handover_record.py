@@ -1,4 +1,4 @@
-"""One request on its way from prefill to decode, seen from one end, and the events it makes."""
+"""The record of one handover at one end, and its events."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from hicache_dbg.tracer.settings import Checksum, Settings
 __all__ = ["HandoverRecord", "TileStatements", "open_record"]
 
 MOST_PAGES_KEPT = 64
-#: Apart from the numbers of the engine's own operations.
+#: Disjoint from the ids of the engine's own operations.
 _op_ids = count(1 << 32)
 
 
@@ -28,9 +28,9 @@ _op_ids = count(1 << 32)
 class HandoverRecord:
     """A request's pages at one end; ``digests`` maps (pool, component) to uint64 [layers, pages].
 
-    ``chosen`` marks the logical pages that are digested, ``reused`` those of them that had another
-    life by then; ``skip`` says why no tile counts, if none does; ``word`` how it ended, as both ends
-    say it, ``status`` in full. ``filled`` is by pool what of the pages means something.
+    ``chosen`` marks the logical pages to digest, ``reused`` those that were reallocated before.
+    ``skip`` is the reason if no tile counts. ``word`` is the outcome in the words that both ends use,
+    ``status`` the outcome in full. ``filled`` holds the filled slots by pool.
     """
 
     op: Op
@@ -55,26 +55,26 @@ class HandoverRecord:
 
     @property
     def bytes(self) -> int:
-        """What the request moves, in all pools."""
+        """The bytes moved, in all pools."""
         return sum(_bytes(mirror, len(self.pages)) for mirror in self.mirrors)
 
     def room(self, pool: str, component: str, layers: int) -> Digests:
-        """The array for a component's digests, by layer and logical page, made at first use."""
+        """Return the array of a component's digests, uint64 [layers, pages], creating it on first use."""
         shape = layers, len(self.pages)
         return self.digests.setdefault((pool, component), np.zeros(shape, np.uint64))
 
     def ready(self) -> bool:
-        """Its digests were joined before it was pushed."""
+        """Return True: the digests are complete before it is pushed."""
         return True
 
     def events(self) -> list[Event]:
-        """A copy a pool, and the count."""
+        """Return one copy per pool, and the count of pages."""
         topic = Topic.SENT if self.op is Op.SEND else Topic.RECEIVED
         said = self._stated(topic, (f"{len(self.pages)}", self.word))
         return [*(self._copied(mirror) for mirror in self.mirrors), said]
 
     def tiles(self) -> list[Event]:
-        """The digests: one statement a logical page and component, a value a layer."""
+        """Return the digests: one statement per logical page and component, one value per layer."""
         good = self.chosen & ~self.reused
         numbers = {
             pool: np.flatnonzero(good & (filled.slots > 0)) for pool, filled in self.filled.items()
@@ -148,7 +148,7 @@ class HandoverRecord:
 
 
 def _hex(digests: Digests) -> tuple[str, ...]:
-    """Sixteen digits each, all at once: a thread that formats thousands one by one holds up the pump."""
+    """Format digests as 16 hex digits, in one call: one by one, thousands would hold the GIL too long."""
     return tuple(digests.astype(">u8").tobytes().hex(" ", 8).split())
 
 
@@ -158,16 +158,16 @@ def _bytes(mirror: MirrorViews, pages: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TileStatements:
-    """The digests of a record, said before it is known how it ends: this process may be killed."""
+    """The digests of a record, stated before its outcome is known, in case the process is killed."""
 
     record: HandoverRecord
 
     def ready(self) -> bool:
-        """They were joined before."""
+        """Return True: the digests are complete."""
         return True
 
     def events(self) -> list[Event]:
-        """One statement a logical page and component."""
+        """Return one statement per logical page and component."""
         return self.record.tiles()
 
 
@@ -181,7 +181,7 @@ def open_record(
     settings: Settings,
     skip: SkipReason | None,
 ) -> HandoverRecord:
-    """A record of ``one``; which of its pages are digested both ends decide alike."""
+    """Create a record. Both ends choose the same pages to digest."""
     if settings.checksum is Checksum.OFF:
         skip = skip or SkipReason.OFF
     pages = np.array(one.pages, np.int64)

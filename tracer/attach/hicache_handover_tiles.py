@@ -1,4 +1,4 @@
-"""Digests of tiles that are handed over."""
+"""Digests of handed-over tiles."""
 
 import time
 
@@ -11,16 +11,16 @@ __all__ = ["HandedTiles"]
 
 
 class HandedTiles:
-    """Digests the tiles of records, and says them."""
+    """Digests the tiles of records, and states the digests."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._digester = TileDigester(beside=True)
 
     def digest(self, record: HandoverRecord, *, rewritten: bool | None = None) -> None:
-        """The tiles of this end, in the order of the write, but a last page that is not full first.
+        """Digest a record's tiles in the order of the write, except that partly filled pages come first.
 
-        ``rewritten``: only those that the next token may change, or only the others.
+        ``rewritten``: True for only the tiles that the next token may change, False for the others.
         """
         if record.skip is not None:
             return
@@ -40,7 +40,7 @@ class HandedTiles:
                         digests[:, pages] = found
 
     def say(self, record: HandoverRecord) -> None:
-        """State what was digested."""
+        """State a record's digests."""
         record.time_ns = time.time_ns()
         if record.digests:
             self._session.bus.push(TileStatements(record))

@@ -1,4 +1,4 @@
-"""Where the tiles of a handover's pools are, and on which GPU."""
+"""Views of a handover's pools, and their device."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,13 +10,13 @@ __all__ = ["KnownViews", "current"]
 
 
 class KnownViews:
-    """Views of mirrors, read off the tensors once."""
+    """Views of mirrors, built once per mirror."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Mirror, MirrorViews]] = {}
 
     def __call__(self, mirror: Mirror) -> MirrorViews:
-        """Those of one mirror."""
+        """Return the views of one mirror."""
         known = self._known.get(id(mirror))
         if known is None or known[0] is not mirror:
             known = self._known[id(mirror)] = mirror, mirror_views(mirror, None)
@@ -24,7 +24,7 @@ class KnownViews:
 
 
 def current(device: str) -> AbstractContextManager[object]:
-    """On a thread of ours a GPU must be made the current one."""
+    """Return a context in which ``device`` is the thread's current one, as a GPU must be."""
     if device == "cpu":
         return nullcontext()
     import torch
