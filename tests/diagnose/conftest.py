@@ -1,4 +1,4 @@
-"""Services for the tests of diagnosis."""
+"""Fixtures for the tests of diagnosis."""
 
 from tests.exporters.conftest import journal
 

@@ -1,4 +1,4 @@
-"""What was copied for one request, out of a run that served many."""
+"""Diagnosis of a single request out of a run that served many."""
 
 import sys
 from pathlib import Path
@@ -11,9 +11,10 @@ from tests.exporters.samples import copied, finding, health
 from hicache_dbg.exporters.fields import fields
 from hicache_dbg.exporters.recording_format import RecordingError
 from hicache_dbg.tracer.cli.main import main
-from hicache_dbg.tracer.diagnose.database import Database, RecordingSource
+from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.journal import JournalSource
+from hicache_dbg.tracer.diagnose.recordings import RecordingSource
 from hicache_dbg.tracer.events import Copied, Event
 
 EVENTS: list[Event] = [
@@ -29,7 +30,7 @@ EVENTS: list[Event] = [
 
 
 def database(folder: Path, request: str) -> Database:
-    """The recording of all events, of this request."""
+    """Return the recording of all events, limited to this request."""
     return Database(RecordingSource([recorded(folder, "run", EVENTS)], print), request)
 
 
@@ -40,7 +41,7 @@ def database(folder: Path, request: str) -> Database:
 def test_a_requests_operations_and_findings_are_kept_and_no_others(
     tmp_path: Path, request_: str, verified: int, mismatched: int, findings: int
 ) -> None:
-    """What is about nobody in particular stays; what was left aside is not taken for lost."""
+    """Events without a request are kept; those of other requests are not counted as lost."""
     with database(tmp_path, request_) as run:
         found = gather(run)
         run.keep()
@@ -52,13 +53,13 @@ def test_a_requests_operations_and_findings_are_kept_and_no_others(
 
 
 def test_a_request_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
-    """One line with its name, rather than a report on nothing."""
+    """An unknown request is an error in one line, not an empty report."""
     with pytest.raises(RecordingError, match="for request 'c'"):
         database(tmp_path, "c")
 
 
 def test_the_journal_knows_whom_a_copy_was_for(tmp_path: Path) -> None:
-    """Its field has all of them with commas between."""
+    """One field holds all request ids, separated by commas."""
     entries = tmp_path / "entries"
     lines = [
         msgspec.json.encode({"__REALTIME_TIMESTAMP": "1", **fields(event)})
@@ -74,7 +75,7 @@ def test_the_journal_knows_whom_a_copy_was_for(tmp_path: Path) -> None:
 def test_the_command_asks_for_one_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The verdict is on what that request was given: two others were served well, one was not."""
+    """The verdict covers only that request: two others were served well, one was not."""
     recorded(tmp_path, "run", EVENTS)
     reports = {}
     for name in ("a", "b"):

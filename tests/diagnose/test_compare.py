@@ -1,4 +1,4 @@
-"""Runs beside each other: what is new, gone, changed."""
+"""Comparison of runs: what is new, gone, changed."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ MENDED: list[Event] = [
 def compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, str, list[str]]:
-    """The exit code and output of comparing the broken run with the mended one."""
+    """Return exit code and output of comparing the broken run with the fixed one."""
     places = [str(recorded(tmp_path, name, run)) for name, run in (("a", BROKEN), ("b", MENDED))]
     return main(["diagnose", *places, *options]), capsys.readouterr().out, places
 
@@ -31,7 +31,7 @@ def compared(
 def test_two_runs_differ_in_what_was_mended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The finding is gone, the share of equal tiles changed, a path is new, and lengths do not count."""
+    """The finding is gone, the share of equal tiles changed, a path is new; run length is ignored."""
     code, out, places = compared(tmp_path, capsys, "--json")
     told = json.loads(out)
     rows = {(row["kind"], row["what"]): row for row in told["rows"]}
@@ -48,7 +48,7 @@ def test_two_runs_differ_in_what_was_mended(
 def test_the_table_shows_what_differs_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is the same is counted, not listed."""
+    """Equal rows are counted, not listed."""
     code, out, _ = compared(tmp_path, capsys)
     assert code == 1
     assert "expected 256, got 132" in " ".join(out.split())
@@ -59,14 +59,14 @@ def test_the_table_shows_what_differs_alone(
 def test_a_run_differs_in_nothing_from_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No row, and exit 0 where it is clean."""
+    """No row, and exit 0 if the run is clean."""
     place = str(recorded(tmp_path, "a", MENDED))
     assert main(["diagnose", place, place]) == 0
     assert capsys.readouterr().out.startswith("0 different, ")
 
 
 def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The recordings of two ranks add up instead of being compared."""
+    """The recordings of two ranks are added up instead of compared."""
     places = [
         str(
             recorded(
@@ -83,7 +83,7 @@ def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_recording_named_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its name, by a link and by its folder: its tiles count once, and no rank calls twice."""
+    """Named directly, by a link and by its folder, its tiles and calls count once."""
     calls: list[Event] = [collective("x"), collective("y")]
     first = recorded(tmp_path, "rank0", [started(), copied(), *calls])
     recorded(tmp_path, "rank1", [started(rank=1), collective("x", 1), collective("y", 1), word(1)])
@@ -96,7 +96,7 @@ def test_a_recording_named_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFi
 def test_ranks_that_nobody_compared_do_not_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder of two ranks is not joined unless it is asked for: the question stays open."""
+    """A folder of two ranks is not joined unless requested: whether they agree stays open."""
     for rank in range(2):
         recorded(tmp_path, f"rank{rank}", [started(rank=rank), copied(rank=rank)])
     assert main(["diagnose", str(tmp_path), "--json"]) == 2
@@ -108,7 +108,7 @@ def test_ranks_that_nobody_compared_do_not_agree(
 def test_findings_of_two_components_are_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A component that breaks in the second run is new, whatever another one had before."""
+    """A component that breaks in the second run is new, even if another one broke before."""
     old, new = finding(component="key"), finding(component="scale")
     places = [str(recorded(tmp_path, name, run)) for name, run in (("a", [old]), ("b", [new, old]))]
     assert main(["diagnose", *places, "--json"]) == 1
@@ -120,6 +120,6 @@ def test_findings_of_two_components_are_two(
 def test_recordings_or_the_journal(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither and both are usage errors of one line."""
+    """Naming neither or both is a usage error of one line."""
     assert main(["diagnose", *arguments]) == 2
     assert "name recordings to read, or --journal" in capsys.readouterr().err

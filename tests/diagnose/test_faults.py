@@ -1,4 +1,4 @@
-"""Every fault that can be injected comes out as its own hypothesis, and no other cause beside it."""
+"""Every injected fault confirms its own hypothesis and no other cause."""
 
 import pytest
 
@@ -28,7 +28,7 @@ OF_SIGHT = {"tracer_was_blind", "copies_are_innocent"}
 
 
 def confirmed(fault: Fault | None, stage: str) -> set[str]:
-    """The hypotheses that a rehearsal with ``fault`` confirms."""
+    """Return the hypotheses that a rehearsal with ``fault`` confirms."""
     events, seen = STAGES[stage](fault, Layout.PAGE_FIRST, 0)
     assert seen.moved, "nothing moved"
     answers = ask_all(Evidence.of(events))
@@ -36,14 +36,14 @@ def confirmed(fault: Fault | None, stage: str) -> set[str]:
 
 
 def test_every_class_has_one_hypothesis_that_stands_for_it() -> None:
-    """Nothing that a check can find is left without words."""
+    """No class that a check can find is without a hypothesis."""
     assert set(BY_CLASS) == set(FaultClass)
     assert len(set(BY_CLASS.values())) == len(FaultClass)
 
 
 @pytest.mark.parametrize("fault", ALL_FAULTS.values(), ids=ALL_FAULTS)
 def test_a_fault_confirms_its_own_hypothesis_and_no_wrong_one(fault: Fault) -> None:
-    """The right name is among the confirmed, and whatever else is there follows from the class."""
+    """The right hypothesis is confirmed, and any other confirmed one follows from the class."""
     told = confirmed(fault, fault.stage) - {"tracer_was_blind"}
     assert BY_CLASS[fault.cls] in told
     assert told <= {BY_CLASS[fault.cls], *ALSO.get(fault.cls, ())}
@@ -66,7 +66,7 @@ HIDDEN = (
 def test_a_fault_that_its_check_did_not_see_is_neither_ruled_out_nor_named_otherwise(
     monkeypatch: pytest.MonkeyPatch, name: str, checksum: Checksum
 ) -> None:
-    """Equal digests do not say that a page was written in time, nor that its table was whole."""
+    """Equal digests do not prove that a page was written in time, nor that its table was intact."""
     fault = ALL_FAULTS[name]
     monkeypatch.setattr(
         selftest_stages, "Settings", lambda **given: Settings(**{**given, "checksum": checksum})
@@ -83,5 +83,5 @@ def test_a_fault_that_its_check_did_not_see_is_neither_ruled_out_nor_named_other
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_clean_run_confirms_no_cause(stage: str) -> None:
-    """What it confirms, if anything, is that every copy is good, or that little was looked at."""
+    """It confirms at most that every copy is good, or that little was checked."""
     assert confirmed(None, stage) <= OF_SIGHT

@@ -1,4 +1,4 @@
-"""What DuckDB counts over files and journals is what the same events come to one by one."""
+"""DuckDB's counts over files and journals equal those of the same events one by one."""
 
 import json
 import tempfile
@@ -53,7 +53,7 @@ rare = st.one_of(
 
 
 def counted(evidence: Evidence) -> dict[str, Any]:
-    """Everything in it that can be compared; reasons that no tile had say nothing."""
+    """Return everything that can be compared, without reasons that no tile had."""
     plain: dict[str, Any] = {
         name: getattr(evidence, name) for name in Evidence.__slots__ if name not in {"sql", "run"}
     }
@@ -61,7 +61,7 @@ def counted(evidence: Evidence) -> dict[str, Any]:
 
 
 def recorded(folder: Path, run: str, events: Sequence[Event]) -> Path:
-    """A recording of ``events``."""
+    """Record ``events``."""
     sink = RecordingSink(folder, run)
     sink.emit(events)
     sink.close()
@@ -73,7 +73,7 @@ def recorded(folder: Path, run: str, events: Sequence[Event]) -> Path:
 def test_the_counts_of_a_recording_are_those_of_its_events(
     events: list[Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Any mixture, in one file or cut in two, comes to the same evidence as in memory."""
+    """Any mixture, in one file or split in two, gives the same evidence as in memory."""
     folder = tmp_path_factory.mktemp("events")
     half = len(events) // 2
     places = [folder / "a", folder / "b"]
@@ -89,7 +89,7 @@ def test_the_counts_of_a_recording_are_those_of_its_events(
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 def test_what_is_not_whole_is_skipped_and_told(*, packed: bool, tmp_path: Path) -> None:
-    """Garbage, a torn copy and a torn finding cost themselves alone, and one sentence says so."""
+    """Garbage, a truncated copy and a truncated finding cost only themselves, in one message."""
     path = recorded(tmp_path, "run", [copied(**LOAD, verified=5)])
     whole = msgspec.json.encode(copied(**LOAD, verified=7)) + b"\n"
     torn = msgspec.json.encode(finding())[:60]
@@ -107,7 +107,7 @@ def test_what_is_not_whole_is_skipped_and_told(*, packed: bool, tmp_path: Path) 
 
 
 def test_a_copy_that_lacks_fields_is_none(tmp_path: Path) -> None:
-    """Valid JSON that calls itself a copy costs itself alone."""
+    """Valid JSON of type copy without the fields costs only itself."""
     path = recorded(tmp_path, "run", [copied()])
     with path.open("ab") as file:
         file.write(b'{"event":"copied"}\n{"event":"copied","pool":"kv","op":"load"}\n')
@@ -116,7 +116,7 @@ def test_a_copy_that_lacks_fields_is_none(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_keeps_its_word(tmp_path: Path) -> None:
-    """A later, longer run of the same rank in the same folder does not take back what it lost."""
+    """The losses of a killed run are not undone by a later, longer run of the same rank."""
     recorded(tmp_path, "a", [health(events=5, copies=3, dropped={"bus/queue_full": 3})])
     longer = [health(events=n, copies=0, dropped={}) for n in (1, 9)]
     recorded(tmp_path, "b", longer)
@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_keeps_its_word(tmp_path: Path) -> None:
 def test_what_the_database_cannot_read_is_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that promises a packed file: what is wrong is said, and nothing is left behind."""
+    """A file that is compressed by name only is reported, and nothing is left behind."""
     path = recorded(tmp_path, "run", [copied()])
     assert main(["diagnose", str(path.rename(tmp_path / name))]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -140,7 +140,7 @@ def test_what_the_database_cannot_read_is_one_line(
 def test_entries_without_fields_are_no_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever else calls itself a copy in the journal is passed over."""
+    """Foreign journal entries of type copy are skipped."""
     entries = ({"HICACHE_EVENT": "copied"}, {"HICACHE_EVENT": "copied", "HICACHE_POOL": "kv"})
     (tmp_path / "entries").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     journalctl = tmp_path / "journalctl"
@@ -154,7 +154,7 @@ def test_entries_without_fields_are_no_copies(
 def test_a_journal_without_an_entry_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nothing was ever written, no page of undecided questions hides that."""
+    """An empty journal is an error, not a page of undecided hypotheses."""
     journalctl = tmp_path / "journalctl"
     journalctl.write_text("#!/bin/sh\n")
     journalctl.chmod(0o755)
@@ -169,7 +169,7 @@ def test_a_journal_without_an_entry_is_one_line(
 def test_a_source_that_fails_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without journalctl there is no database, and no spill folder of it."""
+    """Without journalctl there is no database and no spill folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(JournalError):
         Database(JournalSource(["/nowhere/journalctl"], print))
@@ -177,7 +177,7 @@ def test_a_source_that_fails_leaves_no_folder(
 
 
 def test_a_query_that_is_interrupted_ends_as_the_command_does(tmp_path: Path) -> None:
-    """Ctrl-C while DuckDB works is Ctrl-C, not an error of DuckDB's."""
+    """Ctrl-C during a DuckDB query is reported as Ctrl-C, not as a DuckDB error."""
     recorded(tmp_path, "run", [copied()])
     with Database(recordings_at([tmp_path], print)) as database:
         interrupt = threading.Timer(0.2, database._connection.interrupt)
@@ -188,7 +188,7 @@ def test_a_query_that_is_interrupted_ends_as_the_command_does(tmp_path: Path) ->
 
 
 def test_a_quote_in_a_file_name_is_a_quote(tmp_path: Path) -> None:
-    """File names reach the database as text, whatever is in them."""
+    """File names reach the database as text, whatever they contain."""
     folder = tmp_path / "o'brien; DROP"
     folder.mkdir()
     recorded(folder, "run", [copied()])
@@ -197,7 +197,7 @@ def test_a_quote_in_a_file_name_is_a_quote(tmp_path: Path) -> None:
 
 
 def test_the_spill_folder_goes_with_the_database(tmp_path: Path) -> None:
-    """Nothing is left on disk."""
+    """No spill file is left behind."""
     recorded(tmp_path, "run", [copied()])
     with Database(recordings_at([tmp_path], print)) as database:
         folder = database.folder
@@ -238,7 +238,7 @@ def test_the_journal_tells_what_a_recording_tells(
 
 @pytest.mark.parametrize("name", ["a*b", "r?n", "run[1]", "it's", "[!a]", "new\nline", "頁 ü"])
 def test_a_name_means_itself(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a database would take for a pattern matches no other recording."""
+    """A name that contains a glob pattern matches no other recording."""
     for other in ("axb", "run", "run1", "rb", "b"):
         recorded(tmp_path, other, [copied(), copied()])
     path = recorded(tmp_path, name, [copied()])
@@ -249,7 +249,7 @@ def test_a_name_means_itself(name: str, tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_name_without_an_encoding_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file system knows bytes, the database only text."""
+    """A file name that is not valid UTF-8 is reported: the database takes only text."""
     path = recorded(tmp_path, "run", [copied()]).rename(tmp_path / "\udcff.jsonl")
     assert main(["diagnose", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""What decode received and prefill sent, compared by the digests that both stated."""
+"""The digests of decode's received pages are compared with those that prefill sent."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from hicache_dbg.tracer.events import Event, Op, Stated
 
 
 def _ends(digests: list[str], layers: tuple[int, ...]) -> list[list[Event]]:
-    """A good page and one of ``digests`` for ``layers``, as either end states them."""
+    """Return a good page and one of ``digests`` for ``layers``, as both ends state them."""
     recordings: list[list[Event]] = []
     for role in ("prefill", "decode"):
         said = [tiles("a", page, ["1", "2"], role=role) for page in (0, 1)]
@@ -29,7 +29,7 @@ def _ends(digests: list[str], layers: tuple[int, ...]) -> list[list[Event]]:
 def test_a_statement_without_one_value_a_layer_is_counted_and_the_rest_compared(
     digests: list[str], layers: list[int]
 ) -> None:
-    """Neither the comparison nor the join fails on it: it is one internal error of the report's."""
+    """A malformed statement is one internal error in the report; neither comparison nor join fails."""
     recordings = _ends(digests, tuple(layers))
     first = recordings[0][0]
     assert isinstance(first, Stated)

@@ -1,4 +1,4 @@
-"""The page: self-contained, true to the events, readable wide and narrow, light and dark."""
+"""The HTML page: self-contained, true to the events, readable at any width, light and dark."""
 
 import html
 import re
@@ -46,7 +46,7 @@ def page(tmp_path: Path) -> Path:
 
 
 class Tags(HTMLParser):
-    """Every tag, and whether all that were opened were closed."""
+    """Collects every tag, and whether all opened tags were closed."""
 
     VOID = frozenset({"meta", "link", "br", "img", "hr", "input"})
 
@@ -58,18 +58,18 @@ class Tags(HTMLParser):
         assert not self._open, f"never closed: {self._open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remember it."""
+        """Remember the tag."""
         self.seen.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """It ends what was opened last."""
+        """Close the tag that was opened last."""
         assert self._open.pop() == tag
 
 
 def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
-    """Every tag is closed, every link of it leads into it, and nothing is fetched."""
+    """Every tag is closed, every link is internal, and nothing is fetched."""
     text = page.read_text(encoding="utf-8")
     tags = Tags(text).seen
     ids = {attributes["id"] for _, attributes in tags if "id" in attributes}
@@ -81,7 +81,7 @@ def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
 
 
 def test_the_map_shows_the_tiles_that_differ(page: Path) -> None:
-    """Layers 2 and 3 of host page 7 and no other; page 4 was compared and is equal."""
+    """The map marks layers 2 and 3 of host page 7 only; page 4 was compared and is equal."""
     cells = re.findall(r"<title>layer (\d+), host page (\d+): ([^<]*)</title>", page.read_text())
     assert len(cells) == 8
     bad = {(int(layer), int(number)) for layer, number, state in cells if state == BAD_CELL}
@@ -91,7 +91,7 @@ def test_the_map_shows_the_tiles_that_differ(page: Path) -> None:
 
 
 def test_the_story_of_the_bad_page_marks_the_conflicting_pair(page: Path) -> None:
-    """Backup, bad load, then the two accesses and where the page was handed out."""
+    """Backup, bad load, then the two conflicting accesses and the allocation of the page."""
     text = page.read_text()
     title = re.search(r"The first bad tile: [^<]*", text)
     assert title is not None
@@ -108,14 +108,14 @@ def test_the_story_of_the_bad_page_marks_the_conflicting_pair(page: Path) -> Non
 
 
 def page_text(folder: Path, *events: Event) -> str:
-    """The page of other events."""
+    """Return the page of other events."""
     written = folder / "other.html"
     main(["diagnose", str(recorded(folder, "other", list(events))), "--html", str(written)])
     return written.read_text(encoding="utf-8")
 
 
 def test_accesses_to_another_pool_are_another_story(tmp_path: Path) -> None:
-    """What conflicted in one pool is not put under the bad tile of another."""
+    """A conflict in one pool is not shown under the bad tile of another."""
     other = finding(cls=FaultClass.SLOT_REUSE, pool="index_k", message=CONFLICT, pages=(7,))
     text = page_text(tmp_path, *RUN[:3], other)
     assert "The first bad tile: deepseek_v4_c128" in text
@@ -123,7 +123,7 @@ def test_accesses_to_another_pool_are_another_story(tmp_path: Path) -> None:
 
 
 def test_a_tile_that_nobody_looked_at_did_not_come_back_equal(tmp_path: Path) -> None:
-    """Beside one that differs and one that was skipped nobody knows which is which."""
+    """A skipped tile in an operation with a mismatch is not shown as equal."""
     bad = LOAD | PAGES | {"mismatched": 4, "verified": 0, "skipped": {"unwitnessed": 4}}
     text = page_text(tmp_path, copied(**bad, bad_tiles=tuple((layer, 7) for layer in range(4))))
     assert Cell.BESIDE.words in text
@@ -131,7 +131,7 @@ def test_a_tile_that_nobody_looked_at_did_not_come_back_equal(tmp_path: Path) ->
 
 
 def test_what_was_compared_in_part_or_going_down_did_not_come_back_equal(tmp_path: Path) -> None:
-    """Half of a load was skipped, and another page's backup was compared: neither says equal."""
+    """A load that was partly skipped and a compared backup do not make a page equal."""
     half = LOAD | PAGES | {"verified": 4, "skipped": {"sampled_out": 4}}
     down = {"host_pages": (9,), "device_pages": (9,), "generations": (1,), "skipped": {}}
     text = page_text(tmp_path, copied(**half), copied(**down, witnessed=0, verified=4))
@@ -141,14 +141,14 @@ def test_what_was_compared_in_part_or_going_down_did_not_come_back_equal(tmp_pat
 
 
 def test_operations_on_some_layers_show_on_the_map(tmp_path: Path) -> None:
-    """A bad tile of a layer that no operation reaches by its count is on the map; no layer is no crash."""
+    """A bad tile of any layer is on the map, and an operation without layers does not crash it."""
     one = LOAD | PAGES | {"layers": 1, "mismatched": 1, "verified": 1, "bad_tiles": ((3, 7),)}
     text = page_text(tmp_path, copied(**one), copied(pool="none", layers=0, **PAGES))
     assert f"layer 3, host page 7: {BAD_CELL}" in text
 
 
 def test_what_is_said_first_is_the_answer(page: Path) -> None:
-    """A word, the cause with its pool and pages, and the numbers of what came back."""
+    """The page starts with one word, the cause with its pool and pages, and the compared counts."""
     text = page.read_text()
     (head,) = re.findall(r"<h1>(.*?)</h1>", text)
     assert re.sub(r"<.*?>", "", head) == "Corrupt: row_width, index_k, backup, 1 finding"
@@ -167,14 +167,14 @@ def test_both_ends_are_drawn_to_one_scale(page: Path) -> None:
 
 
 def browsed(page: Path, *options: str) -> bytes:
-    """What Chromium prints, run on ``page``."""
+    """Return what Chromium prints for ``page``."""
     require(shutil.which("chromium"), "chromium is not installed")
     command = [*BROWSER, f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
 
 
 def paper(picture: Path) -> bytes:
-    """The colour of a PNG's first pixel, 8 bits a channel: no filter changes that one."""
+    """Return the colour of a PNG's first pixel (8 bits per channel), which no PNG filter changes."""
     data, at, packed = picture.read_bytes(), 8, b""
     while at < len(data):
         (length,) = struct.unpack(">I", data[at : at + 4])
@@ -206,7 +206,7 @@ def test_the_page_fits_its_window(page: Path, width: int) -> None:
 
 @pytest.mark.service
 def test_the_page_is_light_or_dark_as_its_reader_asks(page: Path) -> None:
-    """Pictures of both: the paper's colour is the reader's."""
+    """Screenshots in both schemes have the background of the reader's choice."""
     papers: dict[str, bytes] = {}
     for scheme, options in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):
         picture = page.parent / f"{scheme}.png"
@@ -216,7 +216,7 @@ def test_the_page_is_light_or_dark_as_its_reader_asks(page: Path) -> None:
 
 
 def test_a_finding_without_a_wrong_byte_is_not_called_corruption(tmp_path: Path) -> None:
-    """Host memory that is not pinned is a fault, and no tile differs."""
+    """Unpinned host memory is a fault, but no tile differs."""
     fault = finding(cls=FaultClass.PINNING, message="not pinned")
     text = page_text(tmp_path, started(), copied(**(LOAD | PAGES)), fault)
     (head,) = re.findall(r"<h1>([^<]*)", text)
@@ -225,7 +225,7 @@ def test_a_finding_without_a_wrong_byte_is_not_called_corruption(tmp_path: Path)
 
 
 def test_a_run_that_is_wrong_everywhere_has_a_page_of_bounded_size(tmp_path: Path) -> None:
-    """What differs is told in a few pieces; the map has it all."""
+    """Only a few differences are told in detail; the map has them all."""
     one = LOAD | {"mismatched": 1, "verified": 1, "generations": (1,)}
     runs = [
         copied(**(one | {"host_pages": (page,), "bad_tiles": ((page % 3, page),)}))
@@ -241,7 +241,7 @@ def test_a_run_that_is_wrong_everywhere_has_a_page_of_bounded_size(tmp_path: Pat
 
 
 def test_several_ranks_on_one_map_are_told_apart(tmp_path: Path) -> None:
-    """A cell is the worst of all ranks, the map says so, and the words name the rank."""
+    """A cell shows the worst of all ranks, the map says so, and the text names the rank."""
     bad = LOAD | PAGES | BAD
     text = page_text(tmp_path, started(), copied(**PAGES, rank=0), copied(**bad, rank=1))
     assert "the worst of 2 ranks in each cell" in text

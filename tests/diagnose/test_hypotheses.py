@@ -24,7 +24,7 @@ from hicache_dbg.tracer.events import (
 
 
 def mirror(pool: str, cls: str, device: int, host: int, dtype: str = "bfloat16") -> MirrorInfo:
-    """A mirror of one component with these bytes a slot, 64 slots a page."""
+    """Return a mirror of one component with these bytes per slot, 64 slots per page."""
 
     def end(tier: Tier, name: str, width: int, kind: str) -> EndInfo:
         part = ComponentInfo(
@@ -63,7 +63,7 @@ def started(*mirrors: MirrorInfo, unbuilt: tuple[str, ...] = ()) -> Started:
 
 
 def copied(pool: str, op: Op, **tiles: object) -> Copied:
-    """A copy of one pool with these outcomes."""
+    """Return a copy of one pool with these outcomes."""
     given = {"verified": 0, "witnessed": 0, "mismatched": 0, "token_granular": False, **tiles}
     return Copied(
         time_ns=0,
@@ -89,7 +89,7 @@ def copied(pool: str, op: Op, **tiles: object) -> Copied:
 
 
 def answers(*events: Event) -> dict[str, Answer]:
-    """Every hypothesis's answer, by name."""
+    """Return every hypothesis's answer, by name."""
     return {answer.name: answer for answer in ask_all(Evidence.of(events))}
 
 
@@ -111,7 +111,7 @@ STORY = (
 
 
 def test_a_clean_run_confirms_that_the_copies_are_innocent() -> None:
-    """All loaded tiles equal and none skipped: look elsewhere, and nothing else is confirmed."""
+    """All loaded tiles are equal and none is skipped: the fault is elsewhere, and no cause is confirmed."""
     told = answers(*CLEAN)
     confirmed = {name for name, answer in told.items() if answer.verdict is Verdict.CONFIRMED}
     assert confirmed == {"copies_are_innocent"}
@@ -122,7 +122,7 @@ def test_a_clean_run_confirms_that_the_copies_are_innocent() -> None:
 @pytest.mark.parametrize("load", [{"verified": 1}, {"mismatched": 1}, {"skipped": {"reused": 1}}])
 @pytest.mark.parametrize("unseen", [0, 1])
 def test_one_of_anything_is_singular(load: dict[str, object], unseen: int) -> None:
-    """With one mirror, one tile, one copy and one lost operation no evidence counts in plurals."""
+    """With one mirror, tile, copy and lost operation, no evidence uses a plural."""
     events = [
         started(LATENT),
         copied("mla", Op.BACKUP, witnessed=1),
@@ -136,7 +136,7 @@ def test_one_of_anything_is_singular(load: dict[str, object], unseen: int) -> No
 
 
 def test_the_story_comes_out_in_both_acts() -> None:
-    """The host's size confirmed, the dead class confirmed, the five wrong theories falsified."""
+    """The host's size and the dead class are confirmed, the five wrong theories falsified."""
     told = answers(*STORY)
     assert told["host_sized_for_another_dtype"].verdict is Verdict.CONFIRMED
     assert "fp8 with one fp32 scale per 128" in told["host_sized_for_another_dtype"].evidence
@@ -155,14 +155,14 @@ def test_the_story_comes_out_in_both_acts() -> None:
 
 
 def test_one_token_granular_copy_is_enough_to_confirm_that_path() -> None:
-    """The count says which pool and operation took it."""
+    """The evidence counts which pool and operation took it."""
     told = answers(*CLEAN, copied("index_k", Op.BACKUP, token_granular=True, witnessed=2))
     assert told["token_granular_path"].verdict is Verdict.CONFIRMED
     assert "1 of index_k backup" in told["token_granular_path"].evidence
 
 
 def test_elements_taken_for_bytes_needs_an_exact_ratio() -> None:
-    """128 against 256 is one element's size; 132 against 256 is not."""
+    """128 against 256 is a factor of one element's size; 132 against 256 is not."""
     half = started(LATENT, mirror("index_k", "PagedHostPool", 256, 128))
     assert answers(half)["elements_taken_for_bytes"].verdict is Verdict.CONFIRMED
     assert answers(*STORY)["elements_taken_for_bytes"].verdict is Verdict.FALSIFIED
@@ -176,7 +176,7 @@ def test_a_pool_that_never_moves_is_not_managed() -> None:
 
 
 def test_a_cache_that_nobody_used_is_not_accused() -> None:
-    """Of a second cache nothing moved at all, which says nothing; a pool left behind by its sisters does."""
+    """A second cache without any copies proves nothing; one idle pool among active ones does."""
     both = [event for event in CLEAN if getattr(event, "pool", "") != "index_k"]
     for caches, verdict in (
         ((("mla",), ("index_k",)), Verdict.UNDECIDED),
@@ -191,7 +191,7 @@ def test_a_cache_that_nobody_used_is_not_accused() -> None:
 
 
 def test_silence_is_not_health() -> None:
-    """With nothing recorded, or most of it skipped or dropped, the tracer says it was blind."""
+    """With nothing recorded, or most of it skipped or dropped, the tracer is reported as blind."""
     assert answers()["tracer_was_blind"].verdict is Verdict.CONFIRMED
     skipped = copied("mla", Op.LOAD, verified=1, skipped={"unwitnessed": 9})
     told = answers(*CLEAN, skipped)
@@ -204,7 +204,7 @@ def test_silence_is_not_health() -> None:
 
 @pytest.mark.parametrize("events", [(), CLEAN, STORY], ids=["nothing", "clean", "story"])
 def test_every_hypothesis_answers_whatever_there_is(events: tuple[Event, ...]) -> None:
-    """No evidence makes one fail, each answer says why, and what is undecided can be decided."""
+    """No evidence makes one fail; each answer has a reason, and an undecided one says how to decide it."""
     told = answers(*events)
     assert set(told) == {hypothesis.name for hypothesis in known_hypotheses()}
     for answer in told.values():
@@ -213,14 +213,14 @@ def test_every_hypothesis_answers_whatever_there_is(events: tuple[Event, ...]) -
 
 
 def test_findings_of_a_kind_are_one_with_their_count() -> None:
-    """What the bus held back adds to the first finding's count; the first text stands."""
+    """Findings collapsed by the bus add to the first one's count; the first text is kept."""
     later = msgspec.structs.replace(ROW_WIDTH, message="later", count=61)
     (kind,) = Evidence.of((ROW_WIDTH, later)).kinds_of_finding()
     assert (kind.message, kind.count) == ("132 against 256", 62)
 
 
 def test_copies_are_not_innocent_of_what_was_lost_on_the_way() -> None:
-    """An operation that the bus dropped, failed on or a sink lost is none that was proven good."""
+    """An operation that was dropped, failed to be judged or was lost by a sink is not proven good."""
     for health in (
         Health(time_ns=0, dropped={"bus/queue_full": 1}),
         Health(time_ns=0, errors={"bus": 1}),
@@ -234,7 +234,7 @@ def test_copies_are_not_innocent_of_what_was_lost_on_the_way() -> None:
 
 
 def test_what_another_sink_lost_is_no_blindness() -> None:
-    """A journald that is absent takes nothing away from a whole recording."""
+    """An absent journald takes nothing away from a complete recording."""
     health = Health(
         time_ns=0,
         copies=len(CLEAN) - 1,
@@ -247,7 +247,7 @@ def test_what_another_sink_lost_is_no_blindness() -> None:
 
 
 def test_every_run_has_its_say_about_what_was_lost() -> None:
-    """Of one run the last health event counts, of several runs and ranks all of them."""
+    """Within one run the last health event counts; over several runs and ranks they are added."""
     words = (
         Health(time_ns=0, events=5, dropped={"bus/queue_full": 1}),
         Health(time_ns=1, events=9, dropped={"bus/queue_full": 3}, closing=True),
@@ -260,7 +260,7 @@ def test_every_run_has_its_say_about_what_was_lost() -> None:
 
 
 def test_pages_that_differ_in_padding_only_are_sized_right() -> None:
-    """What a host page leaves out of a device page's padding is no dtype's doing."""
+    """A host page without the device page's padding is not blamed on the dtype."""
     pool = mirror("c4", "PagedHostPool", 132, 132)
     (part,) = pool.device.components
     padded = msgspec.structs.replace(part, page_bytes=part.page_bytes + 192)
@@ -271,7 +271,7 @@ def test_pages_that_differ_in_padding_only_are_sized_right() -> None:
 
 
 def test_what_did_not_come_back_is_not_proven_good() -> None:
-    """A backup's source that was digested twice is no tile that came back, nor is a digest alone."""
+    """A backup whose source was digested twice is not a tile that came back, nor is a lone digest."""
     down = answers(*CLEAN[:3], copied("mla", Op.BACKUP, verified=4))
     assert down["copies_are_innocent"].evidence == "no loaded tile was compared"
     taken = answers(*CLEAN, copied("mla", Op.FETCH, witnessed=4))
@@ -281,13 +281,13 @@ def test_what_did_not_come_back_is_not_proven_good() -> None:
 
 
 def test_a_recording_that_ends_within_an_operation_accuses_no_pool() -> None:
-    """The pools of an operation are told one after the other: the next line would have been the other's."""
+    """The pools of an operation are recorded one by one: the next line would have been the missing one."""
     assert answers(*CLEAN[:2])["pool_not_managed"].verdict is Verdict.UNDECIDED
     assert answers(*CLEAN[:3])["pool_not_managed"].verdict is Verdict.FALSIFIED
 
 
 def test_the_books_add_up_only_where_they_were_closed() -> None:
-    """What is leaked is told at the close: a process that lives, or was killed, has not said so."""
+    """Leaks are reported at close: a live or killed process has not reported them."""
     alive = Health(time_ns=0, copies=4)
     closed = Health(time_ns=1, copies=4, events=1, closing=True)
     for words, verdict in (
@@ -299,21 +299,21 @@ def test_the_books_add_up_only_where_they_were_closed() -> None:
 
 
 def test_a_pool_whose_copies_may_be_lost_is_not_accused() -> None:
-    """That none of them is here proves nothing where operations are missing."""
+    """If operations are missing, the absence of a pool's copies proves nothing."""
     moved = [event for event in CLEAN if getattr(event, "pool", "") != "index_k"]
     told = answers(*moved, Health(time_ns=0, copies=4))
     assert told["pool_not_managed"].verdict is Verdict.UNDECIDED
 
 
 def test_what_was_copied_before_the_events_begin_is_not_lost() -> None:
-    """The journal of the last hour knows totals of the whole run; in a recording of its own it counts."""
+    """The last hour of the journal has totals of the whole run; only in a full recording do they count."""
     words = [Health(time_ns=n, events=n, copies=n) for n in (90, 94)]
     assert Evidence.of([*words[:1], *CLEAN[1:], words[1]]).unseen == 0
     assert Evidence.of([*CLEAN, *words]).unseen == 90
 
 
 def test_a_finding_that_no_hypothesis_is_about_is_the_verdict() -> None:
-    """A draft of another stride: the ends of every mirror agree, and it is told all the same."""
+    """A draft with another stride is reported although the ends of every mirror agree."""
     draft = msgspec.structs.replace(ROW_WIDTH, message="one index space, two strides", advice="do")
     evidence = Evidence.of([*CLEAN[:2], *CLEAN[3:4], draft])
     report = build_report(evidence)
@@ -322,13 +322,13 @@ def test_a_finding_that_no_hypothesis_is_about_is_the_verdict() -> None:
 
 
 def test_ends_of_one_size_do_not_explain_a_mismatch() -> None:
-    """A finding of the class alone does not make the ends of its pool differ in size."""
+    """A finding of the class alone does not imply that the pool's ends differ in size."""
     told = answers(*CLEAN, ROW_WIDTH, copied("index_k", Op.LOAD, mismatched=3))
     assert told["race_of_wide_rows"].verdict is Verdict.UNDECIDED
 
 
 def test_one_bad_tile_rules_no_race_out() -> None:
-    """A race hits now and then: of one tile that was compared, nobody knows how often."""
+    """A race shows occasionally: a single compared tile says nothing about frequency."""
     sight = (started(LATENT), copied("mla", Op.BACKUP, witnessed=9))
     few = answers(*sight, copied("mla", Op.LOAD, mismatched=1))["race_of_wide_rows"]
     many = answers(*sight, copied("mla", Op.LOAD, mismatched=9))["race_of_wide_rows"]
@@ -337,13 +337,13 @@ def test_one_bad_tile_rules_no_race_out() -> None:
 
 
 def test_tiles_without_a_start_record_were_compared_all_the_same() -> None:
-    """A recording whose first lines are damaged has its loads."""
+    """A recording with damaged first lines still counts its loads."""
     told = answers(copied("mla", Op.LOAD, mismatched=9))["race_of_wide_rows"]
     assert "no loaded tile" not in told.evidence
 
 
 def test_lost_operations_settle_no_dispute_about_the_path() -> None:
-    """What was lost may be what took it."""
+    """A lost operation may be the one that took the path."""
     lost = Health(time_ns=0, dropped={"bus/queue_full": 5})
     told = answers(*CLEAN, lost)["token_granular_path"]
     assert told.verdict is Verdict.UNDECIDED
@@ -351,7 +351,7 @@ def test_lost_operations_settle_no_dispute_about_the_path() -> None:
 
 
 def test_who_came_late_does_not_vouch_for_the_books() -> None:
-    """Without the start record nobody knows what was allocated before."""
+    """Without the start record, earlier allocations are unknown."""
     closed = Health(time_ns=1, copies=4, closing=True)
     assert answers(*CLEAN, closed)["bookkeeping_is_broken"].verdict is Verdict.FALSIFIED
     assert answers(*CLEAN[1:], closed)["bookkeeping_is_broken"].verdict is Verdict.UNDECIDED

@@ -1,4 +1,4 @@
-"""What a folder keeps of several runs is told apart by when it was written."""
+"""Several runs in one folder are told apart by the time of their writing."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event
 def recording(
     folder: Path, name: str, began: int, ended: int, events: Sequence[Event] = MENDED
 ) -> Path:
-    """A recording of ``events``, all but the last at ``began``."""
+    """Write a recording of ``events``, all but the last at ``began``."""
     header = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id=name, time_ns=began)
     timed = [msgspec.structs.replace(event, time_ns=began) for event in events]
     timed[-1] = msgspec.structs.replace(events[-1], time_ns=ended)
@@ -30,28 +30,28 @@ def recording(
 
 
 def test_ranks_that_run_together_are_one_run(tmp_path: Path) -> None:
-    """They begin and end at different times; what overlaps belongs together."""
+    """Ranks begin and end at different times; recordings that overlap belong together."""
     ranks = [recording(tmp_path, f"r{rank}", 10 + rank, 90 - rank) for rank in range(4)]
     (run,) = runs_of(ranks)
     assert (set(run.files), run.began_ns, run.ended_ns) == (set(ranks), 10, 90)
 
 
 def test_a_process_that_died_and_came_back_is_of_the_run_that_went_on(tmp_path: Path) -> None:
-    """Prefill may be restarted while decode lives."""
+    """Prefill may be restarted while decode keeps running."""
     decode = recording(tmp_path, "decode", 10, 90)
     prefills = [recording(tmp_path, f"p{at}", at, at + 20) for at in (15, 50)]
     assert len(runs_of([decode, *prefills])) == 1
 
 
 def test_parts_of_one_recording_are_one_run(tmp_path: Path) -> None:
-    """A part may begin long after the one before it had its last event."""
+    """A part may begin long after the last event of the one before."""
     parts = [recording(tmp_path, f"r.{n:04}", 10 * n + 1, 10 * n + 3) for n in range(3)]
     (run,) = runs_of(parts)
     assert (set(run.files), run.began_ns, run.ended_ns) == (set(parts), 1, 23)
 
 
 def test_a_last_event_longer_than_the_end_that_is_looked_at(tmp_path: Path) -> None:
-    """A killed process may leave an operation on thousands of pages last: the file's own time stands in."""
+    """If the last event is longer than the tail that is read, the file's modification time is used."""
     large = msgspec.structs.replace(
         next(event for event in MENDED if isinstance(event, Copied)),
         host_pages=tuple(range(20_000)),
@@ -74,7 +74,7 @@ def test_a_last_event_longer_than_the_end_that_is_looked_at(tmp_path: Path) -> N
 def test_runs_are_what_time_parts(
     spans: list[tuple[int, int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two are in one run if one can go from the one to the other over times that touch; in any order."""
+    """Two recordings are one run if a chain of overlapping recordings connects them, in any order."""
     folder = tmp_path_factory.mktemp("runs")
     files = [recording(folder, f"r{n}", *span) for n, span in enumerate(spans)]
     busy = sorted({moment for began, ended in spans for moment in range(2 * began, 2 * ended + 1)})
@@ -102,7 +102,7 @@ def test_what_was_wrong_before_the_last_run_is_no_verdict_on_it(
 def test_of_each_of_two_folders_the_last_run_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nothing differs between the newest runs, nothing is said to."""
+    """If the newest runs do not differ, no difference is reported."""
     for name in ("a", "b"):
         folder = tmp_path / name
         folder.mkdir()

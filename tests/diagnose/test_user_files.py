@@ -1,4 +1,4 @@
-"""A hypothesis of a user's own is asked beside ours, and its failure is its own."""
+"""A user's hypothesis is judged beside ours, and its failure affects only itself."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ HYPOTHESIS = Hypothesis(
 
 
 def asked(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """What diagnose says of two copies with the hypothesis in ``text``."""
+    """Return diagnose's report on two copies with the hypothesis in ``text``."""
     own = tmp_path / "own.py"
     own.write_text(text)
     run = tmp_path / "run"
@@ -40,7 +40,7 @@ def asked(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tupl
 def test_a_users_hypothesis_queries_the_copies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its SQL runs over the table of copies, and its answer stands among the others."""
+    """Its SQL runs over the table of copies, and its answer appears among the others."""
     code, out, _ = asked(tmp_path, OWN, capsys)
     answers = {answer["name"]: answer for answer in json.loads(out)["hypotheses"]}
     assert (code, answers["slow_copies"]["verdict"]) == (2, "confirmed")
@@ -51,7 +51,7 @@ def test_a_users_hypothesis_queries_the_copies(
 def test_a_users_hypothesis_that_fails_takes_nothing_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is undecided and says why; the others answer."""
+    """It is undecided and says why; the others are judged."""
     code, out, _ = asked(tmp_path, OWN.replace("FROM copies", "FROM nowhere"), capsys)
     answers = {answer["name"]: answer for answer in json.loads(out)["hypotheses"]}
     assert (code, answers["slow_copies"]["verdict"]) == (2, "undecided")

@@ -1,6 +1,7 @@
-"""An OTLP receiver in a process of its own, so that decoding does not slow the sender down.
+"""An OTLP receiver in its own process, so that decoding does not slow the sender down.
 
-Run as a script: it says its endpoint, and when its standard input ends, the operation of each span.
+Run as a script, it prints its endpoint and, once its standard input closes, the operation of each
+span.
 """
 
 import json
@@ -24,7 +25,7 @@ class Collector:
     process: subprocess.Popen[str]
 
     def operations(self) -> list[int]:
-        """End the process; the operation of each span, in order of arrival."""
+        """End the process and return the operation of each span, in order of arrival."""
         told, _ = self.process.communicate()
         found: list[int] = json.loads(told)
         return found
@@ -32,7 +33,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector that listens."""
+    """Run a collector that listens."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.exporters.collector"],
         cwd=Path(__file__).parents[2],
@@ -45,7 +46,7 @@ def collecting() -> Iterator[Collector]:
 
 
 def main() -> None:
-    """Receive until told to end."""
+    """Receive until standard input closes."""
     receiver = Receiver()
     print(receiver.endpoint, flush=True)  # noqa: T201 - read by the test
     sys.stdin.read()

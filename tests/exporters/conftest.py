@@ -1,4 +1,4 @@
-"""Services for the exporters' tests."""
+"""Fixtures for the exporters' tests."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def environ(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment that leads to the receiver; the exporters read the process's own."""
+    """The environment that points to the receiver; the exporters read the process's own."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
     return {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
 
@@ -45,7 +45,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A real systemd-journald in a namespace of its own, and what journalctl says of it."""
+"""A real systemd-journald in its own namespace, and journalctl's output for it."""
 
 import shutil
 import socket
@@ -16,7 +16,7 @@ _CONFIGURATION = "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\nRuntimeMa
 
 
 class Journal:
-    """Starts the daemon on construction; :meth:`close` leaves no trace of it."""
+    """Starts the daemon on construction; :meth:`close` removes everything it made."""
 
     def __init__(self) -> None:
         self.namespace = f"hicache{uuid.uuid4().hex[:12]}"
@@ -27,7 +27,7 @@ class Journal:
         self.start()
 
     def start(self) -> None:
-        """Start the daemon and wait until its socket answers: the file alone may be stale."""
+        """Start the daemon and wait until its socket answers; the socket file alone may be stale."""
         self.daemon = subprocess.Popen(
             [JOURNALD, self.namespace], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -43,16 +43,16 @@ class Journal:
         self.daemon.wait(WAIT_S)
 
     def journalctl(self, *arguments: str) -> str:
-        """What journalctl prints for this namespace, once everything sent is stored.
+        """Return journalctl's output for this namespace, once everything sent is stored.
 
-        The daemon of a namespace ends by itself after half a minute without work: all is stored then.
+        The daemon of a namespace exits after half a minute without work; all is stored then.
         """
         if self.daemon.poll() is None:
             self._call("--sync")
         return self._call("--no-pager", "--quiet", *arguments)
 
     def lines(self, *arguments: str) -> list[str]:
-        """The lines of journalctl's output."""
+        """Return the lines of journalctl's output."""
         return self.journalctl(*arguments).splitlines()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A real OTLP/HTTP receiver on the loopback: decodes what arrives and keeps it."""
+"""A real OTLP/HTTP receiver on the loopback that decodes and keeps what arrives."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,10 +20,10 @@ _REQUESTS: dict[str, Any] = {
 
 
 class Receiver:
-    """Listens on a port of its own from construction to :meth:`close`.
+    """Listens on its own port from construction to :meth:`close`.
 
-    ``clients`` has the sender's port of each request: one port is one connection.
-    ``status`` is what it answers: a collector in trouble answers 400 or 503.
+    ``clients`` has the sender's port of each request: one port is one connection. ``status`` is the
+    status of its answers: a collector in trouble answers 400 or 503.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, format: str, *_arguments: Any) -> None:  # noqa: A002 - its name
-                """Keep the tests' output clean."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -87,7 +87,7 @@ class Receiver:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The latest state of each metric by name: they are cumulative."""
+        """Latest state of each (cumulative) metric by name."""
         return {
             metric.name: metric
             for path, message in self.requests
@@ -99,7 +99,7 @@ class Receiver:
 
     @property
     def services(self) -> set[str]:
-        """The service names under which anything arrived."""
+        """Service names under which anything arrived."""
         found = set()
         for path, message in self.requests:
             kind = path.removeprefix("/v1/").replace("traces", "spans")
@@ -109,7 +109,7 @@ class Receiver:
 
 
 def attributes(item: Any) -> dict[str, Any]:
-    """The attributes of a span, record, data point or resource as plain values."""
+    """Return the attributes of a span, record, data point or resource as plain values."""
     return {pair.key: _plain(pair.value) for pair in item.attributes}
 
 

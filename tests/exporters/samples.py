@@ -1,4 +1,4 @@
-"""Events as a run makes them, with every value of its own range so that mix-ups show."""
+"""Events as a run makes them; every field has its own range of values, so that mix-ups show."""
 
 from typing import Any
 
@@ -120,20 +120,20 @@ _STARTED = Started(
 
 
 def copied(**changes: Any) -> Copied:
-    """A backup of two pages of one pool."""
+    """Return a backup of two pages of one pool."""
     return msgspec.structs.replace(_COPIED, **changes)
 
 
 def finding(**changes: Any) -> Finding:
-    """The mirror of the story, sized for fp8 under a bf16 device pool."""
+    """Return a finding about a mirror sized for fp8 under a bf16 device pool."""
     return msgspec.structs.replace(_FINDING, **changes)
 
 
 def started(**changes: Any) -> Started:
-    """One rank, attached to one mirror."""
+    """Return the start of one rank that is attached to one mirror."""
     return msgspec.structs.replace(_STARTED, **changes)
 
 
 def health(**changes: Any) -> Health:
-    """A heartbeat of a run that has lost a little."""
+    """Return a heartbeat of a run with a few losses."""
     return msgspec.structs.replace(_HEALTH, **changes)

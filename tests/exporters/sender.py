@@ -1,7 +1,7 @@
-"""A process that sends copies at a rate through the sinks that its environment asks for.
+"""Send copies at a given rate through the sinks that the environment asks for.
 
-Run as a script with ``RATE SECONDS``. When everything is delivered it says, as one line of JSON, what
-it sent and what became of it in each sink; it ends when its standard input does.
+Run as a script with ``RATE SECONDS``. Once everything is delivered, it prints one line of JSON with
+what it sent and what became of it in each sink; it exits when its standard input closes.
 """
 
 import json
@@ -33,7 +33,7 @@ class Delivery(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """What a sender tells."""
+    """The result of a sender."""
 
     copies: int
     events: int
@@ -45,7 +45,7 @@ class Report(msgspec.Struct):
 
 @dataclass(slots=True)
 class Pace:
-    """Numbers from 1 up, each when its time has come."""
+    """Yields the numbers from 1 up, each at its time."""
 
     rate: int
     seconds: float
@@ -62,14 +62,14 @@ class Pace:
 
 
 def publish(bus: Bus, event: Event) -> float:
-    """Publish; how long it held the caller up."""
+    """Publish an event and return how long the call took."""
     begun = time.perf_counter()
     bus.publish(event)
     return time.perf_counter() - begun
 
 
 def main(rate: int, seconds: float) -> None:
-    """Send, wait until every sink has had everything, and report."""
+    """Send, wait until every sink has received everything, and report."""
     settings = Settings.from_environ()
     bus = Bus(
         build_sinks(settings, lambda: ()).sinks, capacity=settings.queue, errors=InternalErrors()

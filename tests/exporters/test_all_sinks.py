@@ -25,7 +25,7 @@ PATH = {**COUNT, "layout": "page_first", "token_granular": "False", "rank": "0"}
 
 
 def run(sinks: list[Sink]) -> Health:
-    """Send a start, copies and a finding in their midst through a bus; its last word."""
+    """Publish a start, copies and a finding among them; return the final health event."""
     bus = Bus(sinks, capacity=65536, errors=InternalErrors())
     bus.publish(started())
     for number in range(COPIES):

@@ -1,4 +1,4 @@
-"""Every command of the journald page, run against a real journald."""
+"""Every command in the documentation of journald runs against a real journald."""
 
 import re
 import shlex
@@ -57,13 +57,13 @@ LINES = {
 
 
 def commands() -> list[str]:
-    """The commands of the page's code blocks, one a line."""
+    """Return the commands of the page's code blocks, one per line."""
     blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     return [command for block in blocks for command in block.splitlines()]
 
 
 def in_namespace(command: str, journal: Journal) -> str:
-    """The command, asking the test's journal instead of the machine's."""
+    """Return the command with the test's journal in place of the machine's."""
     options = f"journalctl --namespace={journal.namespace} --no-pager --quiet"
     return command.replace("journalctl", options, 1)
 
@@ -122,7 +122,7 @@ def test_following_shows_a_finding_as_it_happens(filled: Journal) -> None:
 
 
 def test_the_page_has_the_ids_of_the_code() -> None:
-    """The page's message ids are the code's."""
+    """The message ids on the page are those of the code."""
     text = PAGE.read_text()
     for kind, message_id in MESSAGE_IDS.items():
         assert f"| {kind.__struct_config__.tag} | `{message_id}` |" in text

@@ -1,4 +1,4 @@
-"""Many datagrams by one call: each arrives whole, in order, or is still the caller's."""
+"""Many datagrams in one call: each arrives complete and in order, or remains with the caller."""
 
 import errno
 import socket
@@ -16,7 +16,7 @@ Pair = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two connected datagram sockets."""
+    """Return two connected datagram sockets."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     yield one, other
     one.close()
@@ -25,7 +25,7 @@ def pair() -> Iterator[Pair]:
 
 @given(batch=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=10))
 def test_what_was_sent_arrives_in_order(batch: list[bytes]) -> None:
-    """Whatever the bytes, zeros and line breaks among them, each datagram arrives as it was."""
+    """Each datagram arrives unchanged, including zeros and line breaks."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with one, other:
         assert Datagrams().send(one.fileno(), batch) == len(batch)
@@ -33,7 +33,7 @@ def test_what_was_sent_arrives_in_order(batch: list[bytes]) -> None:
 
 
 def test_a_call_takes_no_more_than_fits_its_tables(pair: Pair) -> None:
-    """Of more datagrams than a call takes the first go, and the caller is told how many."""
+    """Of too many datagrams the first ones are sent, and the call returns how many."""
     one, other = pair
     found: list[bytes] = []
     batch = [b"%d" % number for number in range(MOST + 7)]
@@ -51,7 +51,7 @@ def test_a_call_takes_no_more_than_fits_its_tables(pair: Pair) -> None:
 
 
 def test_it_stops_before_one_that_is_too_large(pair: Pair) -> None:
-    """The datagrams before a large one go, then the large one alone is refused."""
+    """The datagrams before a too large one are sent; only the large one is refused."""
     one, other = pair
     sender = Datagrams()
     large = b"x" * (1 << 22)
@@ -63,7 +63,7 @@ def test_it_stops_before_one_that_is_too_large(pair: Pair) -> None:
 
 
 def test_a_full_socket_takes_what_it_can(pair: Pair) -> None:
-    """A socket that waits no longer gives back how many went, and then says that it is full."""
+    """A non-blocking socket returns how many were sent, and then reports that it is full."""
     one, _ = pair
     one.settimeout(0)
     sender = Datagrams()

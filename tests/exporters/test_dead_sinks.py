@@ -1,4 +1,4 @@
-"""Each sink dead in turn: the others get everything, and each of them tells what the dead one lost."""
+"""Each sink dead in turn: the others get everything, and each reports what the dead one lost."""
 
 import json
 import os
@@ -43,14 +43,14 @@ LONGEST_PUBLISH_S = 0.5
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What is undone after the test, latest first."""
+    """Cleanup after the test, in reverse order."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def receiver(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Receiver:
-    """A collector that answers, under the variables that lead there."""
+    """A collector that answers, with the variables that point to it."""
     receiver = Receiver()
     stack.callback(receiver.close)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
@@ -75,37 +75,37 @@ Settle = Callable[[dict[str, Any], ExitStack, Path], None]
 
 
 def absent_journald(settings: dict[str, Any], _stack: ExitStack, folder: Path) -> None:
-    """A socket that nobody made."""
+    """Point journald to a socket that does not exist."""
     settings["journald_socket"] = folder / "absent"
 
 
 def full_socket(settings: dict[str, Any], stack: ExitStack, folder: Path) -> None:
-    """A socket whose owner does not read."""
+    """Point journald to a socket whose owner does not read."""
     deaf = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     deaf.bind(str(folder / "deaf"))
     settings["journald_socket"] = folder / "deaf"
 
 
 def dead_collector(_settings: dict[str, Any], stack: ExitStack, _folder: Path) -> None:
-    """A port that nobody listens on."""
+    """Point OTLP to a port without a listener."""
     patch = stack.enter_context(pytest.MonkeyPatch.context())
     patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
 
 
 def read_only_folder(settings: dict[str, Any], stack: ExitStack, folder: Path) -> None:
-    """A file system without a place to write."""
+    """Record to a file system that is not writable."""
     mount(stack, folder / "read-only", "ro")
     settings["directory"] = folder / "read-only"
 
 
 def full_disk(settings: dict[str, Any], stack: ExitStack, folder: Path) -> None:
-    """A file system with room for a few events."""
+    """Record to a file system with room for a few events."""
     mount(stack, folder / "small", "size=64k")
     settings["directory"] = folder / "small"
 
 
 def mount(stack: ExitStack, place: Path, option: str) -> None:
-    """A file system in memory."""
+    """Mount a file system in memory."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", option, "hicache-dbg-test", str(place)]
     if subprocess.run(command, capture_output=True).returncode:
@@ -114,14 +114,14 @@ def mount(stack: ExitStack, place: Path, option: str) -> None:
 
 
 def port_in_use(settings: dict[str, Any], stack: ExitStack, _folder: Path) -> None:
-    """Another process has the port."""
+    """Occupy the port with another socket."""
     other = stack.enter_context(socket.socket())
     other.bind(("", settings["prometheus_port"]))
     other.listen()
 
 
 def closed_terminal(_settings: dict[str, Any], stack: ExitStack, _folder: Path) -> None:
-    """Standard error that nobody reads any more."""
+    """Close the reader of standard error."""
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w", closefd=True)
@@ -147,7 +147,7 @@ CASES: dict[Settle, tuple[str, str]] = {
 
 
 def run(settings: dict[str, Any]) -> tuple[Health, float]:
-    """Send copies through a bus with a heart that beats fast; its last word, the longest publish."""
+    """Send copies through a bus with a fast heartbeat; return the last health event and slowest publish."""
     chosen = Settings(**settings)
     built = build_sinks(chosen, lambda: ())
     bus = Bus(built.sinks, capacity=chosen.queue, errors=InternalErrors(), heartbeat_s=0.3)
@@ -167,7 +167,7 @@ def run(settings: dict[str, Any]) -> tuple[Health, float]:
 
 
 def told(health: Health) -> bool:
-    """Whether a loss or a failure was seen."""
+    """Return whether a loss or a failure was reported."""
     return bool(health.dropped) or any(place.startswith("sink/") for place in health.errors)
 
 
@@ -183,7 +183,7 @@ def test_a_dead_sink_is_told_by_every_living_one(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The host is not held up, the living sinks miss nothing, and each says what was lost where."""
+    """The host is not delayed, the living sinks miss nothing, and each reports the loss and its place."""
     settle(settings, stack, tmp_path)
     dead, reason = CASES[settle]
     counted = Counted(dead)
@@ -207,12 +207,12 @@ def test_a_dead_sink_is_told_by_every_living_one(
 
 
 def tells(health: Health, place: str) -> bool:
-    """Whether a health event tells of a loss or a failure at ``place``."""
+    """Return whether a health event reports a loss or a failure at ``place``."""
     return bool(health.dropped.get(place) or health.errors.get(place))
 
 
 def in_journal(journal: Journal, place: str) -> tuple[int, bool]:
-    """Copies in the journal, and whether a health entry there tells of ``place``."""
+    """Return the copies in the journal, and whether a health entry there reports ``place``."""
     query = ("-o", "json", "--all", "--output-fields=HICACHE_RECORD", "HICACHE_EVENT=health")
     entries = [json.loads(text)["HICACHE_RECORD"] for text in journal.lines(*query)]
     told = [tells(msgspec.json.decode(entry, type=Health), place) for entry in entries]
@@ -220,7 +220,7 @@ def in_journal(journal: Journal, place: str) -> tuple[int, bool]:
 
 
 def in_recording(folder: Path, place: str) -> tuple[int, bool]:
-    """Copies in the recording, and whether a health event there tells of ``place``."""
+    """Return the copies in the recording, and whether a health event there reports ``place``."""
     (path,) = recordings_in(folder)
     events = list(read(path))
     told = [tells(event, place) for event in events if isinstance(event, Health)]
@@ -228,7 +228,7 @@ def in_recording(folder: Path, place: str) -> tuple[int, bool]:
 
 
 def in_text(printed: str, place: str) -> tuple[int, bool]:
-    """Copies among the lines of text, and whether a health line tells of ``place``."""
+    """Return the copies among the lines of text, and whether a health line reports ``place``."""
     lines = printed.splitlines()
     copies = [text for text in lines if text.startswith("[HICACHE_DBG] pool=")]
     health = [text for text in lines if text.startswith("hicache-dbg health")]
@@ -236,7 +236,7 @@ def in_text(printed: str, place: str) -> tuple[int, bool]:
 
 
 def in_collector(receiver: Receiver, place: str) -> tuple[int, bool]:
-    """Spans at the collector, and whether a record and, of a loss, a metric tell of ``place``."""
+    """Return the spans at the collector, and whether a record (and a metric) reports ``place``."""
     told = any(f"{place}:" in record.body.string_value for record in receiver.records)
     if not place.startswith("sink/"):
         points = receiver.metrics["hicache.event.lost"].sum.data_points
@@ -246,14 +246,14 @@ def in_collector(receiver: Receiver, place: str) -> tuple[int, bool]:
 
 
 class Counted:
-    """What the process's own registry counts from now on."""
+    """The increase of the process's own registry from now on."""
 
     def __init__(self, dead: str) -> None:
         self._labels = {"sink": dead, "rank": "0"}
         self._copies, self._failures = self._now()
 
     def since(self) -> tuple[int, bool]:
-        """Copies, and whether failures of the dead sink were counted."""
+        """Return the copies, and whether failures of the dead sink were counted."""
         copies, failures = self._now()
         return int(copies - self._copies), failures > self._failures
 
@@ -288,7 +288,7 @@ print(json.dumps([longest, deepest, time.perf_counter() - begun, bus.health().dr
 
 
 def test_with_every_sink_dead_the_host_goes_on_and_ends(tmp_path: Path) -> None:
-    """Collector down, no socket, no place for metrics: 10,000 events cost nothing but their count.
+    """With no collector, socket or recording folder, 10,000 events only cost being counted.
 
     Queues stay bounded, each sink's loss is counted, and the process ends within its limit.
     """

@@ -69,7 +69,7 @@ def test_the_rare_events_come_back_whole(event: Event) -> None:
 
 
 def test_every_event_type_has_its_own_id_and_a_numeric_priority() -> None:
-    """Ids are 128 bits, one an event type; findings are errors, copies are debug."""
+    """Ids are 128 bits, one per event type; findings are errors, copies are debug."""
     assert set(MESSAGE_IDS) == set(get_args(Event))
     assert len(set(MESSAGE_IDS.values())) == len(MESSAGE_IDS)
     assert all(len(value) == 32 and int(value, 16) for value in MESSAGE_IDS.values())
@@ -86,13 +86,13 @@ def test_no_field_breaks_the_rules_of_the_journal(event: Event) -> None:
     "name", ["lower", "_TRUSTED", "1ST", "WITH-DASH", "WITH SPACE", "X" * 65, "", "É", "A\n"]
 )
 def test_a_name_that_the_journal_would_drop_is_an_error(name: str) -> None:
-    """A bad name is refused before it is sent, and named."""
+    """An invalid name is refused before it is sent, and named."""
     with pytest.raises(FieldNameError, match="journald would drop the field"):
         encode_entry({"MESSAGE": "fine", name: "value"})
 
 
 def test_the_longest_name_is_allowed() -> None:
-    """Sixty-four characters are not too many."""
+    """Sixty-four characters are allowed."""
     assert encode_entry({"X" * 64: "v"}) == b"X" * 64 + b"=v\n"
 
 
@@ -104,13 +104,13 @@ def test_the_longest_name_is_allowed() -> None:
     )
 )
 def test_every_value_comes_back_from_an_entry(entry: dict[str, str]) -> None:
-    """A reader of the native protocol gets every name and value back, line breaks included."""
+    """A reader of the native protocol gets every name and value back, including line breaks."""
     told = {name: value.encode(errors="backslashreplace") for name, value in entry.items()}
     assert decode_entry(encode_entry(entry)) == told
 
 
 def decode_entry(data: bytes) -> dict[str, bytes]:
-    """Read the native protocol as journald does."""
+    """Parse the native protocol as journald does."""
     found = {}
     while data:
         head, _, rest = data.partition(b"\n")

@@ -33,7 +33,7 @@ LIMIT_S = 10
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Exit status of a forked child that does ``work`` within bounds."""
+    """Run ``work`` in a forked child with a time limit and return its exit status."""
     child = os.fork()
     if child == 0:  # pragma: no cover - runs in the child
         signal.alarm(LIMIT_S)
@@ -49,7 +49,7 @@ def in_child(work: Callable[[], object]) -> int:
 def test_a_forked_child_has_a_recording_of_its_own(
     tmp_path: Path, rotation: Rotation | None
 ) -> None:
-    """Neither's lines, parts or limits touch the other's, and the child's begins with the start."""
+    """Neither process touches the other's lines, parts or limits; the child's recording begins with the start."""
     sink = RecordingSink(tmp_path, "run", rotation=rotation)
     sink.emit([started(), copied(op_id=0)])
 
@@ -73,7 +73,7 @@ def test_a_forked_child_has_a_recording_of_its_own(
 
 
 def test_a_child_that_cannot_record_writes_into_no_other_file(tmp_path: Path) -> None:
-    """Where its own recording can't be begun, events are lost and counted, and tried again."""
+    """If the child cannot create its recording, events are lost and counted, and it tries again."""
     folder = tmp_path / "here"
     folder.mkdir()
     sink = RecordingSink(folder, "run")
@@ -94,7 +94,7 @@ def test_a_child_that_cannot_record_writes_into_no_other_file(tmp_path: Path) ->
 
 
 def test_a_forked_child_does_not_keep_the_port(registry: CollectorRegistry, port: int) -> None:
-    """A worker that outlives its parent must not answer scrapers with silence."""
+    """A worker that outlives its parent must not leave scrapers without an answer."""
     sink = PrometheusSink(registry, port=port, address="127.0.0.1")
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
@@ -115,7 +115,7 @@ def test_a_forked_child_does_not_keep_the_port(registry: CollectorRegistry, port
 def test_a_fork_during_a_scrape_leaves_the_child_a_sink_that_works(
     registry: CollectorRegistry,
 ) -> None:
-    """Whoever read the pools at that moment is not there to end it."""
+    """The thread that was reading the pools does not exist in the child to finish."""
     reading, leave = threading.Event(), threading.Event()
 
     def pools() -> list[PoolPages]:
@@ -134,7 +134,7 @@ def test_a_fork_during_a_scrape_leaves_the_child_a_sink_that_works(
 
 
 def test_no_fork_falls_into_the_middle_of_a_batch() -> None:
-    """The library's locks are held while values move: a child forked then would wait for ever."""
+    """The library's locks are held while values change: a child forked then would deadlock."""
     entered, leave = threading.Event(), threading.Event()
 
     def busy() -> None:
@@ -182,7 +182,7 @@ stop.set()
 
 
 def test_the_hosts_own_metrics_work_in_a_child_forked_under_load(tmp_path: Path) -> None:
-    """With many processes the library has one lock for all values, the host's among them."""
+    """In multiprocess mode the library has one lock for all values, including the host's."""
     event = msgspec.json.encode(copied()).decode()
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", MULTIPROCESS, event],
@@ -195,7 +195,7 @@ def test_the_hosts_own_metrics_work_in_a_child_forked_under_load(tmp_path: Path)
 
 
 def test_a_fork_waits_for_one_batch_and_no_more() -> None:
-    """A thread that has the lock and comes back for it at once lets a fork that waits go first."""
+    """A thread that takes the lock in a loop lets a waiting fork go first."""
     gate, taken, order = _Unforked(), threading.Event(), list[str]()
 
     def come_back() -> None:
@@ -218,7 +218,7 @@ def test_a_fork_waits_for_one_batch_and_no_more() -> None:
 
 
 def test_whoever_forks_with_the_lock_in_hand_lets_go_of_it_in_both() -> None:
-    """The child's thread is the one that took it: neither waits for itself, and both can take it again."""
+    """If the forking thread holds the lock, neither process deadlocks, and both can take it again."""
     with unforked:
         child = os.fork()
         if child == 0:  # pragma: no cover - runs in the child
@@ -230,7 +230,7 @@ def test_whoever_forks_with_the_lock_in_hand_lets_go_of_it_in_both() -> None:
 
 
 def test_a_child_does_not_export_what_its_parent_counted() -> None:
-    """The SDK's reader goes on in the child, with the parent's counts and over its connection."""
+    """The SDK's reader would go on in the child, with the parent's counts and connection."""
     sent: list[int] = []
 
     class Exporter:
@@ -270,7 +270,7 @@ def test_a_child_does_not_hold_its_parents_claim(tmp_path: Path) -> None:
 
 
 def test_a_live_process_of_another_numbering_keeps_its_gauges(tmp_path: Path) -> None:
-    """In another container a process has a number that means nothing here: its claim says it lives."""
+    """The pid of a process in another container means nothing here: its lock shows that it lives."""
     gone = in_child(lambda: None)
     assert gone == 0
     unused = 4_194_301  # above any number that this kernel gives

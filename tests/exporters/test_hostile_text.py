@@ -1,4 +1,4 @@
-"""Texts that come from anywhere: in no sink do they forge a line, move a cursor or cost other events."""
+"""Untrusted text: in no sink can it forge a line, move the cursor or lose other events."""
 
 import io
 from pathlib import Path
@@ -31,13 +31,13 @@ poisoned = pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
 
 
 def poison(text: str) -> Finding:
-    """A finding that has ``text`` wherever a text may stand."""
+    """Return a finding with ``text`` in every text field."""
     return finding(message=text, expected=text, got=text, advice=text, pool=text, slots=text)
 
 
 @given(text=st.text(st.characters(codec=None), max_size=40) | st.sampled_from([HALF, FORGED]))
 def test_a_line_is_one_line_of_visible_characters(text: str) -> None:
-    """Whatever a finding says, a stream of any kind takes it, and a terminal shows it."""
+    """Any stream accepts the line, and a terminal shows it."""
     for told in (line(poison(text)), line(started(place=text)), printable(text)):
         told.encode()
         assert len(told.splitlines()) <= 1
@@ -45,13 +45,26 @@ def test_a_line_is_one_line_of_visible_characters(text: str) -> None:
 
 
 def test_plain_text_stays_as_it_is() -> None:
-    """Letters of any alphabet are no control characters."""
+    """Letters of any alphabet are kept."""
     assert printable("seite 7 größer als 頁  8") == "seite 7 größer als 頁 8"
+
+
+def test_a_text_of_any_length_costs_no_event(tmp_path: Path) -> None:
+    """Each text of an event that no reader would take is cut, and says how long it was."""
+    sink = RecordingSink(tmp_path, "run")
+    sink.emit([copied(op_id=1), finding(message="m" * (17 << 20)), copied(op_id=2)])
+    sink.close()
+    (path,) = recordings_in(tmp_path)
+    assert path.stat().st_size < 10_000
+    first, found, last = read(path)
+    assert isinstance(found, Finding)
+    assert found.message == "m" * 1000 + f"... ({17 << 20} characters)"
+    assert (first, last) == (copied(op_id=1), copied(op_id=2))
 
 
 @poisoned
 def test_a_recording_keeps_it_and_what_travels_with_it(tmp_path: Path, text: str) -> None:
-    """The batch is whole, and can be read again."""
+    """The batch is complete and readable."""
     sink = RecordingSink(tmp_path, "run")
     sink.emit([copied(op_id=1), poison(text), copied(op_id=2)])
     sink.close()
@@ -63,7 +76,7 @@ def test_a_recording_keeps_it_and_what_travels_with_it(tmp_path: Path, text: str
 
 @poisoned
 def test_a_journal_entry_is_whole(text: str) -> None:
-    """The fields are there, and none of them begins another."""
+    """All fields are there, and none of them starts another."""
     entry = encode_entry({"MESSAGE": line(poison(text)), **fields(poison(text))})
     assert b"\n[HICACHE_DBG]" not in entry.split(b"HICACHE_EVENT=")[0]
     assert b"HICACHE_FINDING=row_width\n" in entry
@@ -80,7 +93,7 @@ def test_a_stream_that_takes_only_what_has_an_encoding_takes_it(text: str) -> No
 
 @poisoned
 def test_a_scrape_is_whole(text: str) -> None:
-    """One pool's name, or one place's, does not cost the host all of its metrics."""
+    """The name of one pool or place does not cost the host all its metrics."""
     registry = CollectorRegistry()
     pages = [PoolPages(pool=text, tier=text, state=text, pages=1)]
     sink = PrometheusSink(registry, pool_state=lambda: pages)
@@ -95,7 +108,7 @@ def test_a_scrape_is_whole(text: str) -> None:
 def test_spans_and_records_are_exported(
     receiver: Receiver, environ: dict[str, str], text: str
 ) -> None:
-    """What travels with it arrives, and it arrives too."""
+    """The event arrives, and so does the rest of its batch."""
     from hicache_dbg.exporters.otel import OtelSink
 
     sink = OtelSink(environ=environ)

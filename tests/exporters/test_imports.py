@@ -1,4 +1,4 @@
-"""What an exporter's import costs a serving process."""
+"""The cost of importing an exporter in a serving process."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ print(*(name for name in sys.argv[2:] if name in sys.modules))
     ],
 )
 def test_a_library_is_imported_by_its_own_exporter_only(module: str, libraries: str) -> None:
-    """Importing a module loads the library that it stands for, and none of the others."""
+    """Importing an exporter loads its own library and no other."""
     command = [sys.executable, "-c", SCRIPT, module, *LIBRARIES]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == libraries

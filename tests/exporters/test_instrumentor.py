@@ -60,7 +60,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def environ(receiver: Receiver, tmp_path: Path) -> dict[str, str]:
-    """Where the collector is, and, where this package is not installed anew yet, our entry point."""
+    """Point to the collector; add our entry point if the package was not reinstalled yet."""
     found = os.environ | {
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
@@ -76,7 +76,7 @@ def environ(receiver: Receiver, tmp_path: Path) -> dict[str, str]:
 
 
 def run(environ: dict[str, str], *arguments: str, **more: str) -> list[str]:
-    """The host's lines, started by the command."""
+    """Start the host with the command and return its lines."""
     require(COMMAND.exists() or shutil.which("opentelemetry-instrument"), "it is not installed")
     command = [str(COMMAND), sys.executable, "-c", HOST, *arguments]
     done = subprocess.run(command, env=environ | more, capture_output=True, text=True, timeout=100)
@@ -101,14 +101,14 @@ def test_under_the_command_the_gate_is_all_it_takes(
 def test_without_the_gate_the_command_changes_nothing(
     receiver: Receiver, environ: dict[str, str], gate: str
 ) -> None:
-    """With the gate unset or off nothing of ours is wrapped, sent or chosen."""
+    """With the gate unset or off nothing of ours is wrapped, sent or selected."""
     assert run(environ, HICACHE_DBG=gate) == ["False None"]
     assert not receiver.spans
 
 
 @pytest.mark.service
 def test_sinks_that_were_chosen_stay(receiver: Receiver, environ: dict[str, str]) -> None:
-    """HICACHE_DBG_SINKS is the operator's: the command adds nothing to it."""
+    """The command adds nothing to the operator's HICACHE_DBG_SINKS."""
     (told,) = run(environ, HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")
     assert told == "True stderr"
     assert not receiver.spans
@@ -116,7 +116,7 @@ def test_sinks_that_were_chosen_stay(receiver: Receiver, environ: dict[str, str]
 
 @pytest.mark.service
 def test_it_can_be_left_out_by_name(receiver: Receiver, environ: dict[str, str]) -> None:
-    """OTEL_PYTHON_DISABLED_INSTRUMENTATIONS names us as any other."""
+    """OTEL_PYTHON_DISABLED_INSTRUMENTATIONS can disable us like any other."""
     (told,) = run(environ, HICACHE_DBG="1", OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=NAME)
     assert told == "True None"
     assert not receiver.spans
@@ -124,7 +124,7 @@ def test_it_can_be_left_out_by_name(receiver: Receiver, environ: dict[str, str])
 
 @pytest.mark.service
 def test_uninstrumenting_restores_the_engine(receiver: Receiver, environ: dict[str, str]) -> None:
-    """After it the engine's own function is bound again, and what waited has arrived."""
+    """Afterwards the engine's own function is bound again, and pending events have arrived."""
     _, restored = run(environ, "uninstrument", HICACHE_DBG="1")
     assert restored == "True"
     assert len(receiver.spans) == 1

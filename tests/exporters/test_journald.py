@@ -1,4 +1,4 @@
-"""journald for real: what was sent is what journalctl finds."""
+"""Against a real journald: what was sent is what journalctl finds."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def sink(journal: Journal) -> Iterator[JournaldSink]:
 
 
 def load(**changes: Any) -> Copied:
-    """A load of the same pool as the sample's backup."""
+    """Return a load of the same pool as the sample's backup."""
     return copied(op=Op.LOAD, src=Tier.HOST, dst=Tier.DEVICE, **changes)
 
 
 @pytest.mark.service
 def test_journalctl_answers_by_pool_and_operation(journal: Journal, sink: JournaldSink) -> None:
-    """A match on pool and operation gives those copies with all their fields."""
+    """A match on pool and operation returns those copies with all their fields."""
     sink.emit([copied(), load(), load(pool="index_k"), finding()])
     found = journal.lines("-o", "json", "HICACHE_POOL=deepseek_v4_c128", "HICACHE_OP=load")
     (entry,) = map(json.loads, found)
@@ -58,7 +58,7 @@ def test_journalctl_answers_by_pool_and_operation(journal: Journal, sink: Journa
 def test_the_pipeline_of_the_design_gives_one_line_a_path(
     journal: Journal, sink: JournaldSink
 ) -> None:
-    """The cookbook's pipeline counts each path once, whatever the sizes, and no other line."""
+    """The documented pipeline counts each path once, whatever the sizes, and no other line."""
     sink.emit([started(), *(copied(h=n, d=n) for n in range(1, 6)), load(), health()])
     command = (
         f"journalctl --namespace={journal.namespace} --no-pager -o cat -t hicache-dbg | {TABLE}"
@@ -87,7 +87,7 @@ def test_findings_are_found_by_class_and_as_errors(journal: Journal, sink: Journ
 @pytest.mark.service
 @pytest.mark.parametrize("size", [70_000, 220_000, 3_000_000])
 def test_large_values_arrive_whole(journal: Journal, sink: JournaldSink, size: int) -> None:
-    """A value larger than a datagram arrives too, through a sealed memory file."""
+    """A value larger than a datagram arrives through a sealed memory file."""
     advice = ("0123456789" * (size // 10))[:size]
     sink.emit([finding(advice=advice)])
     (entry,) = map(json.loads, journal.lines("-o", "json", "--all", "HICACHE_EVENT=finding"))
@@ -109,7 +109,7 @@ sink.emit([event, msgspec.structs.replace(event, advice="x" * 1_000_000)])
 
 @pytest.mark.service
 def test_a_sender_without_privileges_is_heard(journal: Journal) -> None:
-    """Entries of an ordinary user arrive, large ones too: those journald takes only sealed."""
+    """Entries of an ordinary user arrive, including large ones, which journald accepts only sealed."""
     event = msgspec.json.encode(finding()).decode()
     command = [sys.executable, "-c", UNPRIVILEGED, str(journal.socket), event]
     subprocess.run(command, check=True)
@@ -132,7 +132,7 @@ def test_a_value_with_line_breaks_arrives_whole(journal: Journal, sink: Journald
 
 @pytest.mark.service
 def test_it_reconnects_when_journald_restarts(journal: Journal, sink: JournaldSink) -> None:
-    """Events sent while journald restarts and after it arrive; the sink is not made anew."""
+    """The same sink delivers events sent during and after a restart of journald."""
     sink.emit([copied(h=1)])
     journal.lines()  # stored before the daemon ends
     journal.stop()
@@ -146,7 +146,7 @@ def test_it_reconnects_when_journald_restarts(journal: Journal, sink: JournaldSi
 
 @pytest.mark.service
 def test_a_stopped_journald_is_a_counted_loss(journal: Journal, sink: JournaldSink) -> None:
-    """While journald is gone the batch is lost within the limit, counted, with the reason."""
+    """Without journald the batch is lost within the time limit and counted with the reason."""
     sink.emit([copied(h=1)])
     journal.stop()
     quick = JournaldSink(journal.socket, limit_s=0.05)
@@ -162,7 +162,7 @@ def test_a_stopped_journald_is_a_counted_loss(journal: Journal, sink: JournaldSi
 
 
 def test_a_socket_that_the_host_closed_is_not_written_to(tmp_path: Path) -> None:
-    """A host that becomes a daemon closes all descriptors: the number is its own, and we connect anew."""
+    """A host that daemonizes closes all descriptors: the number may be the host's own now, so we reconnect."""
     ours, hosts = tmp_path / "journal", tmp_path / "hosts"
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
@@ -193,7 +193,7 @@ def test_a_socket_that_the_host_closed_is_not_written_to(tmp_path: Path) -> None
 
 @pytest.mark.service
 def test_a_hanging_journald_blocks_no_longer_than_the_limit(journal: Journal) -> None:
-    """A journald that does not read holds a batch up to the limit; what arrived is not lost."""
+    """A journald that does not read delays a batch up to the limit; what arrived is not counted as lost."""
     sink = JournaldSink(journal.socket, limit_s=0.1)
     os.kill(journal.daemon.pid, signal.SIGSTOP)
     try:
@@ -211,7 +211,7 @@ def test_a_hanging_journald_blocks_no_longer_than_the_limit(journal: Journal) ->
 
 @pytest.mark.service
 def test_nothing_is_lost_under_load(journal: Journal, sink: JournaldSink) -> None:
-    """Twenty thousand events as fast as they go all arrive, and the finding among them."""
+    """Twenty thousand events at full speed all arrive, and the finding among them."""
     for start in range(0, 20_000, 500):
         sink.emit([copied(h=start + n) for n in range(500)])
     sink.emit([finding()])
@@ -221,7 +221,7 @@ def test_nothing_is_lost_under_load(journal: Journal, sink: JournaldSink) -> Non
 
 @pytest.mark.service
 def test_paths_mode_sends_an_entry_a_path(journal: Journal) -> None:
-    """In mode paths journald gets each path once and every finding."""
+    """In mode paths journald gets each path once, and every finding."""
     sink = JournaldSink(journal.socket, lines=Lines.PATHS)
     sink.emit([copied(), copied(), load(), finding(), finding()])
     sink.close()
@@ -229,7 +229,7 @@ def test_paths_mode_sends_an_entry_a_path(journal: Journal) -> None:
 
 
 def test_an_absent_socket_is_a_counted_loss(tmp_path: Path) -> None:
-    """Without a socket the batch is lost within the limit, and the error says which socket."""
+    """Without a socket the batch is lost within the time limit, and the error names the socket."""
     sink = JournaldSink(tmp_path / "socket", limit_s=0.02)
     with pytest.raises(SinkError, match=re.escape(str(tmp_path / "socket"))) as caught:
         sink.emit([copied()])

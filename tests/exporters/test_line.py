@@ -10,7 +10,7 @@ from hicache_dbg.tracer.events import Event
 
 
 def test_a_copy_has_the_fixed_line() -> None:
-    """A copy's line has the seven fields in their order, and nothing else."""
+    """A copy's line has the seven fields in order, and nothing else."""
     assert line(copied()) == (
         "[HICACHE_DBG] pool=deepseek_v4_c128 op=backup token_granular=False "
         "layout=page_first h=512 d=512 slot_page=256"
@@ -26,7 +26,7 @@ def test_a_finding_names_both_values() -> None:
 
 
 def test_a_finding_leaves_out_what_it_does_not_know() -> None:
-    """A finding about no operation, page or value says so, and a collapsed one says how many."""
+    """A finding without operation, page or value leaves them out; a collapsed one has its count."""
     event = finding(op="", pages=(), page_count=0, expected="", got="", layer=3, count=999)
     assert line(event) == (
         "[HICACHE_DBG] finding=row_width pool=index_k op=- layer=3 pages=- count=999: "
@@ -48,7 +48,7 @@ def test_the_start_line_holds_both_ends() -> None:
 
 
 def test_the_health_line_sums_up() -> None:
-    """A heartbeat is one line with what was checked, what was lost and where."""
+    """A heartbeat is one line with what was checked, and what was lost where."""
     assert line(health()) == (
         "hicache-dbg health rank=0 alive copies=900 verified=500 witnessed=390 mismatched=3 "
         "skipped=7(off:2,partial:5) findings=4 events=1000 queue=17 "
@@ -59,13 +59,13 @@ def test_the_health_line_sums_up() -> None:
 
 @pytest.mark.parametrize("event", [started(), health()], ids=["started", "health"])
 def test_only_copies_and_findings_carry_the_mark(event: Event) -> None:
-    """A grep for the mark gives paths and findings, and no other line."""
+    """A grep for the mark finds paths and findings, and no other line."""
     assert "HICACHE_DBG" not in line(event)
 
 
 @given(st.text(), st.text(), st.text())
 def test_no_text_can_break_the_line(pool: str, message: str, value: str) -> None:
-    """Whatever a pool, a value or a message holds, an event stays one line of the same fields."""
+    """Whatever a text contains, an event stays one line with the same fields."""
     assert len(line(copied(pool=pool)).splitlines()) == 1
     text = line(finding(pool=pool, message=message, expected=value, got=value))
     assert len(text.splitlines()) == 1
@@ -84,6 +84,6 @@ def test_ranges_say_exactly_the_pages(pages: set[int]) -> None:
 
 
 def test_ranges_count_the_pages_that_are_not_listed() -> None:
-    """Pages beyond the listed ones are counted, also where none is listed."""
+    """Pages beyond the listed ones are counted, even if none is listed."""
     assert page_ranges((4, 5), 10) == "4-5(+8)"
     assert page_ranges((), 10) == "(10)"

@@ -1,6 +1,6 @@
-"""Every sink at once against its real service, at a rate: what was sent is accounted for, event by event.
+"""Every sink at once against its real service, at a given rate: each event is accounted for.
 
-The sender, the OTLP receiver, journald and Prometheus are each a process of its own, as in production.
+The sender, the OTLP receiver, journald and Prometheus are separate processes, as in production.
 """
 
 import json
@@ -37,7 +37,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def sending(rate: int, seconds: float, environ: dict[str, str], errors: Path) -> Iterator[Report]:
-    """What a sender tells when everything is delivered; it serves its metrics until the end."""
+    """Run a sender and yield its report; it serves its metrics until the end."""
     command = [sys.executable, "-m", "tests.exporters.sender", str(rate), str(seconds)]
     with (
         errors.open("w") as said,
@@ -61,7 +61,7 @@ def sending(rate: int, seconds: float, environ: dict[str, str], errors: Path) ->
 
 
 def wait_for(url: str, expression: str, value: float) -> None:
-    """Wait until Prometheus has scraped ``value``: it is the last one."""
+    """Wait until Prometheus has scraped ``value``, which is the last one."""
     found, deadline = None, time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         found = [series.last for series in Prometheus(url).query(expression)]
@@ -72,7 +72,7 @@ def wait_for(url: str, expression: str, value: float) -> None:
 
 
 def arrived(journal: Journal, folder: Path, collector: Collector) -> dict[str, list[int]]:
-    """The numbers of the copies that arrived, by sink, as each service tells them."""
+    """Return the numbers of the copies that arrived, by sink, as each service reports them."""
     lines = journal.lines("-o", "cat", "HICACHE_EVENT=copied")
     parts = recordings_in(folder)  # a run of this length is cut in two
     return {
@@ -95,9 +95,9 @@ def test_what_is_sent_at_a_rate_is_delivered_or_counted(
     seconds: float,
     shedding: tuple[str, ...],
 ) -> None:
-    """At 2,000 a second no sink loses any, at 20,000 only OpenTelemetry: sent = delivered + lost.
+    """At 2,000/s no sink loses any; at 20,000/s only OpenTelemetry does: sent = delivered + lost.
 
-    Each copy that a sink says it delivered is found in its service, once, in order.
+    Each copy that a sink reports as delivered is found in its service, once, in order.
     """
     require(shutil.which("prometheus"), "prometheus is not installed")
     recordings, errors = tmp_path / "recordings", tmp_path / "errors"
@@ -128,7 +128,7 @@ def test_what_is_sent_at_a_rate_is_delivered_or_counted(
 
 
 def table(report: Report) -> str:
-    """Sent, delivered and lost by sink."""
+    """Return sent, delivered and lost by sink."""
     pace = f"{report.copies} copies in {report.seconds:.1f} s"
     lines = [f"{pace}, the longest publish took {report.longest_publish_s * 1e3:.2f} ms"]
     for name, fate in report.sinks.items():

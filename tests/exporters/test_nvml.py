@@ -14,14 +14,14 @@ from hicache_dbg.exporters.prometheus_gpu import GpuCollector
 
 
 def has_gpu() -> bool:
-    """Whether NVML answers on this machine."""
+    """Return whether NVML answers on this machine."""
     return Nvml().state == "ok"
 
 
 class Driver:
-    """A driver of two GPUs that answers what it was given, and refuses the rest.
+    """A fake driver of two GPUs that answers what it is given and refuses the rest.
 
-    There is no GPU where these tests run as a rule; a refusal can't be had from a real one.
+    These tests usually run without a GPU, and a real one cannot be made to refuse.
     """
 
     def __init__(self, **answers: Any) -> None:
@@ -46,7 +46,7 @@ class Driver:
 
 
 def refuse(code: int) -> Any:
-    """A call that fails as NVML does."""
+    """Fail a call as NVML does."""
 
     def call(*_arguments: object) -> None:
         raise pynvml.NVMLError(code)
@@ -55,13 +55,13 @@ def refuse(code: int) -> Any:
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
-    """One sample of a scrape."""
+    """Return one sample of a scrape."""
     return registry.get_sample_value(f"hicache_dbg_{name}", labels)
 
 
 @pytest.fixture
 def scraped(registry: CollectorRegistry) -> Iterator[CollectorRegistry]:
-    """What a scrape tells of the two GPUs, with ranks 5 and 6 on them."""
+    """Return a scrape of the two GPUs, with ranks 5 and 6 on them."""
     collector = GpuCollector(Nvml(library=Driver()), {"GPU-0": 5, "GPU-1": 6})
     registry.register(collector)
     yield registry
@@ -69,7 +69,7 @@ def scraped(registry: CollectorRegistry) -> Iterator[CollectorRegistry]:
 
 
 def test_readings_carry_the_gpu_and_its_rank(scraped: CollectorRegistry) -> None:
-    """Each reading tells its GPU and the rank that runs there."""
+    """Each reading has the labels of its GPU and of the rank that runs there."""
     who = {"gpu": "1", "rank": "6"}
     assert value(scraped, "gpu_memory_bytes", state="used", **who) == 1
     assert value(scraped, "gpu_memory_bytes", state="total", **who) == 8
@@ -82,7 +82,7 @@ def test_readings_carry_the_gpu_and_its_rank(scraped: CollectorRegistry) -> None
 
 
 def test_a_refused_reading_is_a_state_and_no_value(scraped: CollectorRegistry) -> None:
-    """A reading that is not supported, or not permitted, says so and shows no false zero."""
+    """A reading that is not supported or not permitted shows as such, not as a false zero."""
     who = {"gpu": "0", "rank": "5"}
     assert value(scraped, "gpu_ecc_errors_total", type="corrected", **who) is None
     assert value(scraped, "gpu_reading_state", reading="ecc_errors", state="not_supported", **who)
@@ -91,13 +91,13 @@ def test_a_refused_reading_is_a_state_and_no_value(scraped: CollectorRegistry) -
 
 
 def test_only_the_asked_gpus_are_read() -> None:
-    """With ids given, other GPUs of the machine are left alone."""
+    """With ids given, other GPUs of the machine are not touched."""
     gpus = Nvml(frozenset({"GPU-1"}), library=Driver()).read()
     assert [gpu.index for gpu in gpus] == [1]
 
 
 def test_two_scrapes_within_a_second_share_a_reading(registry: CollectorRegistry) -> None:
-    """Watching the bus takes time, so that a second scraper does not ask again."""
+    """Reading the counters takes time, so a second scraper gets the cached values."""
     asked: list[int] = []
 
     def replays(gpu: int) -> int:
@@ -115,7 +115,7 @@ def test_two_scrapes_within_a_second_share_a_reading(registry: CollectorRegistry
 
 
 def test_xid_errors_are_counted_by_gpu(registry: CollectorRegistry) -> None:
-    """The driver's Xid events raise the count of their GPU and name the latest."""
+    """The driver's Xid events increase the count of their GPU and name the latest."""
     events = [
         SimpleNamespace(device=1, eventData=63),
         SimpleNamespace(device=1, eventData=94),
@@ -144,7 +144,7 @@ def test_xid_errors_are_counted_by_gpu(registry: CollectorRegistry) -> None:
 
 
 def test_absent_nvml_is_a_state(registry: CollectorRegistry) -> None:
-    """Without a driver the scrape answers, and says that NVML is absent."""
+    """Without a driver the scrape works, and reports that NVML is absent."""
     nvml = Nvml(library=Driver(nvmlInit=refuse(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)))
     collector = GpuCollector(nvml)
     registry.register(collector)
@@ -164,7 +164,7 @@ def test_a_machine_without_a_driver_is_not_an_error() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not has_gpu(), reason="needs a GPU that NVML answers for")
 def test_a_real_gpu_answers(registry: CollectorRegistry) -> None:
-    """A real GPU tells its memory, and every reading is a value or a known refusal."""
+    """A real GPU reports its memory, and every reading is a value or a known refusal."""
     nvml = Nvml()
     collector = GpuCollector(nvml)
     registry.register(collector)

@@ -1,4 +1,4 @@
-"""The page of what operators ask names tests that exist."""
+"""The operators' page names only tests that exist."""
 
 import re
 from pathlib import Path

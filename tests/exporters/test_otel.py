@@ -1,4 +1,4 @@
-"""OpenTelemetry, as a real OTLP receiver sees it."""
+"""OpenTelemetry, as seen by a real OTLP receiver."""
 
 import http.client
 import subprocess
@@ -32,7 +32,7 @@ def sink(environ: dict[str, str]) -> Iterator[OtelSink]:
 
 
 def test_a_copy_becomes_one_span_with_its_own_times(sink: OtelSink, receiver: Receiver) -> None:
-    """A span is named after the operation, lasts as long, and has the copy's facts."""
+    """A span has the name, the duration and the attributes of its copy."""
     sink.emit([copied()])
     (span,) = receiver.spans
     assert span.name == "hicache.backup"
@@ -50,7 +50,7 @@ def test_a_copy_becomes_one_span_with_its_own_times(sink: OtelSink, receiver: Re
 def test_a_span_has_a_width_even_if_the_copy_took_no_time(
     sink: OtelSink, receiver: Receiver
 ) -> None:
-    """A copy that a clock could not measure still has a span that viewers show."""
+    """A copy too short for the clock still has a span that viewers show."""
     sink.emit([copied(duration_us=0.0)])
     (span,) = receiver.spans
     assert span.end_time_unix_nano - span.start_time_unix_nano == 1
@@ -68,9 +68,9 @@ def test_a_span_links_to_the_requests_span(sink: OtelSink, receiver: Receiver) -
 def test_ranks_with_equal_operation_numbers_have_spans_of_their_own(
     sink: OtelSink, receiver: Receiver
 ) -> None:
-    """Two ranks, one request, one operation number: two spans with their own ends and findings.
+    """Two ranks, one request, one operation number: two spans, each with its own findings.
 
-    Both link to the request's span, and so does what a prefill sent and a decode received.
+    Both link to the request's span, and so does what prefill sent and decode received.
     """
     linked = {"trace_id": TRACE, "span_id": SPAN}
     sink.emit(
@@ -94,7 +94,7 @@ def test_ranks_with_equal_operation_numbers_have_spans_of_their_own(
 def test_a_finding_is_an_event_on_its_operations_span_and_a_record_in_it(
     sink: OtelSink, receiver: Receiver
 ) -> None:
-    """A finding stands on the span of its operation, which fails, and as a record within it."""
+    """A finding is an event on the span of its operation, which fails, and a log record within it."""
     sink.emit([finding(), copied(), copied(op_id=902)])
     span, other = receiver.spans
     (event,) = span.events
@@ -171,7 +171,7 @@ def test_metrics_have_the_units_and_values_of_the_copies(
 
 
 def test_losses_of_any_sink_are_told(sink: OtelSink, receiver: Receiver) -> None:
-    """What sinks lost arrives as a counter by sink and reason, and the summary as a record."""
+    """Losses of sinks arrive as a counter by sink and reason, and the summary as a record."""
     sink.emit([health(dropped={"journald/blocked": 6}), health(dropped={"journald/blocked": 9})])
     sink.close()
     (point,) = receiver.metrics["hicache.event.lost"].sum.data_points
@@ -196,7 +196,7 @@ def test_a_collector_that_refuses_is_a_counted_loss(sink: OtelSink, receiver: Re
 def test_a_dead_collector_neither_hangs_nor_loses_silently(
     receiver: Receiver, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nobody on the port a batch is lost and counted, and closing keeps its limit."""
+    """Without a listener a batch is lost and counted, and closing keeps its time limit."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     sink = OtelSink(environ=environ, close_limit_s=0.2)
     receiver.close()
@@ -211,7 +211,7 @@ def test_a_dead_collector_neither_hangs_nor_loses_silently(
 def test_a_service_name_of_the_environment_is_kept(
     receiver: Receiver, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OTEL_SERVICE_NAME names the service, not we."""
+    """OTEL_SERVICE_NAME names the service; we do not override it."""
     monkeypatch.setenv("OTEL_SERVICE_NAME", "prefill")
     sink = OtelSink(environ={**environ, "OTEL_SERVICE_NAME": "prefill"})
     sink.emit([copied()])
@@ -220,7 +220,7 @@ def test_a_service_name_of_the_environment_is_kept(
 
 
 def test_a_signal_can_be_turned_off(receiver: Receiver, environ: dict[str, str]) -> None:
-    """OTEL_LOGS_EXPORTER=none sends no records; spans go on."""
+    """OTEL_LOGS_EXPORTER=none sends no records; spans are still sent."""
     sink = OtelSink(environ={**environ, "OTEL_LOGS_EXPORTER": "none"})
     sink.emit([copied(), finding()])
     sink.close()
@@ -254,7 +254,7 @@ def test_without_provider_and_endpoint_nothing_is_sent() -> None:
 def test_an_exporter_that_is_not_to_be_had_is_one_clear_error(
     environ: dict[str, str], message: str
 ) -> None:
-    """An exporter or protocol that we cannot use is named at construction."""
+    """An unsupported exporter or protocol is named at construction."""
     with pytest.raises(OtelConfigError, match=message):
         OtelSink(environ=environ)
 
@@ -366,7 +366,7 @@ def test_a_forked_child_sends_on_connections_of_its_own(
 def test_the_hosts_http_instrumentation_is_told_to_look_away(
     sink: OtelSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While spans and records are exported, and only then, instrumentation is suppressed."""
+    """Instrumentation is suppressed during our exports, and only then."""
     suppressed: list[object] = []
     begin_request = http.client.HTTPConnection.putrequest
 
@@ -410,7 +410,7 @@ def test_a_process_that_starts_no_more_threads_still_flushes(
 def test_every_exporter_that_the_environment_lists_is_built(
     environ: dict[str, str], chosen: str, names: list[str]
 ) -> None:
-    """``OTEL_TRACES_EXPORTER`` is a list, as OpenTelemetry has it."""
+    """``OTEL_TRACES_EXPORTER`` is a list, as OpenTelemetry defines it."""
     built = exporters_for("TRACES", environ | {"OTEL_TRACES_EXPORTER": chosen})
     assert [type(exporter).__name__ for exporter in built] == names
     for exporter in built:

@@ -1,4 +1,4 @@
-"""The pipeline's processors and its independence of the host's structlog."""
+"""The pipeline's processors, and its independence of the host's structlog."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def host_configuration() -> Iterator[dict[str, Any]]:
-    """A host that has configured structlog in a way that would break ours."""
+    """Configure structlog in a way that would break ours."""
 
     def refuse(*_arguments: Any, **_options: Any) -> NoReturn:
         raise AssertionError("the host's structlog met our event")
@@ -33,7 +33,7 @@ def host_configuration() -> Iterator[dict[str, Any]]:
 
 
 def lines_of(mode: Lines, events: Sequence[Event]) -> list[str]:
-    """What a pipeline in ``mode`` prints of ``events``."""
+    """Return what a pipeline in ``mode`` prints for ``events``."""
     render = pipeline(*selection(mode), add_line, take_line)
     return [text for text in map(render, events) if text is not None]
 
@@ -48,12 +48,12 @@ def test_the_hosts_configuration_neither_acts_on_us_nor_changes(
 
 
 def test_all_means_a_line_an_event() -> None:
-    """In mode all equal copies are printed each time."""
+    """In mode all, equal copies are printed each time."""
     assert len(lines_of(Lines.ALL, [copied(), copied(), finding()])) == 3
 
 
 def test_paths_means_a_line_the_first_time_a_path_is_taken() -> None:
-    """In mode paths a copy is printed once a pool, op, branch and layout, whatever its size."""
+    """In mode paths, a copy is printed once per pool, op, branch and layout, whatever its size."""
     events = [
         copied(),
         copied(h=1024, d=1024, pages=4),
@@ -72,7 +72,7 @@ def test_paths_prints_every_finding() -> None:
 
 
 def test_paths_prints_a_summary_a_minute_and_rank() -> None:
-    """In mode paths health comes once a minute for each rank, and always when a run closes."""
+    """In mode paths, health is printed once a minute per rank, and always when a run closes."""
     start = health().time_ns
     beats = [
         health(),
@@ -86,7 +86,7 @@ def test_paths_prints_a_summary_a_minute_and_rank() -> None:
 
 
 def test_a_clock_that_is_set_back_silences_no_summary() -> None:
-    """After an hour was taken back, the next summary comes, and the one after it a minute later."""
+    """After the clock is set back an hour, the next summary is printed, and the one a minute later."""
     later = health().time_ns + 3600 * SECOND
     beats = [health(time_ns=later + after * SECOND) for after in (0, -3600, -3590, -3540)]
     assert len(lines_of(Lines.PATHS, beats)) == 3

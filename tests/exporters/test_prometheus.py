@@ -1,4 +1,4 @@
-"""Prometheus metrics, by a real scrape."""
+"""Prometheus metrics, through a real scrape."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ PATH = {
 
 @pytest.fixture
 def serve(registry: CollectorRegistry, port: int) -> Iterator[Callable[..., PrometheusSink]]:
-    """Make sinks that serve on the port; closed after the test."""
+    """Return a function that makes sinks serving on the port; closed after the test."""
     sinks: list[PrometheusSink] = []
 
     def make(**options: Any) -> PrometheusSink:
@@ -56,7 +56,7 @@ def serve(registry: CollectorRegistry, port: int) -> Iterator[Callable[..., Prom
 
 
 def scrape(port: int, accept: str = "text/plain") -> str:
-    """The text that a scraper gets."""
+    """Return the text of a scrape."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
     with urllib.request.urlopen(request, timeout=10) as response:
         text: str = response.read().decode()
@@ -64,7 +64,7 @@ def scrape(port: int, accept: str = "text/plain") -> str:
 
 
 def samples(text: str) -> Samples:
-    """Each sample of a scrape by its name and labels."""
+    """Return each sample of a scrape by name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in parse_text(text)
@@ -73,7 +73,7 @@ def samples(text: str) -> Samples:
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
-    """The value of one sample."""
+    """Return the value of one sample."""
     return found["hicache_dbg_" + name, frozenset(labels.items())]
 
 
@@ -119,7 +119,7 @@ def test_every_label_set_of_a_pool_is_there_at_zero_before_its_first_copy(
 def test_what_needs_no_pool_is_there_at_zero_from_the_start(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """Before any event a scrape has each class, sink and reason for a loss at 0."""
+    """Before any event a scrape has each class, sink and loss reason at 0."""
     serve(rank=3)
     found = samples(scrape(port))
     for fault in FaultClass:
@@ -142,7 +142,7 @@ def test_findings_count_what_was_collapsed_into_them(
 
 
 def test_health_totals_become_counters(serve: Callable[..., PrometheusSink], port: int) -> None:
-    """Totals of a heartbeat advance the counters by what they grew, and never back."""
+    """Counters advance by the growth of a heartbeat's totals, and never decrease."""
     sink = serve()
     sink.emit([health(), health(events=1100, dropped={"journald/blocked": 8}, overhead_s=0.5)])
     sink.emit([health(events=5, errors={"sink/otel": 3}, overhead_s=0.5)])
@@ -158,7 +158,7 @@ def test_health_totals_become_counters(serve: Callable[..., PrometheusSink], por
 def test_a_source_that_began_anew_never_takes_from_a_counter(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """A total that falls from 100 to 5 adds 5: the source was restarted, nothing was undone."""
+    """A total that falls from 100 to 5 adds 5: the source was restarted."""
     serve().emit([health(events=100), health(events=5)])
     assert value(samples(scrape(port)), "events_total", rank="0") == 105
 
@@ -166,7 +166,7 @@ def test_a_source_that_began_anew_never_takes_from_a_counter(
 def test_a_forked_childs_totals_begin_at_nothing(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """Its bus counts anew, however far it has come when it tells: nothing of it is the parent's."""
+    """The child's bus counts from zero; none of its totals are the parent's."""
     sink = serve()
     sink.emit([health(events=100, dropped={"journald/blocked": 4})])
     sink.let_go()  # as in the child
@@ -180,7 +180,7 @@ def test_a_forked_childs_totals_begin_at_nothing(
 def test_the_tracers_own_state_is_read_when_scraped(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """A scrape tells of losses, queues and costs as they are, without a heartbeat between."""
+    """A scrape reads losses, queues and costs directly, without waiting for a heartbeat."""
     now = health(queues={"journald": 3})
     sink = serve()
     sink.watch(lambda: now)
@@ -197,7 +197,7 @@ def test_the_tracers_own_state_is_read_when_scraped(
 
 
 def test_a_heartbeat_older_than_the_last_scrape_adds_nothing(registry: CollectorRegistry) -> None:
-    """A heartbeat that waited in the queue is not taken for a source that began anew."""
+    """A delayed heartbeat is not taken for a restarted source."""
     sink = PrometheusSink(registry)
     sink.watch(lambda: health(events=1000))
     assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1000
@@ -206,7 +206,7 @@ def test_a_heartbeat_older_than_the_last_scrape_adds_nothing(registry: Collector
 
 
 def test_a_clock_that_is_set_back_freezes_no_counter(registry: CollectorRegistry) -> None:
-    """After an hour was taken back, what a heartbeat tells is counted as before."""
+    """After the clock is set back an hour, a heartbeat is counted as before."""
     sink = PrometheusSink(registry)
     sink.emit([health(events=1000)])
     sink.emit([health(events=1500, time_ns=health().time_ns - 3600 * 10**9)])
@@ -216,7 +216,7 @@ def test_a_clock_that_is_set_back_freezes_no_counter(registry: CollectorRegistry
 def test_a_state_that_cannot_be_read_does_not_break_the_scrape(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """A failing reader is counted, and the rest of the scrape is there."""
+    """A failing reader is counted, and the rest of the scrape is complete."""
 
     def fail() -> Health:
         raise OSError("gone")
@@ -230,7 +230,7 @@ def test_a_state_that_cannot_be_read_does_not_break_the_scrape(
 
 
 def test_pinned_bytes_are_those_of_the_host_end(registry: CollectorRegistry) -> None:
-    """A pool tells how much pinned memory its host tensors take, and 0 where they are not pinned."""
+    """A pool reports the pinned memory of its host tensors, and 0 if they are not pinned."""
     mirror = started().mirrors[0]
     loose = msgspec.structs.replace(mirror.host, pinned=False)
     sink = PrometheusSink(registry)
@@ -246,7 +246,7 @@ def test_pinned_bytes_are_those_of_the_host_end(registry: CollectorRegistry) -> 
 def test_a_rank_tells_its_place_before_it_has_copied_anything(
     registry: CollectorRegistry, place: str, tp: str, pp: str, dp: str
 ) -> None:
-    """The ranks of the attached system, as labels of a constant, from the start-up record on."""
+    """The ranks of the attached system are labels of a constant, from the start record on."""
     sink = PrometheusSink(registry)
     for mirrors in ((), started().mirrors):  # a second record, of pools that came later
         sink.emit([started(rank=7, place=place, mirrors=mirrors)])
@@ -257,7 +257,7 @@ def test_a_rank_tells_its_place_before_it_has_copied_anything(
 def test_both_ends_of_a_mirror_are_told_with_their_geometry(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """The geometry of both ends stands side by side, off the tensors."""
+    """The geometry of both ends is read off the tensors and exported side by side."""
     serve().emit([started()])
     ends = {
         labels["tier"]: (labels["slot_bytes"], labels["page_bytes"], labels["class"])
@@ -274,7 +274,7 @@ def test_both_ends_of_a_mirror_are_told_with_their_geometry(
 
 
 def test_pool_pages_are_read_when_scraped(serve: Callable[..., PrometheusSink], port: int) -> None:
-    """Pages by state are those of the moment of the scrape; registering reads nothing."""
+    """Pages by state are those at the time of the scrape; registering reads nothing."""
     reads: list[int] = []
 
     def pages() -> list[PoolPages]:
@@ -290,7 +290,7 @@ def test_pool_pages_are_read_when_scraped(serve: Callable[..., PrometheusSink], 
 def test_lookups_are_read_when_scraped_and_never_fall(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """What became of pages asked for is a counter: at 0 from the start, up to date in the scrape itself."""
+    """Lookup results are counters: at 0 from the start, and up to date in the scrape itself."""
     totals = iter([0, 7, 9, 2])
     pages = PoolPages(pool="index_k", tier="host", state="free", pages=1)
     serve(pool_state=lambda: [pages, LookedUp(tier="host", end="no_room", pages=next(totals))])
@@ -302,7 +302,7 @@ def test_lookups_are_read_when_scraped_and_never_fall(
 def test_a_pool_that_cannot_be_read_does_not_break_the_scrape(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """A reader that raises costs its own gauge; the scrape answers and the failure is counted."""
+    """A reader that raises loses its own gauge only; the scrape works and the failure is counted."""
 
     def broken() -> Iterable[PoolPages]:
         raise NotImplementedError("a sidecar pool has no pages of its own")
@@ -317,7 +317,7 @@ def test_a_pool_that_cannot_be_read_does_not_break_the_scrape(
 def test_a_second_sink_on_one_registry_goes_on_counting(
     registry: CollectorRegistry, serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """Making a sink again neither fails nor forgets: the counters are the registry's."""
+    """A second sink neither fails nor resets: the counters belong to the registry."""
     first = PrometheusSink(registry)
     first.emit([copied()])
     first.close()
@@ -328,7 +328,7 @@ def test_a_second_sink_on_one_registry_goes_on_counting(
 def test_a_port_in_use_is_said_once_and_costs_no_count(
     registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the port taken the sink counts on, one line of the log names the port, and it is a failure."""
+    """With the port taken the sink keeps counting; one log line names the port, and a failure is counted."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -347,7 +347,7 @@ def test_a_port_in_use_is_said_once_and_costs_no_count(
 
 
 def test_a_rank_beyond_the_last_port_counts_unserved(registry: CollectorRegistry) -> None:
-    """Rank 9 of a server whose rank 0 has port 65530 has none: it is said, and everything is counted."""
+    """Rank 9 of a server with base port 65530 has no port: this is logged, and everything is counted."""
     sink = PrometheusSink(registry, port=65539, address="127.0.0.1")
     assert len(sink.problems) == 1
     assert "127.0.0.1:65539" in sink.problems[0]
@@ -359,7 +359,7 @@ def test_a_rank_beyond_the_last_port_counts_unserved(registry: CollectorRegistry
 
 
 def test_a_port_that_becomes_free_is_served(registry: CollectorRegistry) -> None:
-    """A port is tried at once again, then every five seconds, and served when it can be had."""
+    """A taken port is retried once immediately, then every five seconds, until it can be served."""
     now = [100.0]
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -380,7 +380,7 @@ def test_a_port_that_becomes_free_is_served(registry: CollectorRegistry) -> None
 def test_names_that_another_owner_registered_do_not_stop_the_host(
     registry: CollectorRegistry, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where our names are taken the sink keeps and serves a registry of its own, and says so."""
+    """If our names are taken, the sink keeps and serves its own registry, and says so."""
     Counter("hicache_dbg_findings", "another's", registry=registry)
     sink = PrometheusSink(registry, port=port, address="127.0.0.1")
     sink.emit([copied()])
@@ -407,7 +407,7 @@ def test_durations_carry_the_trace_as_an_exemplar(
 
 
 def test_labels_are_closed(registry: CollectorRegistry) -> None:
-    """Copies of many pages and requests make no more series than copies of one."""
+    """Copies of many pages and requests create no more series than copies of one."""
     sink = PrometheusSink(registry)
     sink.emit([started(), copied(pool="index_k"), finding()])
     before = sum(len(family.samples) for family in registry.collect())
@@ -423,7 +423,7 @@ def test_labels_are_closed(registry: CollectorRegistry) -> None:
 
 @pytest.mark.service
 def test_promtool_finds_nothing_to_say(serve: Callable[..., PrometheusSink], port: int) -> None:
-    """The names and help texts pass Prometheus's own linter."""
+    """Names and help texts pass Prometheus's own linter."""
     require(shutil.which("promtool"), "promtool is not installed")
     state = [
         PoolPages(pool="index_k", tier="host", state="free", pages=3),
@@ -439,7 +439,7 @@ def test_promtool_finds_nothing_to_say(serve: Callable[..., PrometheusSink], por
 def test_a_forked_child_closes_without_the_servers_thread(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
-    """The thread that serves is the parent's: a child that waits for its end would wait for ever."""
+    """The serving thread exists only in the parent: a child that joined it would hang."""
     sink = serve()
     child = os.fork()
     if child == 0:  # pragma: no cover - runs in the child
@@ -451,6 +451,6 @@ def test_a_forked_child_closes_without_the_servers_thread(
 
 
 def test_a_trace_id_that_fits_no_exemplar_costs_nothing_else(registry: CollectorRegistry) -> None:
-    """The library refuses long exemplars: the copy counts without."""
+    """The library refuses long exemplars: the copy is counted without one."""
     PrometheusSink(registry).emit([copied(trace_id="x" * 200)])
     assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 1

@@ -1,4 +1,4 @@
-"""Several processes, one scrape: real processes, killed for real."""
+"""Several processes, one scrape: real processes, really killed."""
 
 import fcntl
 import json
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """Start ranks; they end after the test."""
+    """Return a function that starts ranks, which end after the test."""
     events = [started(), copied(), copied(), copied(trace_id="ab" * 16, span_id="cd" * 8)]
     data = msgspec.json.encode(events).decode()
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
@@ -80,7 +80,7 @@ def start(folder: Path) -> Iterator[Start]:
 
 
 def scrape(port: int, name: str, query: str = "") -> dict[str, float]:
-    """The non-zero samples of ``name`` by rank."""
+    """Return the non-zero samples of ``name`` by rank."""
     url = f"http://127.0.0.1:{port}/metrics{query}"
     with urllib.request.urlopen(url, timeout=10) as response:
         text = response.read().decode()
@@ -93,7 +93,7 @@ def scrape(port: int, name: str, query: str = "") -> dict[str, float]:
 
 
 def test_one_port_tells_of_every_rank(start: Start, port: int) -> None:
-    """A scrape of one rank's port has the counters and pages of all."""
+    """A scrape of one rank's port has the counters and pages of all ranks."""
     start(rank=0, port=port)
     start(rank=1)
     assert scrape(port, "copies_total") == {"0": 3.0, "1": 3.0}
@@ -103,14 +103,14 @@ def test_one_port_tells_of_every_rank(start: Start, port: int) -> None:
 
 
 def test_two_processes_of_one_rank_are_one_place(start: Start, port: int) -> None:
-    """A restart under the old number, or two services that share a folder: what is constant does not add up."""
+    """After a restart of a rank, or with two services in one folder, constants are not summed."""
     start(rank=0, port=port)
     start(rank=0)
     assert scrape(port, "rank_info") == {"0": 1.0}
 
 
 def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, port: int) -> None:
-    """What a killed rank copied stays counted; what it held is gone, reaped or not."""
+    """The copies of a killed rank stay counted and its gauges vanish, whether or not it was reaped."""
     start(rank=0, port=port)
     killed = start(rank=1)
     killed.send_signal(signal.SIGKILL)
@@ -126,7 +126,7 @@ def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, por
 def test_a_damaged_file_costs_its_own_values_only(
     start: Start, folder: Path, port: int, damage: bytes
 ) -> None:
-    """With a damaged file of another process the scrape still answers with the rest."""
+    """With a damaged file of another process, a scrape still returns the rest."""
     serving = start(rank=0, port=port)
     (folder / "counter_999999.db").write_bytes(damage)
     assert scrape(port, "copies_total") == {"0": 3.0}
@@ -134,7 +134,7 @@ def test_a_damaged_file_costs_its_own_values_only(
 
 
 def test_files_of_the_dead_are_put_together(start: Start, folder: Path, port: int) -> None:
-    """Killed ranks keep their counters in one file a type; the living are not touched."""
+    """Files of killed ranks are merged into one per type; those of live ranks are not touched."""
     start(rank=0, port=port)
     living = {path.name for path in folder.glob("*.db")}
     for rank in (1, 2, 3):
@@ -158,7 +158,7 @@ def test_files_of_the_dead_are_put_together(start: Start, folder: Path, port: in
 
 
 def test_the_number_of_files_is_bounded(start: Start, folder: Path, port: int) -> None:
-    """However many ranks come and go, a scrape leaves no more than a few of their files."""
+    """However many ranks come and go, a scrape leaves only a few of their files."""
     start(rank=0, port=port)
     for rank in range(1, MOST_DEAD + 2):
         killed = start(rank=rank)
@@ -192,7 +192,7 @@ print(put_together(pathlib.Path(sys.argv[1]), most=0))
 def test_who_is_killed_while_putting_files_together_counts_nothing_twice(
     start: Start, folder: Path, port: int
 ) -> None:
-    """At whatever moment: the next scrape has each count once, and the files go in the end."""
+    """A process may be killed at any point of a merge: each count appears once, and the files go in the end."""
     serving = start(rank=0, port=port)
     for rank in (1, 2):
         killed = start(rank=rank)
@@ -216,7 +216,7 @@ def test_who_is_killed_while_putting_files_together_counts_nothing_twice(
 
 
 def test_a_damaged_file_of_a_dead_rank_is_kept_apart(start: Start, folder: Path, port: int) -> None:
-    """What cannot be read is neither merged nor removed, and the scrape goes on without it."""
+    """An unreadable file is neither merged nor removed, and the scrape continues without it."""
     start(rank=0, port=port)
     killed = [start(rank=rank) for rank in (1, 2)]
     for rank in killed:
@@ -234,7 +234,7 @@ def test_a_damaged_file_of_a_dead_rank_is_kept_apart(start: Start, folder: Path,
     reason="this prometheus-client leaves nameless collectors out of scrapes by name",
 )
 def test_a_scrape_may_ask_for_names(start: Start, port: int) -> None:
-    """A scrape that asks for some names gets those, of every rank."""
+    """A scrape for certain names gets those of every rank."""
     start(rank=0, port=port)
     start(rank=1)
     query = "?name[]=hicache_dbg_copies_total"
@@ -242,7 +242,7 @@ def test_a_scrape_may_ask_for_names(start: Start, port: int) -> None:
 
 
 def test_who_is_stopped_while_putting_files_together_holds_nobody_up(tmp_path: Path) -> None:
-    """A process starts without a claim and lays one later; what has none is left alone."""
+    """A process starts without a lock and takes one later; files without a lock are left alone."""
     with (tmp_path / "hicache_dbg.lock").open("w") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
         claim = Claim(tmp_path)

@@ -1,4 +1,4 @@
-"""Recordings on disk, after clean ends and after others."""
+"""Recordings on disk, after clean and other exits."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ def copies(events: Iterable[Event]) -> Iterator[Copied]:
 
 @contextmanager
 def run(script: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A script in a process of its own, with a copy to record, and what it prints."""
+    """Run a script in its own process with a copy to record, and return its output."""
     event = msgspec.json.encode(copied()).decode()
     command = [sys.executable, "-c", script, str(folder), event]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -87,14 +87,14 @@ def run(script: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], IO[s
 
 
 def test_events_come_back_as_they_were(recorded: Path) -> None:
-    """What was recorded is read in order and equal, and the header says what the file is."""
+    """Events are read in order and unchanged, and the header identifies the file."""
     assert list(read(recorded)) == EVENTS
     header = read_header(recorded)
     assert (header.format, header.schema, header.run_id) == (FORMAT, SCHEMA_VERSION, "run")
 
 
 def test_a_recording_is_private_and_one_line_an_event(recorded: Path) -> None:
-    """The file belongs to its owner alone and has a line for the header and each event."""
+    """The file is accessible only to its owner and has a line for the header and each event."""
     assert recorded.stat().st_mode & 0o777 == 0o600
     assert recorded.name == "run.jsonl"
     assert len(recorded.read_text().splitlines()) == 1 + len(EVENTS)
@@ -115,7 +115,7 @@ def test_a_kill_costs_nothing_that_was_emitted(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_skipped_with_a_word(recorded: Path) -> None:
-    """A last line that was cut short costs itself alone, and the reader says so."""
+    """A truncated last line costs only itself, and the reader reports it."""
     recorded.write_bytes(recorded.read_bytes()[:-20])
     words: list[str] = []
     assert list(read(recorded, say=words.append)) == EVENTS[:-1]
@@ -123,7 +123,7 @@ def test_a_torn_last_line_is_skipped_with_a_word(recorded: Path) -> None:
 
 
 def test_a_damaged_line_is_skipped_with_a_word(recorded: Path) -> None:
-    """A damaged line in the middle costs itself alone, and the reader names it."""
+    """A damaged line in the middle costs only itself, and the reader names it."""
     lines = recorded.read_bytes().splitlines(keepends=True)
     lines[2] = b'{"event":"copied","time_ns":"when"}\n'
     recorded.write_bytes(b"".join(lines))
@@ -135,7 +135,7 @@ def test_a_damaged_line_is_skipped_with_a_word(recorded: Path) -> None:
 def test_the_word_goes_to_the_log_by_default(
     recorded: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unless told otherwise, the reader's words are warnings of the log."""
+    """By default the reader's messages are log warnings."""
     recorded.write_bytes(recorded.read_bytes()[:-20])
     list(read(recorded))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -150,14 +150,14 @@ def test_a_newer_schema_is_refused_with_a_word(recorded: Path) -> None:
 
 
 def test_a_field_that_is_not_known_does_not_matter(recorded: Path) -> None:
-    """A field added within a schema version is passed over by an older reader."""
+    """An older reader ignores a field that was added within a schema version."""
     recorded.write_text(recorded.read_text().replace('"pool":', '"colour":1,"pool":'))
     assert list(read(recorded)) == EVENTS
 
 
 @pytest.mark.parametrize("text", ["\n", "hello\n", "[]\n", '{"format":"other","schema":1}\n'])
 def test_another_file_is_no_recording(tmp_path: Path, text: str) -> None:
-    """A file that does not begin with our header is named and refused."""
+    """A file without our header is named and refused."""
     path = tmp_path / "other.jsonl"
     path.write_text(text)
     with pytest.raises(RecordingError, match=r"other\.jsonl is not a recording"):
@@ -171,20 +171,20 @@ def test_a_missing_recording_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_one_clear_error(tmp_path: Path) -> None:
-    """A folder that is not there is refused at construction, with what to do."""
+    """A missing folder is refused at construction, with what to do."""
     with pytest.raises(RecordingError, match=r"folder .*nowhere does not exist: create it"):
         RecordingSink(tmp_path / "nowhere", "run")
 
 
 def test_a_file_in_the_folders_place_is_one_clear_error(tmp_path: Path) -> None:
-    """A file where the folder should be is refused at construction."""
+    """A file in place of the folder is refused at construction."""
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordingError, match="is not a folder"):
         RecordingSink(tmp_path / "file", "run")
 
 
 def test_an_unwritable_folder_is_one_clear_error(tmp_path: Path) -> None:
-    """A folder that may not be written is refused at construction, also when root made it."""
+    """A folder that is not writable is refused at construction, even if root created it."""
     script = (
         "import os, sys; from pathlib import Path\n"
         "from hicache_dbg.exporters.recording import RecordingSink, RecordingError\n"
@@ -212,7 +212,7 @@ def test_a_run_is_never_overwritten(recorded: Path) -> None:
 
 
 def test_a_full_disk_loses_exactly_what_it_says(tmp_path: Path) -> None:
-    """With no room left the loss is counted to the event, and what comes later is whole."""
+    """On a full disk the loss is counted exactly, and later events are complete."""
     with run(FULL_DISK, tmp_path) as (_, output):
         lost, reason, message = output.readline().split(maxsplit=2)
     assert reason == "efbig"
@@ -225,21 +225,21 @@ def test_a_full_disk_loses_exactly_what_it_says(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
-    """A kill before the first line leaves one; it is not called another kind of file."""
+    """A process killed before the first line leaves an empty file; it is reported as empty."""
     (tmp_path / "run.jsonl").touch()
     with pytest.raises(RecordingError, match="is empty, or cut short"):
         read(tmp_path / "run.jsonl")
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """It could be read once only, and opening one that nobody writes to would wait for ever."""
+    """A pipe could be read only once, and opening one without a writer would block."""
     os.mkfifo(tmp_path / "run.jsonl")
     with pytest.raises(RecordingError, match="write it to a file first"):
         read(tmp_path / "run.jsonl")
 
 
 def test_a_file_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None:
-    """What would be written to a file without a name, nobody could read."""
+    """Lines written to an unlinked file could never be read."""
     sink = RecordingSink(tmp_path, "run")
     sink.emit([started(), copied(op_id=1)])
     sink.path.unlink()

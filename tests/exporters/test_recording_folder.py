@@ -1,4 +1,4 @@
-"""Recordings of many processes in one folder: what they take together, and which of them go."""
+"""Recordings of many processes in one folder: their total size, and which are removed."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start processes that record; they end after the test."""
+    """Return a function that starts recording processes, which end after the test."""
     with ExitStack() as running:
 
         def begin(run_id: str, events: Sequence[Event]) -> subprocess.Popen[str]:
@@ -57,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def record(folder: Path, run_id: str, events: Sequence[Event], age_s: float) -> None:
-    """A run that ended so many seconds ago."""
+    """Write a run that ended so many seconds ago."""
     tenant = Tenant(folder, 1e12)
     sink = RecordingSink(folder, run_id, rotation=Rotation(PART), tenant=tenant)
     for event in events:
@@ -69,12 +69,12 @@ def record(folder: Path, run_id: str, events: Sequence[Event], age_s: float) -> 
 
 
 def runs(folder: Path) -> set[str]:
-    """The runs that are there."""
+    """Return the runs that exist."""
     return {run_of(path) for path in recordings_in(folder)}
 
 
 def test_ended_runs_go_oldest_first_until_the_rest_fits(tmp_path: Path) -> None:
-    """Whole runs go, with their locks, and no more of them than need be."""
+    """Complete runs are removed with their locks, and no more than necessary."""
     for number, age in enumerate([30.0, 10.0, 20.0]):
         record(tmp_path, f"run{number}", [started(), *[copied()] * 20], age)
     sizes = [
@@ -89,7 +89,7 @@ def test_ended_runs_go_oldest_first_until_the_rest_fits(tmp_path: Path) -> None:
 
 
 def test_what_may_be_wanted_stays(tmp_path: Path, start: Start) -> None:
-    """Not a process's that lives, nor one with a finding, nor one that was brought here: whatever the bound."""
+    """Whatever the bound, live runs, runs with a finding and files copied here are kept."""
     living = start("living", [started(), copied()])
     killed = start("killed", [started(), finding()])
     killed.kill()
@@ -107,7 +107,7 @@ def test_what_may_be_wanted_stays(tmp_path: Path, start: Start) -> None:
 
 
 def test_a_run_makes_room_for_its_own_parts(tmp_path: Path) -> None:
-    """Each part that is begun finds room, at the cost of others; the run itself is never cut."""
+    """Each new part makes room by removing other runs; its own run is never cut."""
     record(tmp_path, "old", [started(), *[copied()] * 20], 50.0)
     sink = RecordingSink(tmp_path, "new", rotation=Rotation(PART), tenant=Tenant(tmp_path, PART))
     sink.emit([started()])
@@ -121,7 +121,7 @@ def test_a_run_makes_room_for_its_own_parts(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_descriptors_the_host_closed_is_still_its_own(tmp_path: Path) -> None:
-    """A host that becomes a daemon closes them all: nothing of its files is touched, and the run goes on."""
+    """A host that daemonizes closes all descriptors: its files are not touched, and the run goes on."""
     sink = RecordingSink(tmp_path, "run", rotation=Rotation(1 << 20), tenant=Tenant(tmp_path, 1e12))
     sink.emit([started(), finding()])
     ours = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if _leads_to(tmp_path, fd)]
@@ -149,7 +149,7 @@ def _leads_to(folder: Path, fd: Path) -> bool:
 
 
 def test_a_forked_childs_run_is_its_own(tmp_path: Path) -> None:
-    """The parent's lock ends with the parent though its child lives, and the child has one too."""
+    """The parent's lock ends with the parent although its child lives, and the child has its own."""
     sink = RecordingSink(tmp_path, "run", rotation=Rotation(1 << 20), tenant=Tenant(tmp_path, 1e12))
     sink.emit([started()])
     told, tell = os.pipe()
@@ -176,7 +176,7 @@ def test_a_forked_childs_run_is_its_own(tmp_path: Path) -> None:
 def test_trouble_with_the_folder_costs_no_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that cannot be locked is recorded all the same, and is not removed."""
+    """A run that cannot be locked is still recorded, and is not removed."""
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")

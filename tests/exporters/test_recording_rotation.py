@@ -1,4 +1,4 @@
-"""Recordings in parts: cut by size, packed, kept within bounds, and losing nothing."""
+"""Recordings in parts: split by size, compressed, bounded, and without loss."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ SMALL = 2000
 
 
 def record(folder: Path, rotation: Rotation, batches: list[list[Event]]) -> list[Path]:
-    """Record ``batches`` and give the parts."""
+    """Record ``batches`` and return the parts."""
     sink = RecordingSink(folder, "run", rotation=rotation)
     for batch in batches:
         sink.emit(batch)
@@ -32,12 +32,12 @@ def record(folder: Path, rotation: Rotation, batches: list[list[Event]]) -> list
 
 
 def op_ids(parts: list[Path]) -> list[int]:
-    """The ids of the copies of all parts, in order."""
+    """Return the ids of the copies of all parts, in order."""
     return [event.op_id for part in parts for event in read(part) if isinstance(event, Copied)]
 
 
 def batches_of(count: int) -> list[list[Event]]:
-    """A start, then ``count`` batches of two copies."""
+    """Yield a start, then ``count`` batches of two copies."""
     pairs: list[list[Event]] = [
         [copied(op_id=2 * n), copied(op_id=2 * n + 1)] for n in range(count)
     ]
@@ -68,7 +68,7 @@ def test_no_event_falls_between_two_parts(
 
 
 def test_closed_parts_are_packed(tmp_path: Path) -> None:
-    """Under compression every closed part is packed, private and smaller, and reads the same."""
+    """With compression every closed part is compressed, private and smaller, and reads the same."""
     pytest.importorskip("zstandard")
     batches = batches_of(40)
     parts = record(tmp_path, Rotation(part_bytes=10_000, compress=True), batches)
@@ -84,7 +84,7 @@ def test_closed_parts_are_packed(tmp_path: Path) -> None:
 
 
 def test_old_parts_go_and_the_start_stays(tmp_path: Path) -> None:
-    """With a bound on the parts the newest stay, and what is attached is still known."""
+    """With a bound on the parts the newest stay, and each still has the start record."""
     rotation = Rotation(part_bytes=SMALL, keep=2)
     parts = record(tmp_path, rotation, batches_of(10))
     assert len(parts) == 2
@@ -94,7 +94,7 @@ def test_old_parts_go_and_the_start_stays(tmp_path: Path) -> None:
 
 
 def test_a_finding_outlives_the_clean_parts_around_it(tmp_path: Path) -> None:
-    """Clean parts go first, whatever their age: what was found long ago can still be read."""
+    """Clean parts are removed first, whatever their age, so that old findings remain readable."""
     batches = batches_of(20)
     batches[3].append(finding())
     parts = record(tmp_path, Rotation(part_bytes=SMALL, keep=3), batches)
@@ -105,7 +105,7 @@ def test_a_finding_outlives_the_clean_parts_around_it(tmp_path: Path) -> None:
 
 
 def test_of_many_findings_the_first_stays(tmp_path: Path) -> None:
-    """Where every part has a finding the bound holds, and where it began is kept with the newest."""
+    """If every part has a finding the bound still holds, and the first part is kept with the newest."""
     batches = [[*batch, finding()] for batch in batches_of(20)]
     parts = record(tmp_path, Rotation(part_bytes=1, keep=4), batches)
     numbers = [read_header(part).part for part in parts]
@@ -128,7 +128,7 @@ def test_each_rank_keeps_its_own_start(tmp_path: Path) -> None:
 def test_trouble_with_a_rotation_loses_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the next part can't be begun the current one goes on, and the log says so once."""
+    """If the next part can't be created the current one goes on, and the log says so once."""
     (tmp_path / "run.0001.jsonl").write_text("another's")
     sink = RecordingSink(tmp_path, "run", rotation=Rotation(part_bytes=1))
     for batch in batches_of(5):
@@ -140,7 +140,7 @@ def test_trouble_with_a_rotation_loses_nothing(
 
 
 def test_a_damaged_packed_part_is_named(tmp_path: Path) -> None:
-    """What a damaged packed part still holds is read, then the part is named."""
+    """The readable prefix of a damaged compressed part is read, then the part is named."""
     pytest.importorskip("zstandard")
     parts = record(tmp_path, Rotation(part_bytes=SMALL, compress=True), batches_of(5))
     parts[0].write_bytes(b"nothing of the kind")
@@ -149,7 +149,7 @@ def test_a_damaged_packed_part_is_named(tmp_path: Path) -> None:
 
 
 def test_without_the_package_compression_is_one_clear_error(tmp_path: Path) -> None:
-    """Where zstandard is not installed, asking for compression says what to install."""
+    """Without zstandard, asking for compression says what to install."""
     script = (
         "import sys; sys.modules['zstandard'] = None\n"
         "from pathlib import Path\n"
@@ -164,7 +164,7 @@ def test_without_the_package_compression_is_one_clear_error(tmp_path: Path) -> N
 
 
 def test_the_parts_of_a_very_long_run_come_in_their_order(tmp_path: Path) -> None:
-    """At 64 MiB a part the ten-thousandth comes after a week; its number has a digit more."""
+    """The ten-thousandth part, which has one more digit in its name, is still sorted last."""
     names = ["a.jsonl", "r-1.9998.jsonl.zst", "r-1.9999.jsonl", "r-1.10000.jsonl", "r-2.0000.jsonl"]
     for name in reversed(names):
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""Copies know the spans of the requests that asked for them: the real SDK, our own engine."""
+"""Copies carry the spans of the requests that asked for them: the real SDK, our own engine."""
 
 import sys
 import threading
@@ -32,13 +32,13 @@ LIMIT_S = 20.0
 
 
 class Held(TransferEngine):
-    """Holds a load after its first layer, until it is told to go on."""
+    """An engine that stops a load after its first layer until released."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
 
     def load(self, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
-        """Move layer after layer, once let."""
+        """Move layer after layer once released."""
 
         def held(layer: int) -> None:
             self.begun.set()
@@ -50,7 +50,7 @@ class Held(TransferEngine):
 
 @pytest.fixture
 def span() -> Span:
-    """Makes the spans of a host's requests current."""
+    """Return a function that makes the span of a host's request current."""
     return TracerProvider(shutdown_on_exit=False).get_tracer("host").start_as_current_span
 
 
@@ -63,7 +63,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def two_readers(span: Span, *sinks: Sink, checksum: Checksum = Checksum.LOADS) -> list[str]:
-    """Two requests read what a third has written, from the host, by one load; the trace ids of all."""
+    """Let two requests read by one load what a third wrote; return the trace ids of all."""
     ids = []
 
     def noted() -> None:
@@ -96,7 +96,7 @@ def two_readers(span: Span, *sinks: Sink, checksum: Checksum = Checksum.LOADS) -
 
 @pytest.mark.parametrize("checksum", [Checksum.OFF, Checksum.LOADS])
 def test_two_requests_that_share_a_load_are_both_named(span: Span, checksum: Checksum) -> None:
-    """A load names who began it, and who joined while its bytes were on their way."""
+    """A load names the request that began it and those that joined while it was under way."""
     sink = MemorySink()
     writer, first, second = two_readers(span, sink, checksum=checksum)
     copies = sink.of(Copied)
@@ -129,7 +129,7 @@ def test_one_load_links_to_both_requests(
 
 
 def test_what_a_store_moves_is_for_whoever_asked(span: Span, tmp_path: Path) -> None:
-    """Pages go to a store for whoever inserted them, and come back for whoever wants them."""
+    """Pages are stored for whoever inserted them, and fetched for whoever wants them."""
     sink, ids = MemorySink(), []
     with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]):
         for name in ("writer", "reader"):
@@ -144,7 +144,7 @@ def test_what_a_store_moves_is_for_whoever_asked(span: Span, tmp_path: Path) -> 
 
 
 def test_outside_a_span_there_is_nothing_to_name() -> None:
-    """A host that has OpenTelemetry and no span open gets copies without ids."""
+    """A host with OpenTelemetry but without an open span gets copies without ids."""
     sink = MemorySink()
     no_span = trace.NoOpTracer().start_as_current_span
     assert set(two_readers(no_span, sink)) == {"0" * 32}
@@ -156,7 +156,7 @@ def test_outside_a_span_there_is_nothing_to_name() -> None:
 def test_a_host_without_opentelemetry_gets_none(
     span: Span, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of OpenTelemetry is asked, and nothing imported, where the host has not imported it."""
+    """Unless the host has imported OpenTelemetry, nothing of it is used or imported."""
     monkeypatch.delitem(sys.modules, API)
     sink = MemorySink()
     with span("request"):

@@ -1,4 +1,4 @@
-"""What processes state for a join: kept in recordings and the journal, and in nobody's way elsewhere."""
+"""Statements for a join: kept in recordings and the journal, and left out of other output."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ STATED = tiles("r7", 3, ["0a", "0b"], role="decode", rank=1)
 
 
 def test_a_recording_gives_it_back(tmp_path: Path) -> None:
-    """Every field, beside other events."""
+    """Every field comes back, beside other events."""
     events = copied(), STATED, finding()
     sink = RecordingSink(tmp_path, "run")
     sink.emit(events)
@@ -30,7 +30,7 @@ def test_a_recording_gives_it_back(tmp_path: Path) -> None:
 
 
 def test_its_fields_hold_the_whole_event() -> None:
-    """A reader of the journal gets it back exactly; its message id is its own."""
+    """A reader of the journal rebuilds it exactly; it has its own message id."""
     named = fields(STATED)
     assert (named["HICACHE_EVENT"], named["HICACHE_TOPIC"], named["HICACHE_RANK"]) == (
         "stated",
@@ -42,7 +42,7 @@ def test_its_fields_hold_the_whole_event() -> None:
 
 
 def test_its_line_is_no_path_and_no_finding() -> None:
-    """Without the mark, and in one line."""
+    """Its line has no mark and is a single line."""
     text = line(STATED)
     assert text == (
         "hicache-dbg stated rank=1 topic=tiles role=decode request=r7 pool=kv values=0a,0b"

@@ -27,13 +27,13 @@ def test_it_writes_a_line_a_path_and_every_finding() -> None:
 
 
 def test_it_writes_to_the_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a stream the lines go to wherever standard error points when they are written."""
+    """Without an explicit stream, lines go to the current standard error."""
     StderrSink(Lines.ALL).emit([copied(), copied()])
     assert capsys.readouterr().err.count("[HICACHE_DBG] pool=deepseek_v4_c128") == 2
 
 
 def test_a_broken_pipe_is_a_counted_loss() -> None:
-    """A reader that went away costs the lines, counted, and nothing else."""
+    """A reader that is gone costs only the lines, which are counted."""
     reading, writing = os.pipe()
     os.close(reading)
     stream = open(writing, "w", buffering=1, encoding="utf-8")  # noqa: PTH123, SIM115 - an fd

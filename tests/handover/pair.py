@@ -1,4 +1,4 @@
-"""Two ends in one process, each with pools of its own, over NIXL or over a wire that a test moves."""
+"""Both ends in one process, each with its own pools, over NIXL or a wire driven by the test."""
 
 import ctypes
 import threading
@@ -53,7 +53,7 @@ def require_nixl() -> None:
 
 @dataclass(eq=False)
 class Write:
-    """A transfer of a :class:`HandWire`: rows still to be moved, and the note behind them."""
+    """A transfer of a :class:`HandWire`: the rows still to be moved, and the notification behind them."""
 
     rows: list[tuple[int, int, int]]
     note: bytes
@@ -69,8 +69,8 @@ class Write:
 class HandWire:
     """A wire whose bytes move row by row, when a test says so.
 
-    A released write may still land, as with a transport that has it in its buffers, until the wire
-    that it lands on is closed.
+    A released write may still land, like one in a transport's buffers, until the receiving wire is
+    closed.
     """
 
     peer: "HandWire | None" = None
@@ -81,38 +81,38 @@ class HandWire:
     agent: bytes = b"hand"
 
     def meet(self, agent: bytes) -> None:
-        """Nothing to know."""
+        """Do nothing: there is nothing to exchange."""
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Write:
-        """The rows."""
+        """Return the rows."""
         rows = [
             (int(a), int(b), int(n)) for (a, n, _), (b, _, _) in zip(local, remote, strict=True)
         ]
         return Write(rows, note)
 
     def begin(self, transfer: Write) -> None:
-        """Queue them."""
+        """Queue the rows."""
         self.writes.append(transfer)
 
     def state(self, transfer: Write) -> TransferState:
-        """``DONE`` once every row has moved."""
+        """Return ``DONE`` once every row has moved."""
         return "DONE" if transfer.done else "PROC"
 
     def release(self, transfer: Write) -> None:
-        """Note it; its bytes are not stopped."""
+        """Note the release; the bytes are not stopped."""
         transfer.released = True
 
     def notes(self) -> list[bytes]:
-        """What came behind whole writes."""
+        """Return the notifications of complete writes."""
         notes, self.inbox = self.inbox, []
         return notes
 
     def close(self) -> None:
-        """Nothing lands here any more."""
+        """Stop writes from landing here."""
         self.closed = True
 
     def move(self, number: int = 0) -> bool:
-        """Let one row of the ``number``-th write under way land; False if there is none."""
+        """Let one row of the ``number``-th write in progress land; return False if there is none."""
         under_way = [one for one in self.writes if one.rows]
         if not under_way:
             return False
@@ -127,7 +127,7 @@ class HandWire:
         return True
 
     def move_all(self) -> None:
-        """Let everything land."""
+        """Let all rows land."""
         while self.move():
             pass
 
@@ -148,29 +148,29 @@ class Pair:
         compute(self.ours, tokens, pages)
 
     def alloc(self, count: int) -> Pages:
-        """Pages at decode."""
+        """Allocate pages at decode."""
         return self.pages.alloc(count)
 
     def settle(self, steps: int = 8) -> None:
-        """Let both ends hear what was said."""
+        """Let both ends process their messages."""
         for _ in range(steps):
             self.prefill.step()
             self.decode.step()
 
 
 def tokens_of(name: int, pages: int) -> Tokens:
-    """Tokens that no other name has."""
+    """Return tokens that are unique to this name."""
     return np.arange(pages * P, dtype=np.int32) + 1000 * name
 
 
 def compute(group: PoolGroup, tokens: Tokens, pages: Pages) -> None:
-    """Write bytes that only these tokens, pool, layer and page have, in every process the same."""
+    """Write bytes unique to these tokens, pool, layer and page, and the same in every process."""
     for target, wanted in _tiles(group, tokens, pages):
         target.copy_(wanted)
 
 
 def arrived(group: PoolGroup, tokens: Tokens, pages: Pages) -> bool:
-    """Whether every tile of ``pages`` is what prefill computed."""
+    """Return whether every tile of ``pages`` is what prefill computed."""
     return all(torch.equal(target.cpu(), wanted) for target, wanted in _tiles(group, tokens, pages))
 
 
@@ -194,7 +194,7 @@ def links(
     models: tuple[str, str] = ("m", "m"),
     silence_s: float = WAIT_S,
 ) -> tuple[Link, Link, tuple[Connection, Connection]]:
-    """Links that have not agreed yet."""
+    """Return links that have not agreed yet."""
     a, b = Pipe()
     return (
         Link("prefill", ours, a, model=models[0], silence_s=silence_s, wire=wires[0]),
@@ -204,7 +204,7 @@ def links(
 
 
 def agree(*both: Link) -> list[Exception | None]:
-    """Let both exchange contracts; what each of them raised."""
+    """Let both exchange contracts; return what each of them raised."""
     raised: list[Exception | None] = [None, None]
 
     def shake(number: int) -> None:
@@ -229,7 +229,7 @@ def pair(
     pump: bool = False,
     devices: tuple[str, str] = ("cpu", "cpu"),
 ) -> Iterator[Pair]:
-    """Two ends that have agreed; ``by_hand`` with a wire that the test moves."""
+    """Return two ends that have agreed; ``by_hand`` uses a wire that the test drives."""
     if not by_hand:
         require_nixl()
     wires: tuple[HandWire, HandWire] | tuple[None, None] = (None, None)
@@ -278,6 +278,6 @@ def hand_over(
 
 @pytest.fixture
 def handmade() -> Iterator[Pair]:
-    """A pair that moves only when told."""
+    """A pair over a wire that the test drives."""
     with pair(by_hand=True) as made:
         yield made

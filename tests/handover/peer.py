@@ -1,10 +1,10 @@
-"""A process with one end: what the tests of death and of silence start, kill and stop.
+"""A process with one end, for tests that kill or stop it.
 
     python -m tests.handover.peer prefill PORT SIGKILL|SIGSTOP
     python -m tests.handover.peer decode PORT
 
-Prefill hands one request over, and gets that signal in the middle of the next one's write, half of
-whose tiles are there. Decode takes one request over and waits.
+Prefill hands one request over and gets that signal in the middle of the next one's write, with half
+of the tiles written. Decode takes one request over and waits.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""The contract: compared field by field before a byte moves, and refused with both values."""
+"""The contract is compared field by field before a byte moves, and refused with both values."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
 
 
 def with_bf16_index() -> PoolGroup:
-    """Pools whose index is of another dtype than ``group_of`` makes."""
+    """Return pools whose index has another dtype than ``group_of`` makes."""
     return PoolGroup.build(
         [mla(LAYERS, P, torch.uint8, kv_lora_rank=128, rope_dim=2), index_k(LAYERS, P, "bf16")],
         device_pages=8,
@@ -25,7 +25,7 @@ def with_bf16_index() -> PoolGroup:
 
 
 def test_ends_that_agree_shake_hands_whatever_their_sizes_and_host_layouts() -> None:
-    """How many pages an end has, and how its host keeps them, is its own affair."""
+    """The number of pages and the host layout may differ between the ends."""
     small, large = group_of(4), group_of(32, layout=Layout.LAYER_FIRST)
     a, b, _ = links(small, large, (HandWire(), HandWire()))
     assert agree(a, b) == [None, None]
@@ -34,7 +34,7 @@ def test_ends_that_agree_shake_hands_whatever_their_sizes_and_host_layouts() -> 
 
 
 def test_another_dtype_is_refused_at_both_ends_with_both_values() -> None:
-    """Nothing was moved, and everybody knows which field it is."""
+    """Nothing is moved, and both ends name the field."""
     a, b, _ = links(group_of(), with_bf16_index(), (HandWire(), HandWire()))
     for refused in agree(a, b):
         assert isinstance(refused, ContractRefused)
@@ -59,7 +59,7 @@ def test_another_model_is_refused() -> None:
 def test_every_field_of_the_geometry_is_compared(
     layers: int, page: int, heads: int, which: int
 ) -> None:
-    """One that differs is named, and only what follows from it."""
+    """A differing field is named, along with only those that depend on it."""
     other = [(layers + 1, page, heads), (layers, page + 1, heads), (layers, page, heads + 1)]
     twin = (layers, page, heads) if which == 3 else other[which]
 
@@ -86,14 +86,14 @@ def test_every_field_of_the_geometry_is_compared(
 
 
 def test_two_ends_of_one_role_do_not_pair() -> None:
-    """Two prefills have nothing to hand each other."""
+    """Two prefill ends have nothing to hand each other."""
     a, b, _ = links(group_of(), group_of(), (HandWire(), HandWire()))
     b.ours = a.ours
     assert all("expected one each" in str(error) for error in agree(a, b))
 
 
 def test_a_silent_peer_is_told_in_bounded_time() -> None:
-    """Who never says hello is lost, not waited for."""
+    """A peer that never says hello is lost after a timeout."""
     a, _, _ = links(group_of(), group_of(), (HandWire(), HandWire()), silence_s=0.2)
     with pytest.raises(PeerLost, match=r"did not say hello within 0\.2 s"):
         a.agree()

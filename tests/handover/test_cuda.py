@@ -1,4 +1,4 @@
-"""The same handover between GPUs: from one to another where there are two, else within one."""
+"""The same handover on GPUs: between two if there are two, else within one."""
 
 from contextlib import suppress
 
@@ -20,12 +20,12 @@ pytestmark = [
 
 @pytest.fixture
 def devices() -> tuple[str, str]:
-    """Where prefill's and decode's pools lie."""
+    """The devices of prefill's and decode's pools."""
     return "cuda:0", f"cuda:{torch.cuda.device_count() - 1}"
 
 
 def test_every_tile_arrives_and_both_ends_digest_the_same(devices: tuple[str, str]) -> None:
-    """Requests of one to four pages, in unrelated slots; all tiles are witnessed, and a join finds nothing."""
+    """Requests of one to four pages in unrelated slots: all tiles are witnessed, and a join finds nothing."""
     counts = ([3, 1, 7], [0], [9, 8, 2, 5])
     with traced(ON) as (sink, told), pair(by_hand=False, pump=True, devices=devices) as made:
         for name, source in enumerate(counts):
@@ -45,7 +45,7 @@ def test_every_tile_arrives_and_both_ends_digest_the_same(devices: tuple[str, st
 
 
 def test_a_request_that_prefill_takes_back_leaves_no_page_held(devices: tuple[str, str]) -> None:
-    """Whether its write had begun or not, every page of decode is free again in the end."""
+    """Whether or not its write had begun, every page of decode is free in the end."""
     with pair(by_hand=False, pump=True, devices=devices) as made:
         tokens, pages = tokens_of(1, 8), np.arange(8)
         made.computed(tokens, pages)

@@ -1,4 +1,4 @@
-"""Requests from one end to the other: all tiles arrive, counts are compared, aborts leave nothing behind."""
+"""Requests between ends: all tiles arrive, counts are compared, aborts leave nothing behind."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_every_tile_arrives_in_unrelated_slots_over_nixl() -> None:
 
 
 def test_an_offer_may_come_before_it_is_expected(handmade: Pair) -> None:
-    """The order in which the two engines get to a request does not matter."""
+    """The two engines may reach a request in any order."""
     sending = handmade.prefill.send("r", np.array([1, 2]), 8)
     handmade.settle()
     receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
@@ -48,7 +48,7 @@ def test_an_offer_may_come_before_it_is_expected(handmade: Pair) -> None:
 def test_a_request_that_is_written_does_not_wait_for_the_next_write(
     handmade: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write may move its bytes before it returns, as NIXL's do on a CPU: it is over at once."""
+    """A write that moves its bytes before it returns, as NIXL's does on a CPU, completes at once."""
     wire, over = _wire(handmade), []
     begin = wire.begin
 
@@ -66,7 +66,7 @@ def test_a_request_that_is_written_does_not_wait_for_the_next_write(
 
 
 def test_a_write_that_is_done_wakes_decode(handmade: Pair) -> None:
-    """Decode sleeps on the channel, where nothing else would tell it to look for the notification."""
+    """Decode sleeps on the channel, so a message must tell it to look for the notification."""
     receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
     handmade.prefill.send("r", np.array([1, 2]), 8)
     handmade.settle()
@@ -80,7 +80,7 @@ def test_a_write_that_is_done_wakes_decode(handmade: Pair) -> None:
 
 @pytest.mark.parametrize("wait", [0.0, POLL_S / 5, 2 * POLL_S])
 def test_a_word_is_heard_after_any_wait(handmade: Pair, wait: float) -> None:
-    """Also after one that is shorter than a connection can wait."""
+    """This includes a wait shorter than the timer resolution of a connection."""
     prefill, decode = handmade.prefill.link.channel, handmade.decode.link.channel
     assert decode.receive(wait) is None
     prefill.send(Beat())
@@ -89,7 +89,7 @@ def test_a_word_is_heard_after_any_wait(handmade: Pair, wait: float) -> None:
 
 @pytest.mark.parametrize(("pages", "tokens"), [(1, 8), (3, 8), (2, 9)])
 def test_counts_that_differ_are_refused_with_both(handmade: Pair, pages: int, tokens: int) -> None:
-    """Nothing is written, both ends say why, and the pages are free again."""
+    """Nothing is written, both ends report both counts, and the pages are free again."""
     receiving = handmade.decode.expect("r", handmade.alloc(pages), tokens)
     sending = handmade.prefill.send("r", np.array([1, 2]), 8)
     handmade.settle()
@@ -106,7 +106,7 @@ def test_counts_that_differ_are_refused_with_both(handmade: Pair, pages: int, to
 def test_decode_aborts_under_way_and_the_page_is_reused_only_when_nobody_writes_it(
     handmade: Pair,
 ) -> None:
-    """The writer's last byte comes first, then the page's next life."""
+    """The page is reused only after the writer's last byte."""
     tokens, source = tokens_of(1, 2), np.array([4, 5])
     handmade.computed(tokens, source)
     receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
@@ -124,7 +124,7 @@ def test_decode_aborts_under_way_and_the_page_is_reused_only_when_nobody_writes_
 
 
 def test_prefill_aborts_under_way_and_keeps_its_pages_until_they_are_read(handmade: Pair) -> None:
-    """Decode does not admit it; the source may be overwritten only after the last read."""
+    """Decode does not admit the request; its source may be overwritten only after the last read."""
     receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
     sending = handmade.prefill.send("r", np.array([4, 5]), 8)
     handmade.settle()
@@ -140,7 +140,7 @@ def test_prefill_aborts_under_way_and_keeps_its_pages_until_they_are_read(handma
 
 
 def test_an_offer_withdrawn_before_room_was_given_is_over_at_once(handmade: Pair) -> None:
-    """Nobody waits for what nobody wants."""
+    """Neither end waits for it."""
     sending = handmade.prefill.send("r", np.array([4, 5]), 8)
     handmade.prefill.abort(sending, "retracted")
     handmade.settle()
@@ -149,7 +149,7 @@ def test_an_offer_withdrawn_before_room_was_given_is_over_at_once(handmade: Pair
 
 
 def test_a_peer_that_goes_leaves_nothing_held(handmade: Pair) -> None:
-    """Its end of the channel closes: what was under way fails, and its pages come back."""
+    """When the peer's channel closes, requests in progress fail and their pages come back."""
     receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
     handmade.prefill.send("r", np.array([4, 5]), 8)
     handmade.settle()
@@ -164,7 +164,7 @@ def test_a_peer_that_goes_leaves_nothing_held(handmade: Pair) -> None:
 
 
 def test_a_room_outside_of_decodes_pages_is_not_written(handmade: Pair) -> None:
-    """Page ids are checked against the range that the other end told."""
+    """Page ids are checked against the range that the other end announced."""
     receiving = handmade.decode.expect("r", np.array([1, 99]), 8)
     sending = handmade.prefill.send("r", np.array([4, 5]), 8)
     handmade.prefill.step()
@@ -177,7 +177,7 @@ def test_a_room_outside_of_decodes_pages_is_not_written(handmade: Pair) -> None:
 
 
 def test_a_late_write_gives_the_peer_up(handmade: Pair) -> None:
-    """A transfer that never ends is released; decode closes its wire and has its pages back."""
+    """A transfer that never ends is released; decode closes its wire and gets its pages back."""
     handmade.prefill._timeout = 0.0
     receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
     sending = handmade.prefill.send("r", np.array([4, 5]), 8)

@@ -1,4 +1,4 @@
-"""How much of a request's pages means something, and what both ends make of the rest."""
+"""Partly filled pages: how much of a request's pages is valid, and what both ends do with the rest."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ GEOMETRIES = deepseek_v4_swa(1), deepseek_v4_c128(1), mla(1, PAGE), deepseek_v4_
 def test_a_slot_counts_when_all_of_its_tokens_are_there(
     geometry: PoolGeometry, pages: int, tokens: int
 ) -> None:
-    """Counted token by token; a ring's page counts whole, and may change as long as it is not full."""
+    """Slots count by token; a ring's page counts as a whole, and may change until it is full."""
     made = filled(geometry, pages, tokens)
     for page in range(pages):
         here = sum(page * PAGE <= token < (page + 1) * PAGE for token in range(tokens))
@@ -53,7 +53,7 @@ def test_a_slot_counts_when_all_of_its_tokens_are_there(
 def test_of_a_last_page_a_filled_slot_is_compared_and_the_rest_is_not(
     left: int, slot: int, layer: int, pool: str
 ) -> None:
-    """A byte of any slot is changed on the way: named where the slot means something."""
+    """A byte of any slot is changed on the way; it is found only if the slot is valid."""
     with traced() as (sink, told), pair(by_hand=True) as made:
         made.decode.generation = made.pages.generation
         tokens, source, room = tokens_of(1, 2), np.array([3, 5]), made.alloc(2)
@@ -82,7 +82,7 @@ def _wire(made: Pair) -> HandWire:
 
 @contextmanager
 def _v4(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """A pair over a sliding window, entries of 128 tokens, and a ring."""
+    """Return a pair over a sliding window, entries of 128 tokens, and a ring."""
     geometries = deepseek_v4_swa(1), deepseek_v4_c128(1), deepseek_v4_c4_state(1)
 
     def group(device_pages: int, device: str) -> PoolGroup:
@@ -105,7 +105,7 @@ def _v4(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 
 
 def test_a_ring_is_digested_before_the_request_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What decode then writes into its slots is no difference; a pool without a full slot is left out."""
+    """Decode's later writes to the slots are no mismatch; a pool without a full slot is left out."""
     with traced() as (sink, told), _v4(monkeypatch) as made:
         receiving = made.decode.expect("r", made.alloc(1), 60)
         made.prefill.send("r", np.array([2]), 60)

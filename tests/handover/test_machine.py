@@ -1,4 +1,4 @@
-"""Any order of offers, writes, aborts, reuse and death: no byte lands in a page that is another's."""
+"""Any order of offers, writes, aborts, reuse and death: no byte lands in another request's page."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ NUMBERS = st.integers(0, 7)
 
 
 class Handovers(RuleBasedStateMachine):
-    """Two ends, a wire that moves row by row, and a test that knows whose each page is."""
+    """Two ends, a wire that moves row by row, and a model of who owns each page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Handovers(RuleBasedStateMachine):
         self.dead = False
 
     def _landing(self, address: int, _size: int) -> None:
-        """A byte may land only where prefill was let, and nobody else was."""
+        """Check that a byte lands only in pages that prefill was granted and nobody else has."""
         planes = self.pair.decode.link.ours.planes
         page = next(
             (address - plane.base) // plane.stride
@@ -52,7 +52,7 @@ class Handovers(RuleBasedStateMachine):
     @precondition(lambda self: not self.dead and self.pair.pages.available >= 2)
     @rule()
     def hand_over(self) -> None:
-        """A new request of two pages."""
+        """Submit a new request of two pages."""
         self.count += 1
         name, source = self.count, np.array([self.count % PAGES, (self.count + 3) % PAGES])
         if any(
@@ -68,7 +68,7 @@ class Handovers(RuleBasedStateMachine):
 
     @rule(steps=st.lists(st.booleans(), min_size=1, max_size=6))
     def they_listen(self, steps: list[bool]) -> None:
-        """One end, or the other; what landed is right, and is given up at once."""
+        """Let one or both ends process messages; check arrived requests and release them at once."""
         for at_decode in steps:
             (self.pair.decode if at_decode else self.pair.prefill).step()
         for receiving, _, name in list(self.requests):
@@ -79,14 +79,14 @@ class Handovers(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, rows=st.integers(1, 12))
     def bytes_move(self, number: int, rows: int) -> None:
-        """Some rows of one of the writes under way."""
+        """Move some rows of one of the writes in progress."""
         for _ in range(rows):
             self.wire.move(number)
 
     @precondition(lambda self: self.requests)
     @rule(number=NUMBERS, at_decode=st.booleans())
     def abort(self, number: int, at_decode: bool) -> None:
-        """Either end does not want one any more."""
+        """Abort a request at either end."""
         receiving, sending, _ = self.requests[number % len(self.requests)]
         if at_decode:
             self.pair.decode.abort(receiving, "decode does not want it")
@@ -96,7 +96,7 @@ class Handovers(RuleBasedStateMachine):
     @precondition(lambda self: not self.dead and self.count > 3)
     @rule(late=st.booleans())
     def prefill_goes(self, late: bool) -> None:
-        """It is killed, or gives the peer up because a write takes too long."""
+        """Lose prefill: it is killed, or gives the peer up because a write takes too long."""
         self.dead = True
         if late:
             self.pair.prefill._timeout = 0.0
@@ -110,7 +110,7 @@ class Handovers(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_accounted_for(self) -> None:
-        """Free, lent, landed and not yet read, or held back: each page once."""
+        """Each page is exactly one of free, lent, landed and not yet read, or held back."""
         self.pair.pages.check()
         mine = [one.pages for one, _, _ in self.requests if one.state is not RecvState.FAILED]
         held = self.pair.decode.quarantined
@@ -119,7 +119,7 @@ class Handovers(RuleBasedStateMachine):
         assert self.pair.pages.available + used.size == PAGES
 
     def teardown(self) -> None:
-        """In the end everything comes back."""
+        """In the end every page comes back."""
         self.wire.move_all()
         if not self.pair.prefill.lost:
             self.pair.settle()

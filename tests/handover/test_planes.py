@@ -1,4 +1,4 @@
-"""Rows of a transfer: whatever is merged, the same bytes go to the same places."""
+"""Rows of a transfer: however they are merged, the same bytes go to the same places."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from hicache_dbg.pools.handover.planes import Descriptors, merged
 
 
 def _moves(local: Descriptors, remote: Descriptors) -> list[tuple[int, int, int, int]]:
-    """Each byte: from where to where, and between which devices."""
+    """Return for each byte its source and target address and devices."""
     return [
         (int(a) + at, int(b) + at, int(here), int(there))
         for (a, size, here), (b, _, there) in zip(local, remote, strict=True)
@@ -27,7 +27,7 @@ def _rows(pages: Sequence[int], size: int, device: int) -> Descriptors:
     size=st.integers(1, 5),
 )
 def test_merged_rows_move_the_same_bytes(pairs: list[tuple[int, int]], size: int) -> None:
-    """In the same order, and no two rows are left that could be one."""
+    """The order is kept, and no two remaining rows could be merged."""
     local = _rows([pair[0] for pair in pairs], size, 0)
     remote = _rows([pair[1] for pair in pairs], size, 1)
     ours, theirs = merged(local, remote)
@@ -37,13 +37,13 @@ def test_merged_rows_move_the_same_bytes(pairs: list[tuple[int, int]], size: int
 
 
 def test_rows_of_two_devices_stay_apart() -> None:
-    """Addresses that follow each other mean nothing across devices."""
+    """Consecutive addresses mean nothing across devices."""
     local = np.array([[0, 8, 0], [8, 8, 1]], np.uint64)
     assert [len(rows) for rows in merged(local, local)] == [2, 2]
 
 
 def test_consecutive_pages_are_one_row_a_plane() -> None:
-    """What an allocator hands out together goes over in one piece."""
+    """Pages allocated together are transferred as one row per plane."""
     local, remote = _rows(range(3, 9), 64, 0), _rows(range(20, 26), 64, 0)
     ours, theirs = merged(local, remote)
     assert (ours.tolist(), theirs.tolist()) == ([[192, 384, 0]], [[1280, 384, 0]])

@@ -1,4 +1,4 @@
-"""Two processes: one of them is killed, or stops in the middle; the other is never held up."""
+"""Two processes: one is killed or stopped midway; the other is never blocked."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def _other(*arguments: str) -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
-    """Another process, and the channel to it over the loopback."""
+    """Start another process and return it with the channel to it over the loopback."""
     require_nixl()
     with Listener(("127.0.0.1", 0)) as listener:
         listener._listener._socket.settimeout(WAIT_S)  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def _decode(connection: Connection, silence_s: float = WAIT_S) -> tuple[DecodeEn
 
 
 def test_a_prefill_killed_in_the_middle_of_a_write_leaves_nothing_behind() -> None:
-    """What landed before is right; the half request fails at once, and its pages come back whole."""
+    """Earlier requests are right; the half-written one fails at once, and all its pages come back."""
     with _other("prefill", "SIGKILL") as (connection, _):
         end, pages = _decode(connection)
         with end:
@@ -80,7 +80,7 @@ def test_a_killed_decode_is_told_to_prefill() -> None:
 
 
 def test_a_prefill_that_stops_is_lost_and_its_pages_stay_held_until_it_is_gone() -> None:
-    """It may wake up and write on, so silence frees no page; its end does."""
+    """A stopped process may resume writing, so only its exit frees pages."""
     with _other("prefill", "SIGSTOP") as (connection, process):
         end, pages = _decode(connection, silence_s=5.0)
         with end:

@@ -1,4 +1,4 @@
-"""``repro --pd``: two processes, clean text; each fault between them is named with page and layer."""
+"""``repro --pd``: two processes, clean text; each injected fault is named with page and layer."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def _nixl() -> None:
 
 
 def repro(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON of a small run."""
+    """Return exit code and JSON of a small run."""
     code = main(["repro", *SMALL, *options, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -28,7 +28,7 @@ def repro(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[
 def test_a_clean_run_hands_over_and_every_received_tile_is_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Text as without, no finding, and outcomes that add up."""
+    """The text is the same as without a handover, there is no finding, and outcomes add up."""
     code, data = repro(capsys)
     assert code == 0
     assert data["sessions"]["corrupted"] == 0
@@ -54,7 +54,7 @@ def test_a_clean_run_hands_over_and_every_received_tile_is_compared(
 def test_a_tile_that_arrives_different_is_named(
     capsys: pytest.CaptureFixture[str], fault: str, pool: str, layer: int, page: int
 ) -> None:
-    """Wrong text, and one finding: which request, pool, page and layer."""
+    """The text is wrong, and one finding names request, pool, page and layer."""
     code, data = repro(capsys, "--fault", fault)
     assert code == 1
     assert data["sessions"]["corrupted"] > 0
@@ -67,7 +67,7 @@ def test_a_tile_that_arrives_different_is_named(
 def test_another_dtype_at_decode_is_refused_before_a_byte_moves(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every field that differs, with both values."""
+    """Every differing field is reported with both values."""
     code, data = repro(capsys, "--fault", "decode_has_fp8_index_k")
     assert code == 1
     assert data["engine"]["handed_pages"] == data["tiles"]["moved"] == 0
@@ -78,7 +78,7 @@ def test_another_dtype_at_decode_is_refused_before_a_byte_moves(
 
 
 def test_a_killed_prefill_harms_no_text_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Half a request had arrived: its tiles are named, none was read, and another process goes on."""
+    """Half a request had arrived: its tiles are named, none is read, and a new process takes over."""
     code, data = repro(capsys, "--kill")
     assert code == 1
     assert data["sessions"]["corrupted"] == 0
@@ -93,7 +93,7 @@ def test_a_killed_prefill_harms_no_text_and_is_named(capsys: pytest.CaptureFixtu
 def test_a_fault_in_prefills_cache_is_told_from_the_handover(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The text is wrong at decode, every handed tile is right, and the cause is the host mirror."""
+    """The text is wrong at decode although every handed tile is right: the cause is the host mirror."""
     code, data = repro(capsys, "--fault", "host_sized_for_fp8", "--device-pages", "9")
     assert code == 1
     assert {finding["class"] for finding in data["findings"]} == {"row_width"}
@@ -104,13 +104,13 @@ def test_a_fault_in_prefills_cache_is_told_from_the_handover(
 def test_what_has_no_place_in_it_is_a_usage_error(
     capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    """Exit code 2, before anything is started."""
+    """Unsupported options exit with 2 before anything is started."""
     assert main(["repro", *SMALL, *options]) == 2
     capsys.readouterr()
 
 
 def test_a_trace_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """It has requests and no sessions: said, not left out."""
+    """A trace has requests and no sessions: it is refused, not ignored."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 64, "output_length": 4, "hash_ids": [1]}\n')
     assert main(["repro", *SMALL, "--trace", str(trace)]) == 2

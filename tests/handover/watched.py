@@ -18,27 +18,27 @@ ON = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
 
 @dataclass
 class Told:
-    """Both parts that have to be done before what was seen can be looked at."""
+    """The session and the attachment, which must both be flushed before the events can be read."""
 
     runtime: Runtime
     attachment: HandoverAttachment
 
     def flush(self) -> None:
-        """Wait until everything so far is with the sinks."""
+        """Wait until all events so far have reached the sinks."""
         self.attachment.settle()
         self.runtime.flush()
 
 
 @contextmanager
 def traced(chosen: Settings = ON, more: Sequence[Sink] = ()) -> Iterator[tuple[MemorySink, Told]]:
-    """A tracer that follows the handover, and what it saw."""
+    """Yield a tracer that follows the handover, and its events."""
     sink = MemorySink()
     with Runtime.start(chosen, sinks=[sink, *more]) as runtime:
         yield sink, Told(runtime, handover_of(runtime))
 
 
 def by_role(events: list[Event]) -> tuple[list[Event], list[Event]]:
-    """One process did both: what each end would have recorded."""
+    """Split the events of one process into what each end would have recorded."""
     prefill = [e for e in events if getattr(e, "role", "prefill") == "prefill"]
     decode = [e for e in events if getattr(e, "role", "decode") == "decode"]
     return prefill, decode

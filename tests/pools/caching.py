@@ -1,4 +1,4 @@
-"""A small cache whose pages hold bytes that only their own tokens have."""
+"""A small cache whose pages hold bytes that are unique to their tokens."""
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ def group_of(
     layout: Layout = Layout.PAGE_FIRST,
     device: str = "cpu",
 ) -> PoolGroup:
-    """A small latent pool with its index-K sidecar."""
+    """Return a small latent pool with its index-K sidecar."""
     return PoolGroup.build(
         [
             mla(LAYERS, P, torch.uint8, kv_lora_rank=128, rope_dim=2),
@@ -36,20 +36,20 @@ def group_of(
 
 
 def stamp(prefix: Tokens, layer: int, width: int) -> torch.Tensor:
-    """Bytes that only this prefix and layer have: what a model would compute for its last page."""
+    """Return bytes unique to this prefix and layer: what a model would compute for its last page."""
     seed = hash((prefix.tobytes(), layer, width)) % 2**63
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(256, (width,), dtype=torch.uint8, generator=generator)
 
 
 def page_of(group: PoolGroup, name: str, layer: int, page: int) -> torch.Tensor:
-    """One page of one layer of a device pool, flat."""
+    """Return one page of one layer of a device pool, flat."""
     pool = group.device[name]
     return pool.layer(pool.geometry.components[0].name, layer)[page].view(-1)
 
 
 def write(group: PoolGroup, tokens: Tokens, pages: Pages, first: int = 0) -> None:
-    """Write the stamp of every page of ``tokens`` from number ``first`` on."""
+    """Write the stamp of every page of ``tokens`` from page number ``first`` on."""
     for number in range(first, pages.size):
         for name in group.device:
             for layer in range(LAYERS):
@@ -60,7 +60,7 @@ def write(group: PoolGroup, tokens: Tokens, pages: Pages, first: int = 0) -> Non
 def wrong_pages(
     group: PoolGroup, tokens: Tokens, pages: Pages, layer: int
 ) -> list[tuple[str, int]]:
-    """Pools and pages of ``layer`` that do not hold their stamp."""
+    """Return the pools and pages of ``layer`` that do not hold their stamp."""
     found = []
     for number, page in enumerate(pages.tolist()):
         for name in group.device:
@@ -71,7 +71,7 @@ def wrong_pages(
 
 
 def turn(controller: HiCacheController, tokens: Tokens) -> None:
-    """One reader's turn: match, load, read behind the gates, compute the rest, insert."""
+    """Take one reader's turn: match, load, read behind the gates, compute the rest, insert."""
     match = controller.match(tokens)
     pages = np.empty(0, dtype=np.int64)
     total = tokens.size // P
@@ -95,7 +95,7 @@ def turn(controller: HiCacheController, tokens: Tokens) -> None:
 
 
 def sequences(choices: list[list[int]]) -> list[Tokens]:
-    """Token sequences that share prefixes: each choice picks the next page."""
+    """Return token sequences that share prefixes: each choice picks the next page."""
     return [
         np.concatenate([np.arange(P, dtype=np.int32) + 100 * page for page in pages])
         for pages in choices
@@ -103,7 +103,7 @@ def sequences(choices: list[list[int]]) -> list[Tokens]:
 
 
 def accounted(controller: HiCacheController) -> None:
-    """With no reader and no copy left, exactly the cached pages are taken, and none is held."""
+    """Check that without readers and copies exactly the cached pages are taken, and none is held."""
     tree = controller.tree.stats
     for tier, cached in (("device", tree.device_pages), ("host", tree.host_pages)):
         allocator = controller.allocators[tier]

@@ -1,4 +1,4 @@
-"""Pools of every kind full of random bytes, and what a copy between them should leave behind."""
+"""Pools of every kind filled with random bytes, and the expected result of a copy between them."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -74,7 +74,7 @@ def guard(pool: Pool, seed: int) -> list[torch.Tensor]:
 
 
 def canaries_live(memories: list[torch.Tensor]) -> bool:
-    """Whether no byte outside the tensors was written."""
+    """Return whether no byte outside the tensors was written."""
     return all(
         bool((memory[:GUARD] == CANARY).all() and (memory[-GUARD:] == CANARY).all())
         for memory in memories
@@ -82,7 +82,7 @@ def canaries_live(memories: list[torch.Tensor]) -> bool:
 
 
 def canonical(pool: Pool, name: str) -> torch.Tensor:
-    """A component's bytes as ``[layer, page, (slot, head,) byte]``, by axis names alone."""
+    """Return a component's bytes as ``[layer, page, (slot, head,) byte]``, by axis names alone."""
     buffer = pool.buffers[name]
     stacked = buffer.tensors[0] if "layer" in buffer.dims else torch.stack(buffer.tensors)
     dims = buffer.dims if "layer" in buffer.dims else ("layer", *buffer.dims)
@@ -91,7 +91,7 @@ def canonical(pool: Pool, name: str) -> torch.Tensor:
 
 
 def fill(pool: Pool, seed: int) -> None:
-    """Random bytes in every buffer, wherever it is."""
+    """Put random bytes into every buffer, on any device."""
     generator = torch.Generator().manual_seed(seed)
     for buffer in pool.buffers.values():
         for number in range(len(buffer.tensors)):
@@ -100,14 +100,14 @@ def fill(pool: Pool, seed: int) -> None:
 
 
 def snapshot(pool: Pool) -> Snapshot:
-    """All components of a pool in canonical form."""
+    """Return all components of a pool in canonical form."""
     return {name: canonical(pool, name) for name in pool.buffers}
 
 
 def mirror_of(
     kind: str, layout: Layout, *, layers: int, host_pages: int, device_pages: int, seed: int
 ) -> tuple[Mirror, list[torch.Tensor]]:
-    """A mirror full of random bytes, and the guarded memory of its two ends."""
+    """Return a mirror full of random bytes, and the guarded memory of its two ends."""
     device = DevicePool(KINDS[kind](layers), device_pages)
     host = host_pool_for(host_geometry_like(device), host_pages, layout)
     memories = guard(host, seed) + guard(device, seed + 1)
@@ -122,7 +122,7 @@ def pool_copy(
     *,
     single: bool = False,
 ) -> PoolCopy:
-    """All layers of these pages, or of single slots, of one mirror."""
+    """Return a copy of all layers of these pages, or of single slots, of one mirror."""
     geometry = mirror.device.geometry
     at_host, at_device = (
         Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
@@ -153,12 +153,12 @@ def run(
 
 
 def name_of(combination: Combination) -> str:
-    """A combination as a test id."""
+    """Return a combination as a test id."""
     return "-".join(combination)
 
 
 def assert_equal(mirror: Mirror, host: Snapshot, device: Snapshot) -> None:
-    """Both ends hold exactly these bytes."""
+    """Check that both ends hold exactly these bytes."""
     ends: list[tuple[Pool, Snapshot]] = [(mirror.host, host), (mirror.device, device)]
     for pool, expected in ends:
         for name, value in snapshot(pool).items():
@@ -168,7 +168,7 @@ def assert_equal(mirror: Mirror, host: Snapshot, device: Snapshot) -> None:
 def slot_places(
     component: Component, geometry: PoolGeometry, slot_id: int
 ) -> list[tuple[int, int | slice]]:
-    """Where a slot lies in canonical form, run by run."""
+    """Return where a slot lies in canonical form, run by run."""
     page, slot = divmod(slot_id, geometry.slots_per_page)
     if not geometry.page_indexed:
         return [(page, slot)]
@@ -184,7 +184,7 @@ def slot_places(
 def ends_after(
     mirror: Mirror, way: Way, host: Sequence[int], device: Sequence[int], *, single: bool = False
 ) -> tuple[Snapshot, Snapshot]:
-    """What host and device should hold once these pages, or single slots, have been copied."""
+    """Return what host and device should hold after these pages, or single slots, are copied."""
     ends = snapshot(mirror.host), snapshot(mirror.device)
     target, source = ends if way == "backup" else ends[::-1]
     into, out_of = (host, device) if way == "backup" else (device, host)

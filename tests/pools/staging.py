@@ -1,4 +1,4 @@
-"""A copy that is set up and looked at: random pages of random pools, and what it should leave behind."""
+"""Random copies between random pools, and their expected results."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ PageIds = tuple[list[int], list[int]]
 
 @st.composite
 def page_ids(draw: st.DrawFn, host_pages: int, device_pages: int) -> PageIds:
-    """As many different pages of the host as of the device, one at least."""
+    """Return as many distinct host pages as device pages, at least one."""
     count = draw(st.integers(1, host_pages))
     host, device = (draw(st.permutations(range(pages))) for pages in (host_pages, device_pages))
     return host[:count], device[:count]
@@ -32,7 +32,7 @@ def page_ids(draw: st.DrawFn, host_pages: int, device_pages: int) -> PageIds:
 
 @dataclass(frozen=True)
 class Staged:
-    """A mirror of random bytes, a copy between its ends that is looked at, and what it should leave."""
+    """A mirror of random bytes, a copy between its ends, and the expected result."""
 
     mirror: Mirror
     memories: list[torch.Tensor]
@@ -51,7 +51,7 @@ class Staged:
         *,
         single: bool = False,
     ) -> "Staged":
-        """``pages`` are those of the host and of the device; ``ids`` pages, or single slots."""
+        """Make a copy of ``ids``, which are pages or single slots; ``pages`` are the sizes of both ends."""
         kind, layout, backend = combination
         host, device = pages
         mirror, memories = mirror_of(
@@ -61,6 +61,6 @@ class Staged:
         return cls(mirror, memories, move, ends_after(mirror, way, *ids, single=single))
 
     def assert_moved(self) -> None:
-        """Every byte that should have moved did, and none beside it, inside the pools or outside."""
+        """Check that every byte of the copy moved and no other byte changed, in the pools or outside."""
         assert_equal(self.mirror, *self.ends)
         assert canaries_live(self.memories)

@@ -19,7 +19,7 @@ page_lists = st.lists(st.integers(-1, PAGES), max_size=6)
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Any sequence of calls, right or wrong, leaves the allocator where the model says."""
+    """Any sequence of valid and invalid calls leaves the allocator in the model's state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, PAGES + 2), owner=st.integers(0, 99))
     def alloc(self, count: int, owner: int) -> None:
-        """Pages handed out were free, are distinct, and enter a new generation."""
+        """Allocated pages were free, are distinct, and enter a new generation."""
         if count > PAGES - len(self.readers):
             with pytest.raises(OutOfPages) as refusal:
                 self.allocator.alloc(count, owner)
@@ -47,7 +47,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(pages=page_lists)
     def free(self, pages: list[int]) -> None:
-        """A free is taken as a whole, or refused as a whole."""
+        """A free succeeds or is refused as a whole."""
         good = len(set(pages)) == len(pages) and all(self.readers.get(p, 1) == 0 for p in pages)
         self._expect(good, self.allocator.free, pages)
         if good:
@@ -56,7 +56,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(pages=page_lists)
     def acquire(self, pages: list[int]) -> None:
-        """Only a taken page can be read; a page named twice is read twice."""
+        """Only an allocated page can be read; a page named twice gets two readers."""
         good = all(page in self.readers for page in pages)
         self._expect(good, self.allocator.acquire, pages)
         if good:
@@ -84,7 +84,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """Every page's state is the model's, and the states add up."""
+        """Every page's state is the model's, and the counts add up."""
         pages = np.arange(PAGES)
         self.allocator.check()
         assert self.allocator.available == PAGES - len(self.readers)
@@ -101,7 +101,7 @@ TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=30
 
 
 def test_refusals_name_the_page_and_its_state() -> None:
-    """A refusal says which page, in which generation, whose it was, and how many were refused."""
+    """A refusal names page, generation and owner, and the number of refused pages."""
     allocator = PageAllocator(4, "host")
     pages = allocator.alloc(2, owner=7)
     allocator.acquire(pages[:1])
@@ -124,7 +124,7 @@ def test_bookkeeping_is_at_most_64_bytes_a_page() -> None:
 
 
 def test_check_sees_a_page_that_is_both_free_and_taken() -> None:
-    """A state that does not add up is found by the check."""
+    """The check finds an inconsistent state."""
     allocator = PageAllocator(4, "pool")
     allocator.alloc(1)
     allocator._taken[3] = True

@@ -1,4 +1,4 @@
-"""A cache is closed while others still use it: they are refused in words, and nothing is left open."""
+"""A cache is closed while in use: callers get a clear refusal, and nothing stays open."""
 
 import threading
 import time
@@ -15,13 +15,13 @@ FIRST, SECOND = sequences([[0, 1], [2, 3]])
 
 
 class Held(TransferEngine):
-    """An engine whose second backup waits until it may."""
+    """An engine whose second backup waits until released."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def backup(self, op: CopyOp) -> None:
-        """Copy, but not at once."""
+        """Copy once released."""
         if op.op_id > 1:
             self.begun.set()
             self.go_on.wait(60)
@@ -37,7 +37,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_what_is_evicted_after_the_end_is_not_written_back() -> None:
-    """Room is still made for whoever is in the middle of a turn, without one more copy."""
+    """A reader in the middle of its turn still gets room, without another copy."""
     cache = HiCacheController(group_of(device_pages=2), policy="write_back")
     turn(cache, FIRST)
     cache.close()
@@ -47,7 +47,7 @@ def test_what_is_evicted_after_the_end_is_not_written_back() -> None:
 
 
 def test_a_reader_that_waits_for_room_is_told_of_the_end() -> None:
-    """Its load is refused, where it was queued behind workers that are gone, and kept its pages."""
+    """Its load is refused instead of queued for workers that are gone, and keeps no pages."""
     engine, told = Held(), list[BaseException]()
     cache = HiCacheController(group_of(device_pages=2), engine=engine)
     turn(cache, FIRST)

@@ -1,4 +1,4 @@
-"""The controller: what is read through gates is what was written, whatever else goes on."""
+"""The controller: a gated read returns what was written, under any concurrent activity."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -84,7 +84,7 @@ def test_pressure_moves_pages_to_the_host_and_back() -> None:
 
 
 def test_write_back_copies_only_what_the_device_lets_go_of() -> None:
-    """Write-back leaves the host alone until pages must go, and loses none of them then."""
+    """Write-back copies nothing to the host until pages are evicted, and then loses none."""
     with HiCacheController(group_of(device_pages=6), policy="write_back") as controller:
         first, second = sequences([[1, 1, 1, 1], [2, 2, 2, 2]])
         turn(controller, first)
@@ -127,7 +127,7 @@ def test_a_retracted_reader_finds_its_pages_on_the_host() -> None:
 
 
 def test_a_device_too_small_is_said_with_both_numbers() -> None:
-    """Where every page is held, the refusal says how many were wanted and how many there are."""
+    """If every page is held, the refusal has the number requested and the number available."""
     with HiCacheController(group_of(device_pages=4)) as controller:
         pages = controller.alloc_device(3)
         with pytest.raises(OutOfPages, match="2 pages wanted, 1 available"):
@@ -153,7 +153,7 @@ def test_pinned_pages_outlive_pressure() -> None:
 
 
 def test_a_match_is_unlocked_once() -> None:
-    """Letting go twice is refused, so that nobody else's lock is taken away."""
+    """A second unlock is refused, so that it cannot release another reader's lock."""
     with HiCacheController(group_of()) as controller:
         match = controller.match(sequences([[1]])[0])
         controller.unlock(match)
@@ -172,13 +172,13 @@ def test_pools_that_disagree_in_pages_have_no_common_anchor() -> None:
 
 
 def test_unknown_policies_are_refused() -> None:
-    """A policy that does not exist is refused with those that do."""
+    """An unknown policy is refused with the known ones."""
     with pytest.raises(ValueError, match=r"'write_never'.*write_through_selective"):
         HiCacheController(group_of(), policy="write_never")  # type: ignore[arg-type]
 
 
 def test_an_io_backend_that_cannot_serve_the_layout_is_reported() -> None:
-    """A copy its layout refuses fails loudly, and nothing counts as backed up."""
+    """The copy fails with an error, and nothing counts as backed up."""
     controller = HiCacheController(group_of(layout=Layout.PAGE_FIRST), io_backend=IoBackend.DIRECT)
     turn(controller, sequences([[1]])[0])
     with pytest.raises(TransferError, match="direct cannot serve layout page_first"):
@@ -187,7 +187,7 @@ def test_an_io_backend_that_cannot_serve_the_layout_is_reported() -> None:
 
 
 def test_a_closed_controller_refuses_instead_of_waiting_for_nobody() -> None:
-    """After close the workers are gone: match, insert and load_back say so at once."""
+    """After close the workers are gone: match, insert and load_back refuse at once."""
     group = PoolGroup.build([mla(1, 4)], device_pages=4, host_pages=4, layout=Layout.LAYER_FIRST)
     controller = HiCacheController(group)
     pages = controller.alloc_device(1)

@@ -1,4 +1,4 @@
-"""Gates and failures: no layer is passed early, and no failed copy is taken for done."""
+"""Gates and failures: no layer is passed early, and no failed copy counts as done."""
 
 from collections.abc import Callable, Iterator
 from threading import Event
@@ -21,7 +21,7 @@ from hicache_dbg.pools.transfer import CopyOp, TransferEngine, TransferError
 
 
 class GatedEngine(TransferEngine):
-    """Lets a test hold a load before each layer, and make operations fail."""
+    """An engine that lets a test hold a load before each layer, and make operations fail."""
 
     def __init__(self) -> None:
         self.permits: dict[int, Event] = {}
@@ -31,7 +31,7 @@ class GatedEngine(TransferEngine):
         self.fail_after: int | None = None
 
     def backup(self, op: CopyOp) -> None:
-        """Move bytes, then fail if asked to: the copy is there but must not count."""
+        """Move bytes, then fail if asked to: the bytes are copied but must not count."""
         super().backup(op)
         if self.fail(op):
             op.status = "failed"
@@ -54,13 +54,13 @@ class GatedEngine(TransferEngine):
 
 @pytest.fixture
 def engine() -> GatedEngine:
-    """An engine the test controls."""
+    """An engine that the test controls."""
     return GatedEngine()
 
 
 @pytest.fixture
 def cached_on_host(engine: GatedEngine) -> Iterator[tuple[HiCacheController, Tokens]]:
-    """A controller whose first sequence lies on the host only."""
+    """A controller whose first sequence is on the host only."""
     controller = HiCacheController(group_of(device_pages=6), engine=engine)
     tokens, other = sequences([[1, 1, 1, 1], [2, 2, 2, 2, 2, 2]])
     for item in (tokens, other):
@@ -74,7 +74,7 @@ def cached_on_host(engine: GatedEngine) -> Iterator[tuple[HiCacheController, Tok
 def test_no_layer_is_passed_before_it_is_there(
     cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
 ) -> None:
-    """A reader passes a gate after its layer and before the next has come."""
+    """A reader passes a gate after its layer has arrived and before the next one has."""
     controller, tokens = cached_on_host
     engine.permits = {layer: Event() for layer in range(LAYERS)}
     match = controller.match(tokens)
@@ -99,7 +99,7 @@ def test_no_layer_is_passed_before_it_is_there(
 def test_the_last_gate_opens_with_the_whole_operation(
     cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
 ) -> None:
-    """Who has passed the last gate may insert: the load is over in every respect."""
+    """A reader that passed the last gate may insert: the load is complete in every respect."""
     controller, tokens = cached_on_host
     engine.permit_end.clear()
     match = controller.match(tokens)
@@ -165,7 +165,7 @@ def test_a_page_being_loaded_is_shared_not_loaded_twice(
 def test_a_failed_load_reaches_every_reader_and_the_pages_stay_on_the_host(
     cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
 ) -> None:
-    """An error in the middle of a load closes all its gates, and the next try succeeds."""
+    """An error in the middle of a load closes all its gates, and a retry succeeds."""
     controller, tokens = cached_on_host
     engine.fail, engine.fail_after = (lambda op: op.kind == "load"), 1
     engine.permits = {0: Event()}
@@ -194,7 +194,7 @@ def test_a_failed_load_reaches_every_reader_and_the_pages_stay_on_the_host(
 def test_a_load_that_builds_on_a_failed_one_fails_too(
     cached_on_host: tuple[HiCacheController, Tokens], engine: GatedEngine
 ) -> None:
-    """Pages after a failed prefix are not entered as if the prefix were there."""
+    """Pages after a failed prefix are not inserted as if the prefix existed."""
     controller, tokens = cached_on_host
     engine.permits = {0: Event()}
     engine.fail, engine.fail_after = (lambda op: op.host_generations.size == 2), 1
@@ -213,7 +213,7 @@ def test_a_load_that_builds_on_a_failed_one_fails_too(
 
 
 def test_a_failed_backup_is_reported_and_leaves_no_host_copy(engine: GatedEngine) -> None:
-    """A backup whose worker failed is never taken for done, though its bytes may be there."""
+    """A failed backup never counts as done, even if its bytes were copied."""
     (tokens,) = sequences([[1, 2, 3]])
     engine.fail = lambda op: op.kind == "backup"
     controller = HiCacheController(group_of(), engine=engine)
@@ -229,7 +229,7 @@ def test_a_failed_backup_is_reported_and_leaves_no_host_copy(engine: GatedEngine
 
 
 def test_close_raises_what_nobody_was_told_of(engine: GatedEngine) -> None:
-    """An error that nobody waited for comes out at the end, once."""
+    """An error that nobody waited for is raised at close, once."""
     (tokens,) = sequences([[1]])
     engine.fail = lambda _: True
     controller = HiCacheController(group_of(), engine=engine)

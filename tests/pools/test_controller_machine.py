@@ -1,4 +1,4 @@
-"""Many readers at once, in any order, against a model that only remembers what was inserted."""
+"""Many concurrent readers in any order, against a model that only remembers insertions."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ choices = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 @dataclass(eq=False)
 class Reader:
-    """An open turn: its tokens, what it matched, and its ticket once it has one."""
+    """An open turn: its tokens, its match, and its ticket once it has one."""
 
     tokens: Tokens
     match: Match
@@ -44,7 +44,7 @@ class Reader:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Whatever readers do, nobody sees a page that is not its own, and no page is lost."""
+    """Whatever readers do, none sees another's page, and no page is lost."""
 
     readers = Bundle("readers")
     pins = Bundle("pins")
@@ -62,7 +62,7 @@ class CacheMachine(RuleBasedStateMachine):
         host_pages: int,
         earlier: list[list[int]],
     ) -> None:
-        """A cache of some size and policy, with what earlier readers have left in both tiers."""
+        """Start with a cache of some size and policy, with earlier readers' pages in both tiers."""
         self.controller = HiCacheController(group_of(device_pages, host_pages), policy=policy)
         self.inserted: set[bytes] = set()
         self.open: set[Reader] = set()
@@ -73,7 +73,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=readers, choice=choices)
     def match(self, choice: list[int]) -> Reader:
-        """A match is a prefix that somebody inserted."""
+        """A match is a prefix that was inserted."""
         (tokens,) = sequences([choice])
         match = self.controller.match(tokens)
         known = [n for n in range(1, len(choice) + 1) if tokens[: n * P].tobytes() in self.inserted]
@@ -103,7 +103,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(reader=consumes(readers), retract=st.booleans())
     def finish(self, reader: Reader, retract: bool) -> None:
-        """A reader computes what it did not find, inserts all and goes."""
+        """A reader computes what it did not find, inserts everything and leaves."""
         pages = self._compute(reader)
         self.open.discard(reader)
         if pages is None:
@@ -118,20 +118,20 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(reader=consumes(readers))
     def give_up(self, reader: Reader) -> None:
-        """A reader may go at any time, also in the middle of its load."""
+        """A reader may leave at any time, even during its load."""
         self.open.discard(reader)
         self.controller.unlock(reader.match)
 
     @rule(target=pins, reader=readers)
     def pin(self, reader: Reader) -> Match:
-        """What is pinned is held without a reader."""
+        """A pinned prefix is held without a reader."""
         self.controller.pin(reader.match)
         self.pinned += 1
         return reader.match
 
     @rule(match=consumes(pins))
     def unpin(self, match: Match) -> None:
-        """A pin is taken back."""
+        """A pin is released."""
         self.controller.unpin(match)
         self.pinned -= 1
 
@@ -145,7 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.inserted.add(tokens[:end].tobytes())
 
     def _compute(self, reader: Reader) -> Pages | None:
-        """All pages of the reader's tokens, those it did not find computed; None without room."""
+        """Return the pages of all the reader's tokens, computing missing ones; None without room."""
         cached = reader.match.device_pages
         if reader.ticket is not None:
             self.controller.wait_layer(LAYERS - 1, reader.ticket)
@@ -160,11 +160,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        """Tree and allocators agree at every moment."""
+        """Tree and allocators agree at every step."""
         self.controller.check()
 
     def teardown(self) -> None:
-        """With everybody gone, exactly the cached pages are taken."""
+        """Without readers, exactly the cached pages are taken."""
         if not hasattr(self, "controller"):
             return
         for reader in self.open:

@@ -32,7 +32,7 @@ from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 
 @st.composite
 def page_pairs(draw: st.DrawFn) -> tuple[int, int, list[int], list[int]]:
-    """How many pages each end has, and pairs of distinct page ids in any order, or in runs."""
+    """Return the number of pages of each end, and pairs of distinct page ids, shuffled or in runs."""
     sizes = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     count = draw(st.integers(0, min(sizes)))
     scattered: list[list[int]] = [draw(st.permutations(range(size)))[:count] for size in sizes]
@@ -50,7 +50,7 @@ def test_whole_pages_round_trip_and_nothing_else_is_touched(
     layers: int,
     seed: int,
 ) -> None:
-    """A backup and a load of other pages move every byte of those pages and no byte beside."""
+    """A backup and a load to other pages move every byte of those pages and no other byte."""
     kind, layout, backend = combination
     host_pages, device_pages, host_ids, device_ids = pairs
     mirror, memories = mirror_of(
@@ -76,7 +76,7 @@ def test_whole_pages_round_trip_and_nothing_else_is_touched(
 def test_single_slots_move_alone(
     combination: Combination, data: st.DataObject, way: Way, seed: int
 ) -> None:
-    """A token-granular copy moves the runs of exactly its slots, and no byte beside."""
+    """A token-granular copy moves exactly the runs of its slots and no other byte."""
     kind, layout, backend = combination
     mirror, memories = mirror_of(kind, layout, layers=2, host_pages=3, device_pages=4, seed=seed)
     geometry = mirror.device.geometry
@@ -96,7 +96,7 @@ def test_single_slots_move_alone(
 
 @pytest.mark.parametrize("kind", ["index_k_fp8", "mla_bf16"])
 def test_neighbouring_slots_across_a_page_border_are_no_run(kind: str) -> None:
-    """Slots that follow each other into the next page are copied as two runs, not past the page."""
+    """Consecutive slots of two pages are copied as two runs, not past the page."""
     mirror, memories = mirror_of(
         kind, Layout.PAGE_FIRST_DIRECT, layers=2, host_pages=3, device_pages=3, seed=1
     )
@@ -108,7 +108,7 @@ def test_neighbouring_slots_across_a_page_border_are_no_run(kind: str) -> None:
 
 
 def test_a_copy_of_many_blocks_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids that do not fit one block of the gathering twin are all moved, the last ones too."""
+    """All ids are moved when they need several blocks of the gathering kernel, including the last."""
     monkeypatch.setattr(copies_cpu, "BLOCK_BYTES", 2 * 3 * 1152)
     mirror, _ = mirror_of(
         "mla_bf16", Layout.LAYER_FIRST, layers=1, host_pages=7, device_pages=7, seed=1
@@ -149,7 +149,7 @@ def test_a_host_row_of_the_wrong_width_moves_the_start_of_each_row() -> None:
 
 
 def test_a_wider_host_page_runs_into_the_next_device_page() -> None:
-    """16,384 B of host page over 8,448 B of device page also read what lies behind the page."""
+    """16,384 B of host page over 8,448 B of device page also read what lies after the page."""
     device = DevicePool(index_k(1, 64, "fp8"), 4)
     mirror = Mirror(device, host_pool_for(index_k(1, 64, "bf16"), 2, Layout.LAYER_FIRST))
     guard(device, 1)
@@ -159,7 +159,7 @@ def test_a_wider_host_page_runs_into_the_next_device_page() -> None:
 
 
 def test_a_load_reports_the_model_layers_of_all_pools_once_each() -> None:
-    """Pools that own different model layers are loaded together, layer by model layer."""
+    """Pools with different model layers are loaded together, model layer by model layer."""
     mirrors = []
     for geometry in (deepseek_v4_swa(range(4), 4), deepseek_v4_c4((1, 3))):
         device = DevicePool(geometry, 2)

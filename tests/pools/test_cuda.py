@@ -56,9 +56,9 @@ def mirror(combination: Combination) -> Iterator[Mirror]:
 def test_whole_pages_round_trip(
     mirror: Mirror, combination: Combination, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup and a load of other pages move every byte of those pages and no byte beside.
+    """A backup and a load to other pages move every byte of those pages and no other byte.
 
-    It makes no difference how much of it copy engines take.
+    The share that copy engines take makes no difference.
     """
     if share:
         monkeypatch.setattr(cuda_gather, "LEAST_BYTES", 1)
@@ -78,7 +78,7 @@ def test_whole_pages_round_trip(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_single_slots_move_alone(mirror: Mirror, combination: Combination, way: Way) -> None:
-    """A token-granular copy moves the runs of exactly its slots, and no byte beside."""
+    """A token-granular copy moves exactly the runs of its slots and no other byte."""
     geometry = mirror.device.geometry
     if not geometry.single_slots:
         pytest.skip("a slot of this pool stands for no one token")
@@ -91,7 +91,7 @@ def test_single_slots_move_alone(mirror: Mirror, combination: Combination, way: 
 
 
 def test_memory_that_is_not_pinned_is_refused_by_the_kernel() -> None:
-    """The device must not be sent to host addresses it cannot reach."""
+    """The device must not be given host addresses that it cannot access."""
     device = DevicePool(index_k(1, 64), 2, "cuda")
     host = host_pool_for(host_geometry_like(device), 2, Layout.LAYER_FIRST)
     with pytest.raises(TransferError, match="not pinned; open it with pin=True"):

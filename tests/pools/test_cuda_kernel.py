@@ -1,4 +1,4 @@
-"""The copy kernel itself, its source built for this machine's processor, on pools of every kind."""
+"""The copy kernel's source, compiled for the CPU, on pools of every kind."""
 
 import ctypes
 import shutil
@@ -50,7 +50,7 @@ extern "C" void run(const Move* move, unsigned grid, unsigned block) {
 
 
 class _OnThisProcessor:
-    """A kernel that is run, not queued."""
+    """A kernel that runs synchronously."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self._run = run
@@ -69,7 +69,7 @@ NO_STREAM = cast("torch.cuda.Stream", _NoStream())
 
 
 class _Ids:
-    """Ids where the kernel reads them; on this processor they need not go anywhere."""
+    """Ids in memory that the kernel reads directly; on the CPU no upload is needed."""
 
     def __init__(self, size: int, _: object) -> None:
         self.size = size
@@ -77,14 +77,14 @@ class _Ids:
         self.place = self._pairs.ctypes.data
 
     def upload(self, move: Move, ids: range) -> None:
-        """Only the ids of this range are there; others would be noticed."""
+        """Make only the ids of this range available, so that reading others is noticed."""
         part = slice(ids.start, ids.stop)
         self._pairs[part] = np.stack([move.host[part], move.device[part]], axis=1)
 
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., _OnThisProcessor]:
-    """Builds the kernel's source with macros, once for each set of them."""
+    """Compiles the kernel's source with macros, once per set of them."""
     folder = tmp_path_factory.mktemp("kernel")
     shim = folder / "shim.cc"
     shim.write_text(SHIM)
@@ -108,7 +108,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., _OnThisProc
 
 @pytest.fixture
 def here(build: Callable[..., _OnThisProcessor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches run on this processor, whose memory is what both ends are in."""
+    """Run launches on the CPU, whose memory holds both ends."""
     monkeypatch.setattr(cuda_kernel, "kernel_of", build)
     monkeypatch.setattr(cuda_kernel, "_architecture", lambda _: "here")
     monkeypatch.setattr(cuda_kernel, "_Table", _Ids)
@@ -117,7 +117,7 @@ def here(build: Callable[..., _OnThisProcessor], monkeypatch: pytest.MonkeyPatch
 
 
 def carry_out(move: Move, *, to_host: bool, cut: int) -> None:
-    """All layers of a move, its ids in two launches."""
+    """Carry out all layers of a move, with its ids in two launches."""
     for piece in move.pieces:
         kernel = PieceKernel(move, piece, NO_STREAM, to_host=to_host)
         layers = range(piece.device.buffer.layers)
@@ -126,7 +126,7 @@ def carry_out(move: Move, *, to_host: bool, cut: int) -> None:
 
 
 def at_a_line(size: int) -> npt.NDArray[np.uint8]:
-    """Memory that begins where a line of 128 bytes does, as a device's does."""
+    """Return memory aligned to 128 bytes, as a device's is."""
     memory = np.zeros(size + 128, dtype=np.uint8)
     start = -memory.ctypes.data % 128
     return memory[start : start + size]
@@ -142,7 +142,7 @@ KERNEL = [item for item in COMBINATIONS if item[2] == "kernel"]
 def test_pages_move_whole_and_nothing_beside_them(
     combination: Combination, ids: PageIds, way: Way, cut: int
 ) -> None:
-    """Each layout's pages arrive byte for byte, whatever words and tiles their strides allow."""
+    """Each layout's pages arrive byte for byte, with any word and tile size that the strides allow."""
     staged = Staged.of(combination, way, ids, 3, (5, 6), seed=1)
     carry_out(staged.move, to_host=way == "backup", cut=cut)
     staged.assert_moved()
@@ -155,7 +155,7 @@ def test_pages_move_whole_and_nothing_beside_them(
 @settings(max_examples=3, deadline=None)
 @given(data=st.data(), way=st.sampled_from(WAYS))
 def test_slots_move_alone(combination: Combination, data: st.DataObject, way: Way) -> None:
-    """Single slots move all of their runs and no byte of their neighbours."""
+    """Single slots move all their runs and no byte of their neighbours."""
     slots = KINDS[combination[0]](1).slots_per_page
     host = data.draw(st.permutations(range(3 * slots)))[:4]
     device = data.draw(st.permutations(range(4 * slots)))[: len(host)]
@@ -174,7 +174,7 @@ def test_slots_move_alone(combination: Combination, data: st.DataObject, way: Wa
 def test_pages_gathered_in_slots_arrive_whole(
     combination: Combination, ids: PageIds, pages: int, chunk: int
 ) -> None:
-    """Gathered slot by slot and sent page by page, rows arrive as they do one by one."""
+    """Rows that are gathered in staging slots and sent by page arrive like rows moved one by one."""
     staged = Staged.of(combination, "backup", ids, 3, (7, 8), seed=3)
     for piece in staged.move.pieces:
         size = pages * piece.host.page
@@ -190,9 +190,9 @@ def test_pages_gathered_in_slots_arrive_whole(
 
 
 def gather(move: Move, piece: Piece, size: int, chunk: int) -> None:
-    """Gather all layers in slots of ``size`` bytes, and send each; no more than a slot is written.
+    """Gather all layers in staging slots of ``size`` bytes and send each; no slot overflows.
 
-    A run sent crosses no border between registered chunks of host memory.
+    A run that is sent crosses no border between registered chunks of host memory.
     """
     slots = at_a_line(cuda_gather.SLOTS * size + 128)
     slots[-128:] = 0xA5
@@ -213,7 +213,7 @@ def gather(move: Move, piece: Piece, size: int, chunk: int) -> None:
 def test_what_an_engine_takes_the_kernel_leaves(
     combination: Combination, ids: PageIds, way: Way, share: int
 ) -> None:
-    """Both together move each byte of the pages once, whatever the engine's share is."""
+    """Whatever the copy engine's share, each byte of the pages is moved once."""
     staged = Staged.of(combination, way, ids, 3, (5, 6), seed=4)
     sent = 0
 
@@ -240,7 +240,7 @@ def test_what_an_engine_takes_the_kernel_leaves(
 
 @pytest.mark.usefixtures("here")
 def test_more_slots_than_ids_can_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids go to the device in 32 bits: a pool they cannot address is not copied wrongly."""
+    """Ids are 32 bits on the device: a pool too large for them is refused, not copied wrongly."""
     combination = ("c4", *KERNEL[0][1:])
     move = Staged.of(combination, "backup", ([0], [0]), 1, (5, 6), seed=1).move
     monkeypatch.setattr(cuda_kernel, "_INT32_MAX", 6 * KINDS["c4"](1).slots_per_page - 1)

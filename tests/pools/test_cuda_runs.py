@@ -1,4 +1,4 @@
-"""What the copy engines are asked to do, carried out here by plain memory moves."""
+"""The copy engines' runs, carried out by plain memory moves."""
 
 from ctypes import memmove
 
@@ -34,7 +34,7 @@ def test_runs_are_the_bytes_of_the_pages_and_cross_no_registered_chunk(
 
 
 def test_neighbouring_pages_become_one_run() -> None:
-    """Pages that follow each other at both ends are one copy a layer, not one a page."""
+    """Pages that are adjacent at both ends are one copy per layer, not one per page."""
     combination = ("index_k_fp8", *COMBINATIONS[0][1:])
     ids = [1, 2, 3, 0], [2, 3, 4, 5]
     move = Staged.of(combination, "backup", ids, 2, (5, 6), seed=1).move

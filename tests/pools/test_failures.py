@@ -1,4 +1,4 @@
-"""Failures are counted all, kept few, and told once."""
+"""All failures are counted, few are kept, and each is reported once."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from hicache_dbg.pools.transfer import CopyOp, TransferError
 
 
 def failed(number: int) -> CopyOp:
-    """An operation on two pages."""
+    """Return a failed operation on two pages."""
     return CopyOp(number, "load", (), np.ones(2, np.uint32))
 
 
 def test_a_cache_that_keeps_failing_keeps_few_errors_and_counts_all() -> None:
-    """Nobody need ever ask: the first error is shown, the number is that of all."""
+    """Even if nobody asks, the first error is kept, and the count covers all."""
     failures = Failures()
     for number in range(10 * MOST):
         failures.add(failed(number), OSError(f"number {number}"))
@@ -26,7 +26,7 @@ def test_a_cache_that_keeps_failing_keeps_few_errors_and_counts_all() -> None:
 
 
 def test_failures_that_readers_were_told_of_make_room_first() -> None:
-    """However many were told, what nobody was told of is still there at the end."""
+    """However many were reported, an unreported one is still there at the end."""
     failures = Failures()
     failures.add(failed(0), OSError("nobody waited"))
     for number in range(1, 10 * MOST):

@@ -49,7 +49,7 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
     ids=lambda value: value.name if isinstance(value, PoolGeometry) else str(value),
 )
 def test_published_byte_counts(geometry: PoolGeometry, slot_bytes: int, page_bytes: int) -> None:
-    """Every pool has the bytes a slot and a page that its production counterpart publishes."""
+    """Every pool has the bytes per slot and page that its production counterpart publishes."""
     assert geometry.components[0].slot_bytes == slot_bytes
     assert geometry.page_bytes() == page_bytes
 
@@ -69,7 +69,7 @@ def test_published_byte_counts(geometry: PoolGeometry, slot_bytes: int, page_byt
 def test_a_page_of_deepseek_v4_is_256_tokens_in_every_pool(
     geometry: PoolGeometry, slots: int, tokens_per_slot: int, padding: int
 ) -> None:
-    """Pools under one anchor count 256 indices a page, however many slots they keep for them."""
+    """Pools under one anchor count 256 indices per page, however many slots they keep."""
     assert geometry.slots_per_page == slots
     assert geometry.tokens_per_slot == tokens_per_slot
     assert geometry.tokens_per_page == geometry.indices_per_page == 256
@@ -82,7 +82,7 @@ def test_a_page_of_deepseek_v4_is_256_tokens_in_every_pool(
     align=st.integers(1, 700),
 )
 def test_a_page_is_its_payload_rounded_up(slots: int, runs: list[int], align: int) -> None:
-    """A page is the smallest multiple of its alignment that holds its runs, one after the other."""
+    """A page is its runs one after the other, rounded up to its alignment."""
     component = Component(
         "c", torch.uint8, tuple(RunSpec(str(i), size) for i, size in enumerate(runs)), 1, align
     )
@@ -95,7 +95,7 @@ def test_a_page_is_its_payload_rounded_up(slots: int, runs: list[int], align: in
 
 
 def test_index_units_count_a_page_differently() -> None:
-    """A page is so many tokens, slots, or one: what an index counts decides."""
+    """A page counts as its tokens, its slots, or one, depending on the index unit."""
     counts = {
         unit: replace(deepseek_v4_c4(1), index_unit=unit).indices_per_page for unit in IndexUnit
     }
@@ -103,7 +103,7 @@ def test_index_units_count_a_page_differently() -> None:
 
 
 def test_the_composite_shares_pages_and_maps_model_layers() -> None:
-    """All pools of the composite have one page size; each knows which model layers own it."""
+    """All pools of the composite share one page size; each knows its model layers."""
     pools = deepseek_v4_pools(
         swa_layers=range(6), c4_layers=(2, 4), c128_layers=(3, 5), index_dtype="bf16"
     )
@@ -125,7 +125,7 @@ def test_the_composite_shares_pages_and_maps_model_layers() -> None:
 
 
 def test_the_indexer_has_a_ring_of_its_own_where_it_is_asked_for() -> None:
-    """Its ring goes with the c4 layers, and its slots, which belong to no one token, never alone."""
+    """Its ring goes with the c4 layers; its slots belong to several tokens and never move alone."""
     make = partial(deepseek_v4_pools, swa_layers=range(3), c128_layers=(1,), indexer_state=True)
     pools = make(c4_layers=(0, 2))
     (ring,) = (pool for pool in pools if pool.name == "deepseek_v4_c4_indexer_state")

@@ -1,4 +1,4 @@
-"""What opening a host pool takes beside the pool's own memory."""
+"""The memory cost of opening a host pool, beside the pool's own memory."""
 
 import re
 import resource
@@ -28,7 +28,7 @@ LAYOUTS = (Layout.LAYER_FIRST, Layout.PAGE_FIRST, Layout.PAGE_FIRST_DIRECT)
 
 
 def cost(geometry: PoolGeometry, pages: int, layout: Layout) -> tuple[int, int, int]:
-    """Python's memory at its peak, memory of the process touched (KiB), and the pool's bytes."""
+    """Return Python's peak memory, the process memory touched (KiB), and the pool's bytes."""
     touched = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
     try:
@@ -45,7 +45,7 @@ def cost(geometry: PoolGeometry, pages: int, layout: Layout) -> tuple[int, int, 
 def test_opening_a_pool_costs_the_same_however_large_it_is(
     maker: Callable[[int], PoolGeometry], layout: Layout
 ) -> None:
-    """Nothing grows with tokens times layers: the pool's own pages are mapped, and not touched."""
+    """Nothing grows with tokens times layers: the pool's pages are mapped, not touched."""
     small, large = maker(1), maker(61)
     cost(small, 4, layout)  # what Python keeps for itself after a first call
     little, _, size = cost(small, 4, layout)
@@ -58,7 +58,7 @@ def test_opening_a_pool_costs_the_same_however_large_it_is(
 
 
 def test_the_book_of_64_gib_is_at_most_64_bytes_a_page() -> None:
-    """Tokens and layers do not count in the allocator, pages do."""
+    """The allocator's memory grows with pages, not with tokens or layers."""
     geometry = mla(61, 64)
     pages = 64 * GIB // (geometry.page_bytes() * geometry.layers)
     tracemalloc.start()
@@ -71,7 +71,7 @@ def test_the_book_of_64_gib_is_at_most_64_bytes_a_page() -> None:
 
 
 def flags_of_the_mapping_at(address: int) -> set[str]:
-    """``VmFlags`` of the mapping that holds ``address``."""
+    """Return the ``VmFlags`` of the mapping that holds ``address``."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

@@ -1,4 +1,4 @@
-"""Where the pages that readers ask for are found, and why the rest is not: each page counted once."""
+"""Lookup results: where requested pages are found and why others are not; each counts once."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ PATIENT_S = 20.0
 
 
 class Refusing(TransferEngine):
-    """Loads nothing."""
+    """An engine whose loads fail."""
 
     def load(self, op: CopyOp, on_layer_done: object) -> None:
         """Fail."""
@@ -29,24 +29,24 @@ class Refusing(TransferEngine):
 
 
 def tokens_of(pages: int, first: int = 0) -> np.ndarray:
-    """So many pages of tokens."""
+    """Return so many pages of tokens."""
     return np.arange(first, first + pages * P, dtype=np.int32)
 
 
 def on_host_only(cache: HiCacheController, pages: int) -> None:
-    """Cache so many pages of ``tokens_of``, and let the device go of them."""
+    """Cache so many pages of ``tokens_of``, and evict them from the device."""
     cache.insert(tokens_of(pages), cache.alloc_device(pages))
     cache.flush()
     cache.free_device(cache.alloc_device(cache.allocators["device"].pages))
 
 
 def counted(cache: HiCacheController) -> dict[tuple[str, str], int]:
-    """What was counted, without zeros."""
+    """Return the non-zero counts."""
     return {end: pages for end, pages in cache.stats.lookups.items() if pages}
 
 
 def test_a_page_is_a_hit_of_the_tier_that_had_it() -> None:
-    """Of 5 pages asked for, 2 are on the device, 1 came from the host, 2 are nowhere."""
+    """Of 5 requested pages, 2 are on the device, 1 came from the host, 2 are missing."""
     with HiCacheController(group_of()) as cache:
         on_host_only(cache, 3)
         first = cache.match(tokens_of(2))
@@ -62,7 +62,7 @@ def test_a_page_is_a_hit_of_the_tier_that_had_it() -> None:
 
 
 def test_pages_that_found_no_room_are_told_once() -> None:
-    """A reader that the device has no room for, however often it asks, has lost its pages once."""
+    """A reader without room on the device counts its lost pages once, however often it asks."""
     with HiCacheController(group_of()) as cache:
         on_host_only(cache, 3)
         match, taken = cache.match(tokens_of(3)), cache.alloc_device(8)
@@ -75,7 +75,7 @@ def test_pages_that_found_no_room_are_told_once() -> None:
 
 
 def test_pages_that_did_not_come_back_are_no_hits() -> None:
-    """A load that failed, and one that nobody asked for, are told apart from hits."""
+    """A failed load, and one that was never requested, do not count as hits."""
     cache = HiCacheController(group_of(), engine=Refusing())
     on_host_only(cache, 3)
     unused, failed = cache.match(tokens_of(2)), cache.match(tokens_of(3))
@@ -89,7 +89,7 @@ def test_pages_that_did_not_come_back_are_no_hits() -> None:
 
 
 def test_ten_pages_of_a_store_have_one_end_each(tmp_path: Path) -> None:
-    """Of 10 wanted, 2 were never stored, 1 is damaged, 4 lie behind it, 3 come."""
+    """Of 10 requested, 2 were never stored, 1 is damaged, 4 lie behind it, 3 are fetched."""
     store = FileStore(tmp_path)
     with HiCacheController(group_of(16, 32), storage=tier_of(store, PATIENT_S)) as cache:
         cache.insert(tokens_of(8), cache.alloc_device(8))
@@ -109,7 +109,7 @@ def test_ten_pages_of_a_store_have_one_end_each(tmp_path: Path) -> None:
 
 
 def test_a_host_without_room_is_told(tmp_path: Path) -> None:
-    """Pages that are in the store and have no place on the host are misses for want of room."""
+    """Pages in the store without room on the host are misses for lack of room."""
     with HiCacheController(
         group_of(8, 8), storage=tier_of(FileStore(tmp_path), PATIENT_S)
     ) as cache:
@@ -126,7 +126,7 @@ def test_a_host_without_room_is_told(tmp_path: Path) -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_every_page_asked_for_has_one_end(turns: list[int]) -> None:
-    """Whoever asks for what, in a cache that is too small: the ends add up to the pages asked for."""
+    """In a cache that is too small, the outcomes add up to the requested pages."""
     asked = Counter[str]()
     with HiCacheController(group_of(4, 6)) as cache:
         for tokens in (sequences([[1, 1], [2, 2, 2], [3], [1, 1, 4]])[turn] for turn in turns):
@@ -144,7 +144,7 @@ def test_every_page_asked_for_has_one_end(turns: list[int]) -> None:
 
 
 def test_the_list_of_misses_is_closed() -> None:
-    """A store's ends and three of our own, each once."""
+    """The store's outcomes and three of our own, each once."""
     assert len(set(MISSES)) == len(MISSES)
     assert {"timeout", "no_room", "behind", "missing", "damaged"} <= set(MISSES)
     assert StorageStats().misses == {}
