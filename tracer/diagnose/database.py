@@ -7,22 +7,17 @@ Every source provides the same table ``copies``, one row per operation, with the
 import re
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import msgspec
-
-from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.parts import PartMissingError
-from hicache_dbg.exporters.recording_format import Header, RecordingError, read_header
-from hicache_dbg.tracer.events import Copied, Event, Finding
-from hicache_dbg.tracer.words import counted
+from hicache_dbg.exporters.recording_format import Header, RecordingError
+from hicache_dbg.tracer.events import Event, Finding
 
-__all__ = ["Database", "RecordingSource", "Source", "listed"]
+__all__ = ["COLUMNS", "WHOLE", "Database", "Source", "listed"]
 
 #: DuckDB's memory limit; the rest is spilled to disk.
 MEMORY = "1GB"
@@ -211,80 +206,6 @@ class Database:
         self.close()
 
 
-class RecordingSource:
-    """Recordings, plain or compressed; ``say`` gets one sentence per file with damaged lines.
-
-    Raises:
-        RecordingError: a file cannot be read, is not a recording, or has a newer schema.
-    """
-
-    def __init__(self, files: Sequence[Path], say: Callable[[str], None]) -> None:
-        for file in files:
-            read_header(file)
-            if whole(str(file)) != str(file):
-                raise RecordingError(
-                    f"cannot read {str(file)!r}: its name is no UTF-8; link to it by another name"
-                )
-        self._files = [str(file) for file in files]
-        self._say = say
-
-    @property
-    def name(self) -> str:
-        """The file's name, or the first one and how many more there are."""
-        first = Path(self._files[0]).name
-        return (
-            first
-            if len(self._files) == 1
-            else f"{first} and {counted(len(self._files) - 1, 'more file')}"
-        )
-
-    def attach(self, database: Database) -> None:
-        """Create one view over all files.
-
-        An incomplete line becomes an all-null row and is filtered out.
-        """
-        columns = {"event": "VARCHAR", **COLUMNS}
-        typed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
-        database.sql(
-            f"CREATE VIEW copies AS SELECT * FROM read_json({listed(self._files)}, "  # noqa: S608 - quoted
-            f"format='newline_delimited', columns={{{typed}}}, ignore_errors=true) "
-            f"WHERE event = 'copied' AND {WHOLE}"
-        )
-
-    def rare(self, database: Database) -> Iterator[Event | Header]:
-        """Yield the decoded lines that are not copies; report incomplete ones."""
-        decoder = msgspec.json.Decoder(Event)
-        damaged = Counter[str]()
-        for file in self._files:  # one by one: DuckDB may interleave the lines of several files
-            query = (
-                "SELECT json::VARCHAR FROM read_ndjson_objects("  # noqa: S608 - quoted
-                f"{listed([file])}, ignore_errors=true) "
-                """WHERE json IS NULL OR NOT starts_with(json::VARCHAR, '{"event":"copied"')"""
-            )
-            for rows in database.batches(query):
-                for (text,) in rows:
-                    event = self._event(decoder, text)
-                    if event is None:
-                        damaged[file] += 1
-                    elif not isinstance(event, Copied):
-                        yield event
-        for file, count in damaged.items():
-            self._say(
-                f"{file}: {count} {'line' if count == 1 else 'lines'} skipped, no whole events: "
-                "the writer was stopped there, or the file is damaged"
-            )
-
-    @staticmethod
-    def _event(decoder: msgspec.json.Decoder[Event], text: str | None) -> Event | Header | None:
-        """Decode a line; return None if it is incomplete."""
-        if text is None:
-            return None
-        try:
-            return decoder.decode(text)
-        except msgspec.MsgspecError:
-            return _header(text)
-
-
 @contextmanager
 def _told(source: Source) -> Iterator[None]:
     """Turn DuckDB's multi-line errors into one line, and its interrupt into Ctrl-C."""
@@ -303,13 +224,6 @@ def _fetched(cursor: Any, size: int, source: Source) -> list[tuple[Any, ...]]:
     with _told(source):
         rows: list[tuple[Any, ...]] = cursor.fetchmany(size)
     return rows
-
-
-def _header(text: str) -> Header | None:
-    try:
-        return msgspec.json.decode(text, type=Header)
-    except msgspec.MsgspecError:
-        return None
 
 
 def listed(files: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
-from hicache_dbg.tracer.diagnose.database import RecordingSource
+from hicache_dbg.tracer.diagnose.recordings import RecordingSource
 
 __all__ = ["files_at", "recordings_at"]
 
