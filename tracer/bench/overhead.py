@@ -1,4 +1,4 @@
-"""What tracing our own engine costs on the CPU: a whole repro, one call, and the bus."""
+"""Measure what tracing our own engine costs on the CPU: a whole repro, one call, and the bus."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ from hicache_dbg.pools.kinds import index_k
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.repro.config import RunConfig
 from hicache_dbg.repro.run import run
+from hicache_dbg.tracer.bench.event import EVENT
 from hicache_dbg.tracer.bench.table import Row, median, seconds
-from hicache_dbg.tracer.events import Copied, Op, Tier
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class Took(NamedTuple):
-    """What a run took, in seconds: by the clock on the wall, and of all threads on their processors."""
+    """The duration of a run in seconds: wall-clock time, and CPU time of all threads."""
 
     wall: float
     processor: float
 
 
 def in_pairs(base: Callable[[], T], other: Callable[[], T], pairs: int) -> Iterator[tuple[T, T]]:
-    """What both gave, each pair taken back to back in alternating order."""
+    """Yield the results of both, run back to back in alternating order."""
     for pair in range(pairs):
         if pair % 2:
             b = other()
@@ -43,26 +43,26 @@ def in_pairs(base: Callable[[], T], other: Callable[[], T], pairs: int) -> Itera
 
 
 def paired(base: Callable[[], float], other: Callable[[], float], pairs: int) -> list[float]:
-    """The ratios other / base in seconds, pair by pair."""
+    """Return the ratios other / base, pair by pair."""
     return [b / a for a, b in in_pairs(base, other, pairs)]
 
 
 def repeat(call: Callable[[], object], times: int) -> None:
-    """``call``, again and again."""
+    """Call ``call`` ``times`` times."""
     for _ in range(times):
         call()
 
 
 def traced(level: Checksum, work: Callable[[], T]) -> T:
-    """``work`` under a tracer at ``level``, with a sink in memory."""
+    """Run ``work`` under a tracer at ``level`` with an in-memory sink."""
     with Runtime.start(Settings(gate=Gate.ON, checksum=level), sinks=[MemorySink()]):
         return work()
 
 
 def repro_ratios(level: Checksum, sessions: int, pairs: int) -> Iterator[Took]:
-    """The tiered part of a repro under a tracer over the same part without one, pair by pair.
+    """Yield the ratios of the tiered part of a repro with and without a tracer, pair by pair.
 
-    Beside other work the wall clock says little; processor time then says what tracing adds.
+    On a loaded machine wall-clock time means little; CPU time still shows what tracing adds.
     """
     config = RunConfig(sessions=sessions)
     truth = run(config).truth
@@ -80,7 +80,7 @@ def repro_ratios(level: Checksum, sessions: int, pairs: int) -> Iterator[Took]:
 
 
 def one_copy() -> tuple[TransferEngine, CopyOp]:
-    """A backup of 16 pages of index-K of 4 layers: 1 MiB."""
+    """Return an engine and a backup of 16 pages of index-K in 4 layers: 1 MiB."""
     pool = DevicePool(index_k(4, 64, "bf16"), 64)
     mirror = Mirror(pool, host_pool_for(host_geometry_like(pool), 64, Layout.PAGE_FIRST))
     pages = np.arange(16)
@@ -96,7 +96,7 @@ def one_copy() -> tuple[TransferEngine, CopyOp]:
 
 
 def call_ratios(start: Callable[[], Runtime] | None, pairs: int, calls: int = 200) -> list[float]:
-    """``TransferEngine.backup`` under ``start`` over the function as the class defines it."""
+    """Return the ratios of ``TransferEngine.backup`` under ``start`` to the unwrapped function."""
     engine, op = one_copy()
     bare = TransferEngine.__dict__["backup"]
 
@@ -114,35 +114,13 @@ def call_ratios(start: Callable[[], Runtime] | None, pairs: int, calls: int = 20
 
 
 def events_a_second(count: int = 200_000) -> float:
-    """Complete events pushed into the bus and delivered to a sink in memory, a second."""
+    """Return the rate of complete events through the bus to an in-memory sink, per second."""
     sink = MemorySink()
     runtime = Runtime.start(Settings(gate=Gate.ON, queue=count + 1), sinks=[sink])
-    event = Copied(
-        time_ns=0,
-        pool="dsa_index_k",
-        op=Op.LOAD,
-        token_granular=False,
-        layout="page_first",
-        h=1024,
-        d=1024,
-        slot_page=64,
-        unit="token",
-        pages=16,
-        item_bytes=16384,
-        dtype="bfloat16",
-        layers=4,
-        cls="IndexKHostPool",
-        io_backend="kernel",
-        src=Tier.HOST,
-        dst=Tier.DEVICE,
-        bytes=1 << 20,
-        duration_us=100.0,
-        verified=64,
-    )
 
     def push() -> None:
         for _ in range(count):
-            runtime.session.bus.publish(event)
+            runtime.session.bus.publish(EVENT)
         assert runtime.flush(60)
 
     took = seconds(push)
@@ -152,7 +130,7 @@ def events_a_second(count: int = 200_000) -> float:
 
 
 def overhead_rows(pairs: int = 7, sessions: int = 12) -> Iterator[Row]:
-    """Whole runs, single calls, and how fast the bus takes events."""
+    """Measure whole runs, single calls, and the throughput of the bus."""
 
     def on(level: Checksum) -> Callable[[], Runtime]:
         return lambda: Runtime.start(Settings(gate=Gate.ON, checksum=level), sinks=[MemorySink()])

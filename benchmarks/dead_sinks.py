@@ -1,0 +1,198 @@
+"""Whether a dead sink is felt by the copies.
+
+    python -m benchmarks.dead_sinks [--only "full disk"] [--pairs 20] [--bursts 20]
+
+The median copy at a steady pace with one sink dead, over the same with every sink alive: medians of
+pairs. A row takes about a minute.
+"""
+
+import argparse
+import logging
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from benchmarks.sink_rig import receivers
+
+from hicache_dbg.exporters.recording import RecordingSink
+from hicache_dbg.exporters.stderr import StderrSink
+from hicache_dbg.pools.device import DevicePool
+from hicache_dbg.pools.geometry import IoBackend, Layout
+from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
+from hicache_dbg.pools.indices import Indices
+from hicache_dbg.pools.kinds import index_k
+from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
+from hicache_dbg.tracer.bench.event import EVENT
+from hicache_dbg.tracer.bench.overhead import paired
+from hicache_dbg.tracer.bench.table import Row, markdown, median
+from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.selfcheck import InternalErrors
+from hicache_dbg.tracer.settings import Lines, Listen, Settings
+from hicache_dbg.tracer.sink import Sink
+from hicache_dbg.tracer.sinks import build_sinks, run_id
+
+BURST = 25
+PAUSE_S = 0.05
+CLOSE_S = 0.2
+SINKS = ("journald", "otel", "prometheus", "recording", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way for a sink to be dead: the sinks that replace those that live."""
+
+    name: str
+    make: Callable[[], list[Sink]]
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable for a while."""
+    before = os.environ[name]
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ[name] = before
+
+
+def sinks_of(settings: Settings) -> list[Sink]:
+    """What a run under ``settings`` has."""
+    return build_sinks(settings, lambda: ()).sinks
+
+
+def others(settings: Settings, name: str) -> list[Sink]:
+    """The living sinks but one."""
+    left = tuple(sink for sink in SINKS if sink != name)
+    return sinks_of(replace(settings, sinks=left))
+
+
+def dead_collector(alive: Settings) -> list[Sink]:
+    """Nobody on the port."""
+    with variable("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9"):
+        return sinks_of(alive)
+
+
+def full_disk(alive: Settings, folder: Path) -> list[Sink]:
+    """A recording whose file takes nothing more."""
+    sink = RecordingSink(folder, run_id(0))
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, sink._part._file)  # noqa: SLF001 - a real device, not a mounted file system
+    os.close(full)
+    return [*others(alive, "recording"), sink]
+
+
+def broken_terminal(alive: Settings, stack: ExitStack) -> list[Sink]:
+    """Standard error that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stack.callback(os.close, writing)
+    stream = os.fdopen(writing, "w", buffering=1, closefd=False)
+    return [*others(alive, "stderr"), StderrSink(Lines.ALL, stream=stream)]
+
+
+def taken_port(stack: ExitStack) -> Listen:
+    """A port that somebody listens on."""
+    other = stack.enter_context(socket.socket())
+    other.bind(("", 0))
+    other.listen()
+    return Listen(other.getsockname()[1])
+
+
+def cases(alive: Settings, stack: ExitStack, folder: Path) -> tuple[Case, ...]:
+    """Every sink, dead in the ways that happen; the first is the noise of the machine."""
+    deaf = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    deaf.bind(str(folder / "deaf"))
+    (folder / "file").touch()
+    absent = replace(alive, journald_socket=folder / "absent")
+    full = replace(alive, journald_socket=folder / "deaf")
+    nowhere = replace(alive, directory=folder / "file")
+    taken = replace(alive, prometheus_port=taken_port(stack))
+    return (
+        Case("none dead: the noise", lambda: sinks_of(alive)),
+        Case("journald, no socket", lambda: sinks_of(absent)),
+        Case("journald, full socket", lambda: sinks_of(full)),
+        Case("otel, nobody on the port", lambda: dead_collector(alive)),
+        Case("recording, no folder", lambda: sinks_of(nowhere)),
+        Case("recording, full disk", lambda: full_disk(alive, folder)),
+        Case("prometheus, port in use", lambda: sinks_of(taken)),
+        Case("stderr, closed", lambda: broken_terminal(alive, stack)),
+    )
+
+
+def small_copy() -> Callable[[], None]:
+    """A backup of 64 KiB: it stays in the caches, so that other work on the machine shows less."""
+    pool = DevicePool(index_k(1, 64, "bf16"), 8)
+    mirror = Mirror(pool, host_pool_for(host_geometry_like(pool), 8, Layout.PAGE_FIRST))
+    pages = np.arange(4)
+    copy = PoolCopy(
+        mirror=mirror,
+        host=Indices.pages(pages, mirror.host.geometry),
+        device=Indices.pages(pages, pool.geometry),
+        token_granular=False,
+        io_backend=IoBackend.KERNEL,
+        layers=(0,),
+    )
+    engine, op = TransferEngine(), CopyOp(1, "backup", (copy,), np.ones(4, np.uint32))
+    return lambda: engine.backup(op)
+
+
+def median_copy(make: Callable[[], list[Sink]], bursts: int) -> float:
+    """Seconds of the median copy, each told to a bus with sinks of its own.
+
+    Copies come in bursts, 500 a second in all: one alone would measure how the processor wakes up.
+    """
+    bus = Bus(make(), capacity=1 << 16, errors=InternalErrors())
+    copy, took = small_copy(), []
+    for _ in range(bursts):
+        for _ in range(BURST):
+            begun = time.perf_counter()
+            copy()
+            bus.publish(EVENT)
+            took.append(time.perf_counter() - begun)
+        time.sleep(PAUSE_S)
+    bus.close(CLOSE_S)
+    return statistics.median(took)
+
+
+def dead_rows(only: str, pairs: int, bursts: int, folder: Path, journal: Path) -> Iterator[Row]:
+    """The median copy with a sink dead, over the same with all alive."""
+    alive = Settings(sinks=SINKS, directory=folder / "recordings", journald_socket=journal)
+    with ExitStack() as stack:
+        chosen = [case for case in cases(alive, stack, folder) if only in case.name]
+        for case in chosen:
+            ratios = paired(
+                partial(median_copy, partial(sinks_of, alive), bursts),
+                partial(median_copy, case.make, bursts),
+                pairs,
+            )
+            low, _, high = statistics.quantiles(ratios, n=4)
+            spread = f"half of {pairs} pairs from {low:.3f} to {high:.3f}"
+            yield Row("copy, one dead over all alive", case.name, median(ratios), spread, "<= 1.01")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure whether copies feel a dead sink.")
+    parser.add_argument("--only", default="", help="rows whose name has this")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--bursts", type=int, default=20)
+    options = parser.parse_args()
+    logging.disable()  # what the dead complain of
+    with receivers() as (folder, journal), Path(os.devnull).open("w") as nowhere:
+        kept, sys.stderr = sys.stderr, nowhere
+        rows = list(dead_rows(options.only, options.pairs, options.bursts, folder, journal))
+        sys.stderr = kept
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
