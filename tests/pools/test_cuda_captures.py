@@ -1,4 +1,4 @@
-"""CUDA graphs that one thread captures while another uses a cache on the same device."""
+"""CUDA graph capture on one thread while another uses a cache on the same device."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -29,16 +29,17 @@ pytestmark = [
 PAGES, LAYERS, PAGE = 3, 2, 4
 #: Turns that the cache takes during a capture.
 TURNS = 4
+LAYOUTS = {IoBackend.KERNEL: Layout.PAGE_FIRST, IoBackend.DIRECT: Layout.PAGE_FIRST_DIRECT}
 Tokens = npt.NDArray[np.int32]
 
 
 def prompt(number: int, pages: int) -> Tokens:
-    """Tokens that no other number has."""
+    """Return tokens unique to this number."""
     return np.arange(pages * PAGE, dtype=np.int32) + 1000 * number
 
 
 class Turns(Thread):
-    """Another prompt takes the place of the first, which is loaded back; until told to stop."""
+    """A thread that replaces the first prompt by another and loads it back, until stopped."""
 
     def __init__(self, controller: HiCacheController) -> None:
         super().__init__(daemon=True)
@@ -65,7 +66,7 @@ class Turns(Thread):
         self.cached(on_host=PAGES)
 
     def cached(self, on_host: int) -> Ids:
-        """The device pages of the first prompt, of which so many are loaded."""
+        """Load the ``on_host`` pages of the first prompt; return its device pages."""
         controller = self.controller
         match = controller.match(prompt(0, PAGES))
         assert match.host_pages.size == on_host
@@ -78,7 +79,7 @@ class Turns(Thread):
 
 @contextmanager
 def taking(turns: Turns) -> Iterator[None]:
-    """Turns are taken throughout."""
+    """Take turns while the body runs."""
     turns.start()
     try:
         yield
@@ -90,7 +91,7 @@ def taking(turns: Turns) -> Iterator[None]:
 
 
 def captured(value: torch.Tensor, turns: Turns) -> torch.cuda.CUDAGraph:
-    """A graph that adds ``TURNS`` to ``value``; while it was captured, so many turns were taken."""
+    """Return a graph that adds ``TURNS`` to ``value``, captured while so many turns were taken."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="global"):
         for _ in range(TURNS):
@@ -99,27 +100,27 @@ def captured(value: torch.Tensor, turns: Turns) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def pools() -> PoolGroup:
-    """A pool and its sidecar; the device has room for twice the first prompt."""
+def pools(backend: IoBackend) -> PoolGroup:
+    """Return a pool and its sidecar; the device holds twice the first prompt."""
     return PoolGroup.build(
         [mla(LAYERS, PAGE), index_k(LAYERS, PAGE)],
         device_pages=2 * PAGES,
         host_pages=16,
-        layout=Layout.PAGE_FIRST,
+        layout=LAYOUTS[backend],
         device="cuda",
         pin=True,
     )
 
 
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
-@pytest.mark.parametrize("backend", [IoBackend.KERNEL, IoBackend.DIRECT])
+@pytest.mark.parametrize("backend", LAYOUTS)
 def test_copies_and_a_graph_that_is_captured_beside_them_are_whole(
     backend: IoBackend, policy: WritePolicy
 ) -> None:
-    """No copy fails, no capture is invalidated, and the bytes and the graph are right."""
+    """No copy fails, no capture is invalidated, and both the bytes and the graph are right."""
     value = torch.zeros(1, device="cuda")
     with (
-        closing(pools()) as group,
+        closing(pools(backend)) as group,
         HiCacheController(group, policy=policy, io_backend=backend) as controller,
     ):
         places = controller.alloc_device(PAGES)
