@@ -132,8 +132,11 @@ class Readers:
     def _through(self, match: Match, tokens: Tokens, pages: int) -> None:
         controller = self._controller
         ticket = controller.load_back(match)
-        for load in ticket.loads:  # safe to replace: nobody has waited at its gates yet
-            load._changed = StageCondition(self._stage)  # type: ignore[assignment]  # noqa: SLF001
+        for load in ticket.loads:
+            # Safe to replace in a new load, whose gates nobody has waited at yet. Another reader's has
+            # been replaced already, and somebody may hold it.
+            if not isinstance(load._changed, StageCondition):  # noqa: SLF001
+                load._changed = StageCondition(self._stage)  # type: ignore[assignment]  # noqa: SLF001
         cached = ticket.device_pages
         for layer in range(LAYERS):
             controller.wait_layer(layer, ticket)

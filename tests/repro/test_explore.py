@@ -1,4 +1,4 @@
-"""Schedules: found, shrunk, reproducible, and clean where the engine is."""
+"""Schedules: faults are found, shrunk and reproducible, and a correct engine is clean."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ RACES = [
 
 @pytest.mark.parametrize("fault", RACES, ids=lambda fault: fault.name)
 def test_a_race_is_found_and_shrunk(fault: Fault) -> None:
-    """Every race comes out of the first 1000 schedules under its class, in at most six operations."""
+    """Every race is found in the first 1000 schedules under its class, in at most six operations."""
     with exploring(fault) as explorer:
         first = explorer.first_broken(1000)
         assert first is not None
@@ -37,7 +37,7 @@ def test_a_race_is_found_and_shrunk(fault: Fault) -> None:
 
 
 def test_a_clean_engine_survives() -> None:
-    """Without a fault no schedule breaks, whatever its order and policy."""
+    """Without a fault no schedule fails, in any order and with any policy."""
     cases = [case_of(seed) for seed in range(150)]
     assert {case.policy for case in cases} >= {"write_through", "write_back"}
     assert {case.eagerness for case in cases} == set(EAGERNESS)
@@ -45,8 +45,14 @@ def test_a_clean_engine_survives() -> None:
         assert explorer.first_broken(150) is None
 
 
+def test_readers_that_share_a_load_wait_for_its_layers() -> None:
+    """In this schedule one joins a load while another one waits at its gate: neither is stuck."""
+    with exploring() as explorer:
+        assert explorer.run(case_of(777482)) is None
+
+
 def test_a_seed_breaks_again() -> None:
-    """The same case breaks at the same step, with the same words."""
+    """The same case fails at the same step with the same message."""
     with exploring(FAULTS["a_getter_without_a_wait"]) as explorer:
         first = explorer.first_broken(1000)
         assert first is not None
@@ -56,7 +62,7 @@ def test_a_seed_breaks_again() -> None:
 
 
 def test_readers_see_what_no_check_does() -> None:
-    """Wrong bytes break a schedule also where nobody did anything out of order."""
+    """Wrong bytes fail a schedule even if every access was ordered."""
     with exploring(FAULTS["host_sized_for_fp8"]) as explorer:
         broken = explorer.first_broken(100)
     assert broken is not None
@@ -74,7 +80,7 @@ def test_nothing_stays_attached() -> None:
 
 
 def lost_updates(seed: int, *, locked: bool) -> int:
-    """Updates that two threads lose who read, let others go, and write."""
+    """Return how many updates two threads lose that read, yield, and write."""
     stage = Stage(seed, eagerness=1.0)
     lock, total = StageCondition(stage), 0
 
@@ -100,13 +106,13 @@ def lost_updates(seed: int, *, locked: bool) -> int:
 
 
 def test_a_lock_keeps_others_out() -> None:
-    """Threads that take turns anywhere lose updates without the lock and none with it."""
+    """Interleaved threads lose updates without the lock and none with it."""
     assert any(lost_updates(seed, locked=False) for seed in range(8))
     assert not any(lost_updates(seed, locked=True) for seed in range(8))
 
 
 def test_who_waits_for_ever_is_named() -> None:
-    """Threads that wait for each other are told apart from a worker that has nothing to do."""
+    """A deadlock of threads is told apart from an idle worker."""
     stage = Stage(0, eagerness=0.5)
     StageWorker("idle", stage)
     stage.act("stuck", lambda: stage.pause(lambda: False))
@@ -117,7 +123,7 @@ def test_who_waits_for_ever_is_named() -> None:
 
 
 def test_a_worker_ends_what_is_queued() -> None:
-    """Closing a worker carries out what it was given, in order."""
+    """Closing a worker carries out its queue in order."""
     stage = Stage(0, eagerness=0.5)
     done: list[int] = []
     worker = StageWorker("worker", stage)
