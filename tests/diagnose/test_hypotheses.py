@@ -4,6 +4,7 @@ import re
 
 import msgspec
 import pytest
+from tests.exporters import samples
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict, ask_all, known_hypotheses
@@ -64,28 +65,8 @@ def started(*mirrors: MirrorInfo, unbuilt: tuple[str, ...] = ()) -> Started:
 
 def copied(pool: str, op: Op, **tiles: object) -> Copied:
     """Return a copy of one pool with these outcomes."""
-    given = {"verified": 0, "witnessed": 0, "mismatched": 0, "token_granular": False, **tiles}
-    return Copied(
-        time_ns=0,
-        pool=pool,
-        op=op,
-        layout="page_first",
-        h=64,
-        d=64,
-        slot_page=64,
-        unit="token",
-        pages=1,
-        item_bytes=1,
-        dtype="uint8",
-        layers=2,
-        cls="C",
-        io_backend="kernel",
-        src=Tier.DEVICE,
-        dst=Tier.HOST,
-        bytes=1,
-        duration_us=1.0,
-        **given,  # type: ignore[arg-type]
-    )
+    given = {"verified": 0, "witnessed": 0, "mismatched": 0, "skipped": {}, "layers": 2, **tiles}
+    return samples.copied(time_ns=0, pool=pool, op=op, **given)
 
 
 def answers(*events: Event) -> dict[str, Answer]:

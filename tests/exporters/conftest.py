@@ -3,13 +3,17 @@
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.exporters.journal import JOURNALD, Journal
 from tests.exporters.receiver import Receiver
 from tests.services import require
+
+from hicache_dbg.exporters.otel import OtelSink
+from hicache_dbg.exporters.prometheus import PrometheusSink
 
 
 @pytest.fixture
@@ -50,3 +54,25 @@ def port() -> int:
         probe.bind(("127.0.0.1", 0))
         number: int = probe.getsockname()[1]
     return number
+
+
+@pytest.fixture
+def serve(registry: CollectorRegistry, port: int) -> Iterator[Callable[..., PrometheusSink]]:
+    """Return a function that makes sinks serving on the port; closed after the test."""
+    sinks: list[PrometheusSink] = []
+
+    def make(**options: Any) -> PrometheusSink:
+        sinks.append(PrometheusSink(registry, port=port, address="127.0.0.1", **options))
+        return sinks[-1]
+
+    yield make
+    for sink in sinks:
+        sink.close()
+
+
+@pytest.fixture
+def otel_sink(environ: dict[str, str]) -> Iterator[OtelSink]:
+    """A sink that sends to the receiver."""
+    sink = OtelSink(environ=environ)
+    yield sink
+    sink.close()

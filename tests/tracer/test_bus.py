@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
+from tests.exporters import samples
 
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.collapse import FindingCollapser
-from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Health, Op, Tier
+from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.outbox import Outbox
 from hicache_dbg.tracer.selfcheck import InternalErrors
@@ -18,28 +19,8 @@ from hicache_dbg.tracer.sink import Sink, SinkError
 
 def copied(number: int = 0, *, pool: str = "mla", verified: int = 0) -> Copied:
     """A copy event; ``number`` tells one from another."""
-    return Copied(
-        time_ns=number,
-        pool=pool,
-        op=Op.LOAD,
-        token_granular=False,
-        layout="page_first",
-        h=64,
-        d=64,
-        slot_page=64,
-        unit="token",
-        pages=1,
-        item_bytes=1152,
-        dtype="bfloat16",
-        layers=1,
-        cls="LatentHostPool",
-        io_backend="kernel",
-        src=Tier.HOST,
-        dst=Tier.DEVICE,
-        bytes=73728,
-        duration_us=1.0,
-        verified=verified,
-        op_id=number,
+    return samples.copied(
+        time_ns=number, op_id=number, pool=pool, verified=verified, witnessed=0, skipped={}
     )
 
 
@@ -49,19 +30,19 @@ def finding(number: int = 0, *, pool: str = "mla") -> Finding:
 
 
 class Unready:
-    """A record whose digests never come."""
+    """A record whose digests never arrive."""
 
     def ready(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def events(self) -> Sequence[Event]:
-        """Nothing."""
+        """Return nothing."""
         return ()
 
 
 class Blocked(MemorySink):
-    """A sink that takes nothing until it is let go."""
+    """A sink that accepts nothing until released."""
 
     name = "blocked"
 
@@ -81,7 +62,7 @@ class Dead(MemorySink):
     name = "dead"
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Lose them, and say so."""
+        """Lose the batch and report it."""
         raise SinkError("nobody listens", reason="refused", lost=len(events))
 
 
@@ -103,7 +84,7 @@ def make_bus() -> Iterator[MakeBus]:
 
 
 def test_the_thread_is_made_ready_for_devices_once_there_are_some() -> None:
-    """It asks until the answer is yes, on its own thread, and then no more."""
+    """The bus thread asks until the answer is yes, and then no more."""
     asked: list[str] = []
 
     def prepare() -> bool:
@@ -132,7 +113,7 @@ def test_events_arrive_at_every_sink_in_order(make_bus: MakeBus) -> None:
 
 
 def test_a_full_ring_drops_and_counts(make_bus: MakeBus) -> None:
-    """The hot path never waits: past the capacity push says no, and health says how often."""
+    """The hot path never waits: beyond the capacity push returns False, and health has the count."""
     gate = threading.Event()
 
     class Unready:
@@ -157,14 +138,14 @@ def test_a_full_ring_drops_and_counts(make_bus: MakeBus) -> None:
 
 
 def test_what_is_published_finds_room_beside_a_full_ring(make_bus: MakeBus) -> None:
-    """A finding of registration is not lost because copies wait."""
+    """A finding at registration is not lost because copies are waiting."""
     bus = make_bus(MemorySink(), capacity=2)
     assert [bus.push(Unready()) for _ in range(3)] == [True, True, False]
     assert bus.publish(finding())
 
 
 def test_records_that_come_too_late_are_counted(make_bus: MakeBus) -> None:
-    """What is still waiting for its digests at close, and what comes after, is lost as closed."""
+    """Records still waiting for digests at close, and later ones, are lost as closed."""
     sink = MemorySink()
     bus = make_bus(sink)
     bus.push(Unready())
@@ -177,7 +158,7 @@ def test_records_that_come_too_late_are_counted(make_bus: MakeBus) -> None:
 def test_a_record_that_cannot_say_whether_it_is_ready_stops_nothing(
     make_bus: MakeBus, internal_errors: list[str]
 ) -> None:
-    """The bus's thread survives it and takes what comes after."""
+    """The bus thread survives it and processes what follows."""
 
     class Broken:
         """A record whose device is gone."""
@@ -201,7 +182,7 @@ def test_a_record_that_cannot_say_whether_it_is_ready_stops_nothing(
 
 
 def test_the_heart_beats_under_load() -> None:
-    """A ring that never empties keeps neither health events nor the end away."""
+    """A ring that never empties delays neither health events nor the close."""
 
     class Endless:
         """A record that brings the next one."""
@@ -241,7 +222,7 @@ def test_a_dead_sink_harms_nobody_else_and_its_loss_is_exact(make_bus: MakeBus) 
 
 
 def test_findings_are_not_crowded_out_by_copies() -> None:
-    """With the queue full of copies a finding still finds room, and arrives in its turn."""
+    """With the queue full of copies a finding still has room, and arrives in order."""
     sink = Blocked()
     box = Outbox(sink, capacity=10)
     box.put([copied(0)])
@@ -257,7 +238,7 @@ def test_findings_are_not_crowded_out_by_copies() -> None:
 
 
 def test_equal_findings_are_one_line_and_a_count(make_bus: MakeBus) -> None:
-    """The first comes at once, its like as one event with how many, the unlike for itself."""
+    """The first is sent at once, equal ones as one event with a count, different ones separately."""
     sink = MemorySink()
     bus = make_bus(sink)
     for number in range(100):
@@ -270,7 +251,7 @@ def test_equal_findings_are_one_line_and_a_count(make_bus: MakeBus) -> None:
 
 
 def test_the_last_word_is_a_closing_health_event(make_bus: MakeBus) -> None:
-    """At close the totals come, marked as the last."""
+    """At close the totals are sent, marked as the last."""
     sink = MemorySink()
     bus = make_bus(sink)
     bus.publish(copied(verified=7))
@@ -281,7 +262,7 @@ def test_the_last_word_is_a_closing_health_event(make_bus: MakeBus) -> None:
 
 
 def test_close_is_bounded_with_a_sink_that_hangs(make_bus: MakeBus) -> None:
-    """A sink that never returns costs the limits, not the process's exit."""
+    """A sink that never returns costs the time limits, not the process's exit."""
     sink = Blocked()
     bus = make_bus(sink)
     bus.publish(copied())
@@ -321,7 +302,7 @@ def test_a_record_that_fails_is_counted_and_the_next_one_passes(
 def test_a_turn_that_fails_is_counted_and_the_bus_goes_on(
     make_bus: MakeBus, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
 ) -> None:
-    """Wherever it is: without its thread nothing would be told any more, not even that."""
+    """An exception anywhere in the loop must not end the thread, which could not even report it."""
     sink = MemorySink()
     bus = make_bus(sink)
     pass_on = FindingCollapser.pass_on
@@ -341,7 +322,7 @@ def test_a_turn_that_fails_is_counted_and_the_bus_goes_on(
 
 
 def test_sinks_that_hang_are_waited_for_together(make_bus: MakeBus) -> None:
-    """However many of them: a host that ends does not wait for one after the other."""
+    """However many there are, the host waits for them in parallel at exit."""
     leave = threading.Event()
 
     class Hanging(MemorySink):

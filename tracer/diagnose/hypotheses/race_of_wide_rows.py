@@ -1,9 +1,9 @@
 """A race that wider rows make more likely."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hicache_dbg.tracer.diagnose.by_class import briefly
-from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.evidence import Evidence, Tiles
 from hicache_dbg.tracer.diagnose.hypotheses.host_sized_for_another_dtype import disagreeing
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
@@ -15,7 +15,7 @@ RACES = (FaultClass.STORE_BEFORE_WRITE, FaultClass.READ_BEFORE_LOAD, FaultClass.
 OFTEN = 8
 
 
-def _judge(evidence: Evidence) -> tuple[Verdict, str]:  # noqa: PLR0911 - one early return per verdict
+def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     raced = [f for f in evidence.findings if f.cls in RACES]
     if raced:
         return Verdict.CONFIRMED, briefly(raced[0])
@@ -29,6 +29,13 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:  # noqa: PLR0911 - one ea
             return Verdict.FALSIFIED, equal
         late = f"{equal}; whether that was written in time, digests cannot say"
         return Verdict.UNDECIDED, late
+    return _of_wrong(evidence, loads, wrong)
+
+
+def _of_wrong(
+    evidence: Evidence, loads: Mapping[str, Tiles], wrong: Mapping[str, Tiles]
+) -> tuple[Verdict, str]:
+    """Judge the pools with mismatches among all that were loaded."""
     told = {f.pool for f in evidence.findings if f.cls is FaultClass.ROW_WIDTH}
     narrow = told & {mirror.pool for mirror in evidence.mirrors if disagreeing(mirror)}
     if set(wrong) <= narrow:
