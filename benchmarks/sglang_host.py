@@ -68,7 +68,7 @@ class Launches:
 
     def __init__(self) -> None:
         launch.__dict__["driver"] = lambda: SimpleNamespace(cuLaunchKernelEx=_no_driver(4))
-        self.every = launch.PreparedLaunch(cast("Any", None), None, bytes(512), 20, 1, 128)
+        self.every = launch.PreparedLaunch(cast("Any", None), None, bytes(512), 20, (1, 64), 128)
 
 
 class NoDevice(HostLane):  # type: ignore[misc]

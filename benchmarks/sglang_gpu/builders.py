@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Every host pool class that the SGLang on the path has, at sizes that models have."""
+"""Builders for every host pool class of the SGLang on the path, at sizes that models use."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ PAGE = 64
 
 
 def mha(layout: str, layers: int, pages: int, v_dim: int = 128) -> Setup:
-    """8 heads of 128; with another ``v_dim`` the class for two widths."""
+    """Build K and V of 8 heads of 128; another ``v_dim`` takes the class for two widths."""
     slots = (pages + 1) * PAGE
     k = [random_bytes(slots, 8, 128, dtype=torch.bfloat16) for _ in range(layers)]
     v = [random_bytes(slots, 8, v_dim, dtype=torch.bfloat16) for _ in range(layers)]
@@ -52,7 +52,7 @@ def mha(layout: str, layers: int, pages: int, v_dim: int = 128) -> Setup:
 
 
 def mha_of_sglang(layout: str, layers: int, pages: int) -> Setup:
-    """A host pool over SGLang's own device pool, whose accessors a model reads through."""
+    """Build a host pool over SGLang's own device pool, through whose accessors a model reads."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     device = MHATokenToKVPool(
@@ -115,12 +115,12 @@ def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int) -> Any:
 
 
 def asymmetric(layout: str, layers: int, pages: int) -> Setup:
-    """K and V of two widths."""
+    """Build K and V of two widths."""
     return mha(layout, layers, pages, v_dim=64)
 
 
 def mla(layout: str, layers: int, pages: int, ranks: int = 1) -> Setup:
-    """Latent rows of 576; with ``ranks`` indices are dealt out over that many."""
+    """Build latent rows of 576, with the indices distributed over ``ranks`` ranks."""
     slots, page = (pages + 1) * PAGE, PAGE * ranks
     rows = [random_bytes(slots, 1, 576, dtype=torch.bfloat16) for _ in range(layers)]
     shard: dict[str, Any] = {"dcp_size": ranks, "dcp_rank": ranks - 1} if ranks > 1 else {}
@@ -157,12 +157,12 @@ def mla(layout: str, layers: int, pages: int, ranks: int = 1) -> Setup:
 
 
 def mla_sharded(layout: str, layers: int, pages: int) -> Setup:
-    """The second of two context-parallel ranks."""
+    """Build the pool of the second of two context-parallel ranks."""
     return mla(layout, layers, pages, ranks=2)
 
 
 def k_only(layout: str, layers: int, pages: int) -> Setup:
-    """Index-K rows without V."""
+    """Build index-K rows without V."""
     k = [random_bytes((pages + 1) * PAGE, 1, 128, dtype=torch.bfloat16) for _ in range(layers)]
     device = device_like(layers, head_num=1, head_dim=128, k_buffer=k, k_data_ptrs=pointers(k))
     host = anchor(layout, PAGE, 2 * pages)
@@ -171,7 +171,7 @@ def k_only(layout: str, layers: int, pages: int) -> Setup:
 
 
 def index_k(layout: str, layers: int, pages: int, *, bf16: bool = False) -> Setup:
-    """Index-K pages of 64 tokens, fp8 with scales; with ``bf16`` the device keeps 256 B a token."""
+    """Build index-K pages of 64 tokens, fp8 with scales, or 256 B per token on the device with ``bf16``."""
     if bf16:
         rows = [random_bytes(pages + 1, 64 * 128, dtype=torch.bfloat16) for _ in range(layers)]
     else:
@@ -212,7 +212,7 @@ def _declared_index_k(device: Any, host: Any, layers: int) -> Any:
 
 
 def v4(name: str, item: int, page: int) -> Build:
-    """A DeepSeek-V4 pool of rows of ``item`` bytes, ``page`` indices each."""
+    """Build a DeepSeek-V4 pool of rows of ``item`` bytes, ``page`` indices each."""
 
     def build(layout: str, layers: int, pages: int) -> Setup:
         rows = [random_bytes(pages + 1, item) for _ in range(layers)]
@@ -225,7 +225,7 @@ def v4(name: str, item: int, page: int) -> Build:
 
 
 def v4_state(layout: str, layers: int, pages: int) -> Setup:
-    """Compressor states of C4: a ring of 8 slots a sliding-window page of 256."""
+    """Build the compressor states of C4: a ring of 8 slots for each sliding-window page of 256."""
     from sglang.srt.mem_cache.deepseek_v4_compress_state import CompressStatePool
 
     states = [
@@ -251,13 +251,13 @@ def v4_state(layout: str, layers: int, pages: int) -> Setup:
 
 
 def mamba_beside(layout: str, layers: int, pages: int) -> Setup:
-    """The same, and two states that a model registers besides its layers' own."""
+    """Build the same with two more states that a model registers besides its layers' own."""
     rows = torch.randn(pages + 1, 32 * layers, device=DEVICE)
     return mamba(layout, layers, pages, beside=(rows, rows.reshape(len(rows), 32, -1).bfloat16()))
 
 
 def mamba(layout: str, layers: int, pages: int, beside: Sequence[torch.Tensor] = ()) -> Setup:
-    """A temporal and a convolution state; a slot is a page."""
+    """Build a temporal and a convolution state, where a slot is a page."""
     temporal = torch.randn(layers, pages + 1, 8, 64, 64, device=DEVICE)
     convolution = torch.randn(layers, pages + 1, 512, 4, device=DEVICE).bfloat16()
     if DECLARED:
@@ -281,7 +281,7 @@ def mamba(layout: str, layers: int, pages: int, beside: Sequence[torch.Tensor] =
 
 
 def nvfp4(layout: str, layers: int, pages: int) -> Setup:
-    """Packed index pages of 128 tokens."""
+    """Build packed index pages of 128 tokens."""
     from sglang.srt.mem_cache.device_pool_info import PageRowBufferInfo
     from sglang.srt.mem_cache.pool_host import minimax_m3_nvfp4
 
@@ -300,7 +300,7 @@ def nvfp4(layout: str, layers: int, pages: int) -> Setup:
 
 
 def qsa(layout: str, layers: int, pages: int) -> Setup:
-    """Compressed keys: 16 for a page of 64 tokens."""
+    """Build compressed keys: 16 for a page of 64 tokens."""
     from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
 
     keys = [random_bytes((pages + 1) * 16, 1, 128, dtype=torch.bfloat16) for _ in range(layers)]

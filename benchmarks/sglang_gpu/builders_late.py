@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Host pool classes that came with the last versions, over SGLang's own device pools."""
+"""Builders for host pool classes of recent versions, over SGLang's own device pools."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ PAGE, SCALED_PAGE = 64, 128
 
 
 def hisparse(_: str, layers: int, pages: int) -> Setup:
-    """HiSparse's pool for MHA: 8 heads of 128."""
+    """Build HiSparse's pool for MHA, 8 heads of 128."""
     from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.mem_cache.pool_host.mha import HiSparseMHATokenToKVPoolHost
@@ -29,7 +29,7 @@ def hisparse(_: str, layers: int, pages: int) -> Setup:
         device="cuda",
         enable_memory_saver=False,
         start_layer=0,
-        end_layer=layers,  # unsaid it is the last layer's number, and that layer is not backed up
+        end_layer=layers,  # the default is the last layer's number, which leaves that layer out
     )
     k, v = device.k_buffer, device.v_buffer
     _fill([*k, *v])
@@ -58,7 +58,7 @@ def hisparse(_: str, layers: int, pages: int) -> Setup:
 
 
 def mxfp8(layout: str, layers: int, pages: int) -> Setup:
-    """8 heads of 128 in fp8, a scale for each 32 values; the scales of a page are one piece."""
+    """Build 8 heads of 128 in fp8 with a scale for every 32 values; a page's scales are contiguous."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolMXFP8
     from sglang.srt.mem_cache.pool_host.mha_mxfp8 import MHATokenToKVPoolMXFP8Host
 
@@ -93,7 +93,7 @@ def mxfp8(layout: str, layers: int, pages: int) -> Setup:
 
 
 def unified(layout: str, _: int, pages: int) -> Setup:
-    """The full side of a unified pool, whose pages hold all layers; every logical page is allocated."""
+    """Build the full side of a unified pool, whose pages hold all layers, with every page allocated."""
     from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
     item = 5 * PAGE * 2048
@@ -113,7 +113,7 @@ def unified(layout: str, _: int, pages: int) -> Setup:
 
 
 def _side(buffer: torch.Tensor, item: int, grows: str, pages: int) -> SimpleNamespace:
-    """One side of a unified device pool."""
+    """Build one side of a unified device pool."""
     return SimpleNamespace(
         get_page_envelope_buffer=lambda: buffer,
         get_contiguous_buf_infos=lambda: ([buffer.data_ptr()], [buffer.nbytes], [item]),

@@ -1,7 +1,8 @@
 # mypy: disable-error-code="import-not-found"
-"""What it costs: streams of operations and the host's time for one, attached over not, in one run.
+"""What tracing costs: streams of operations, and the host's time for one; attached over detached.
 
-An operation is over when SGLang's own event of its end has come: with us attached, behind the digests.
+An operation is over when SGLang's own event of its end has come, which is behind the digests while we
+are attached.
 """
 
 import statistics
@@ -19,13 +20,13 @@ from tracing import Row, Traced
 __all__ = ["cost"]
 
 LAYERS, OPS, PAIRS = 61, 32, 9
-#: Sets of pages that a stream's operations take in turn: as many are under way at most.
+#: Sets of pages that a stream's operations use in turn, and so the most that are under way.
 SETS = 4
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Operations in a row on one pool: about 150 MB each."""
+    """Back-to-back operations on one pool, about 150 MB each."""
 
     name: str
     build: Build
@@ -41,12 +42,18 @@ STREAMS = (
     Stream("c4", v4("deepseek_v4_c4", 37440, 256), "layer_first", 43, 96),
 )
 FEW, ROW = 4, 32
-#: Operations whose digests run beside the copy, and in its own stream.
+#: Rows of the host are short, and its state changes: more pairs than of the streams.
+HOST_PAIRS = 25
+#: Operations ahead of those that are timed: the first ones behind a switch take longer, once.
+UNTIMED = 8
+#: Operations in a row: a load launches a kernel a layer, and the driver queues 1,024 without waiting.
+TIMED = {"backup": ROW - UNTIMED, "load": 12}
+#: Operations digested beside the copy, and on its own stream.
 HOST: tuple[tuple[str, Build], ...] = (("mla", mla), ("index_k", index_k))
 
 
 def cost() -> Iterator[Row]:
-    """Ratios of streams, then the host's time over ``add_``."""
+    """Yield the ratios of streams, then the host's time over ``add_``."""
     for stream in STREAMS:
         yield from _streams(stream)
     for name, build in HOST:
@@ -54,7 +61,7 @@ def cost() -> Iterator[Row]:
 
 
 class _Ops:
-    """Operations on disjoint page sets, taken in turn."""
+    """Operations on disjoint sets of pages, used in turn."""
 
     def __init__(self, setup: Setup, count: int, sets: int) -> None:
         order = torch.randperm(sets * count)
@@ -64,13 +71,13 @@ class _Ops:
         self._mover, self._sets = Mover(setup, "kernel"), sets
 
     def run(self, kind: str, number: int) -> Any:
-        """Enqueue operation ``number``; the event of its end."""
+        """Enqueue operation ``number``, and return the event of its end."""
         at = number % self._sets
         return getattr(self._mover, kind)(self._host[at], self._device[at])
 
 
 def _wall(ops: _Ops, kind: str, count: int) -> float:
-    """Seconds until all is over; pages are used again when SGLang may know that it can."""
+    """Return the seconds until all operations are over; pages are reused only after their event."""
     torch.cuda.synchronize()
     began, ends = time.perf_counter(), list[Any]()
     for number in range(count):
@@ -83,11 +90,14 @@ def _wall(ops: _Ops, kind: str, count: int) -> float:
     return time.perf_counter() - began
 
 
-def _in_a_row(ops: _Ops, kind: str, count: int) -> float:
-    """Microseconds of the host an operation: many in a row, which wait for nothing but the host."""
+def _in_a_row(ops: _Ops, kind: str) -> float:
+    """Return the host's microseconds per operation, of many in a row that only the host limits."""
+    for number in range(UNTIMED):
+        ops.run(kind, number)
     torch.cuda.synchronize()
+    count = TIMED[kind]
     began = time.perf_counter()
-    ends = [ops.run(kind, number) for number in range(count)]
+    ends = [ops.run(kind, UNTIMED + number) for number in range(count)]
     spent = time.perf_counter() - began
     for end in ends:
         end.synchronize()
@@ -95,7 +105,7 @@ def _in_a_row(ops: _Ops, kind: str, count: int) -> float:
 
 
 def _alone(traced: Traced, ops: _Ops, kind: str, count: int) -> float:
-    """The same for operations that come one by one: little of what they run is in a cache by then."""
+    """Return the same for operations a millisecond apart, whose code and data have left the caches."""
     spent: list[float] = []
     for number in range(count):
         traced.take()
@@ -108,7 +118,7 @@ def _alone(traced: Traced, ops: _Ops, kind: str, count: int) -> float:
 
 
 def _on_our_threads(traced: Traced, ops: _Ops, kind: str, count: int) -> float:
-    """Microseconds of the processor an operation, on all threads but this one, until it was judged."""
+    """Return the CPU microseconds per operation on all other threads, until it is judged."""
     traced.take()
     everybody, here = time.process_time(), time.thread_time()
     for number in range(count):
@@ -121,7 +131,7 @@ def _on_our_threads(traced: Traced, ops: _Ops, kind: str, count: int) -> float:
 def _compare(
     traced: Traced, measure: Callable[[], float], pairs: int
 ) -> tuple[list[float], list[float]]:
-    """What ``measure`` says attached and detached, in turn; the order changes with every pair."""
+    """Measure attached and detached in pairs, in alternating order; return both lists."""
     with_us: list[float] = []
     without: list[float] = []
     for pair in range(pairs + 2):
@@ -169,9 +179,9 @@ def _host(name: str, build: Build) -> Iterator[Row]:
 
         def measure(kind: str = kind, add: list[float] = add) -> float:
             add.append(_add(value))
-            return _in_a_row(ops, kind, ROW)
+            return _in_a_row(ops, kind)
 
-        ours, bare = _compare(traced, measure, PAIRS)
+        ours, bare = _compare(traced, measure, HOST_PAIRS)
         once = statistics.median(add)
         added = statistics.median(a - b for a, b in zip(ours, bare, strict=True))
         cold, quiet = _compare(traced, lambda kind=kind: _alone(traced, ops, kind, 9), 3)  # type: ignore[misc]

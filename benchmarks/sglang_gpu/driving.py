@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Runs operations as this version of SGLang runs them, through its controller or its engine."""
+"""Running operations as this version of SGLang does, through its controller or its engine."""
 
 import threading
 from collections.abc import Callable
@@ -16,15 +16,15 @@ _LAYER_COUNT = "transfer_layer_id_max" if NUMBER >= (0, 5, 21) else "layer_num"
 
 
 def indices(pages: torch.Tensor, page: int) -> torch.Tensor:
-    """All indices of whole pages, in the pages' order."""
+    """Return all indices of whole pages, in the pages' order."""
     return (pages.view(-1, 1) * page + torch.arange(page, device=pages.device)).reshape(-1)
 
 
 class Mover:
-    """One pool, and what moves it; indices are given as the tree has them: host's on the CPU, device's on the GPU.
+    """Moves one pool's pages; indices come as the tree holds them, the host's on the CPU, the device's on the GPU.
 
-    Both ways return the event that SGLang takes for the operation's end. ``stream`` is where loads are
-    enqueued.
+    Both directions return the event that SGLang takes for the operation's end. ``stream`` is where
+    loads are enqueued.
     """
 
     def __init__(self, setup: Setup, io_backend: str) -> None:
@@ -34,13 +34,13 @@ class Mover:
         self.stream: torch.cuda.Stream = self._runs.load_stream
 
     def backup(self, host: torch.Tensor, device: torch.Tensor) -> Any:
-        """Device to host, enqueued."""
+        """Enqueue a copy from device to host."""
         return self._runs.backup(host, device)
 
     def load(
         self, host: torch.Tensor, device: torch.Tensor, done: Callable[[int], None] | None = None
     ) -> Any:
-        """Host to device, enqueued; ``done`` is called behind each layer."""
+        """Enqueue a copy from host to device; ``done`` is called behind each layer."""
         return self._runs.load(host, device, done)
 
 
@@ -72,7 +72,7 @@ class _Engine:
         return L2Transfer(self._setup.pool, self._setup.pool_device, host, device)
 
     def _moved(self, host: torch.Tensor, device: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``HiCacheController.move_indices``."""
+        """Move indices as ``HiCacheController.move_indices`` does."""
         if self._backend == "kernel":
             return host.to(DEVICE, non_blocking=True), device
         device = device.cpu()
@@ -97,7 +97,7 @@ class _Controller:
     ) -> Any:
         counter = self._controller.layer_done_counter
         events = counter.events[(counter.producer_index + 1) % counter.num_counters]
-        events.finish_event.synchronize()  # the set is used again: the scheduler waits as well
+        events.finish_event.synchronize()  # the set is reused; the scheduler waits here as well
         if done is not None:
             events.complete = done
         self._controller.load_queue.append(operation(host, device))
@@ -106,7 +106,7 @@ class _Controller:
 
 
 def controller(setup: Setup, io_backend: str) -> Any:
-    """SGLang's controller over one pool, without its storage."""
+    """Build SGLang's controller over one pool, without its storage."""
     from sglang.srt.managers.cache_controller import HiCacheController
 
     allocator = SimpleNamespace(
@@ -121,7 +121,7 @@ def controller(setup: Setup, io_backend: str) -> Any:
 
 
 def operation(host: torch.Tensor, device: torch.Tensor) -> Any:
-    """What a controller's queues hold."""
+    """Build an entry of the controller's queues."""
     from sglang.srt.managers.cache_controller import CacheOperation
 
     return CacheOperation(host, device, node_id=1)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found"
-"""Faults that released versions have, or that are planted, on the real kernels: found and named."""
+"""Faults of released versions, and planted ones, on the real kernels: each must be found and named."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ C128 = v4("deepseek_v4_c128", 1728, 256)
 
 
 def faults(only: str = "") -> Iterator[Row]:
-    """One row a fault."""
+    """Yield one row for each fault."""
     for name, case in _CASES.items():
         if only and not any(part in name for part in only.split(",")):
             continue
@@ -45,7 +45,7 @@ def _slot(pages: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _page_path(count: int, *, loads: bool) -> Callable[[Traced], tuple[str, bool]]:
-    """As many single slots as make up pages, as HiSparse gives them: copied as whole pages."""
+    """Copy as many single slots as make up whole pages, as HiSparse does: SGLang copies whole pages."""
 
     def case(traced: Traced) -> tuple[str, bool]:
         setup = C4("layer_first", 2, 400)
@@ -77,7 +77,7 @@ def _page_path(count: int, *, loads: bool) -> Callable[[Traced], tuple[str, bool
 
 
 def _other_rows(traced: Traced) -> tuple[str, bool]:
-    """3 unaligned ids of a C128 pool: the token path's kernel takes its pages for C4's."""
+    """Copy 3 unaligned ids of a C128 pool: the token path's kernel assumes C4's page size."""
     setup = C128("layer_first", 2, 200)
     rows = setup.pool.kv_buffer[0]
     rows.fill_(0xA5)
@@ -93,7 +93,7 @@ def _other_rows(traced: Traced) -> tuple[str, bool]:
 
 
 def _row_width(traced: Traced) -> tuple[str, bool]:
-    """A bf16 index-K under the fp8 host formula: said when the pool is built, and what moves."""
+    """Build a bf16 index-K under the fp8 host formula: reported at once, with the tokens that move."""
     setup = index_k("layer_first", 2, 40, bf16=True)
     at_start = findings(traced.take())
     flat = setup.devices[0].view(torch.uint8).reshape(-1)
@@ -112,7 +112,7 @@ def _row_width(traced: Traced) -> tuple[str, bool]:
 
 
 def _flipped(traced: Traced) -> tuple[str, bool]:
-    """One bit of pinned memory between backup and load."""
+    """Flip one bit of pinned memory between backup and load."""
     setup = mla("page_first", 4, 40)
     pages = torch.arange(20)
     mover, host = Mover(setup, "kernel"), indices(pages, 64)
@@ -128,7 +128,7 @@ def _flipped(traced: Traced) -> tuple[str, bool]:
 
 
 def _delayed(accessor: str) -> Callable[[Traced], tuple[str, bool]]:
-    """8 layers on their way, read through an accessor that waits for them or does not."""
+    """Read 8 layers that are still loading, through an accessor that waits for them or does not."""
 
     def case(traced: Traced) -> tuple[str, bool]:
         setup = mha_of_sglang("layer_first", 8, 40)
@@ -162,7 +162,7 @@ def _delayed(accessor: str) -> Callable[[Traced], tuple[str, bool]]:
 
 
 def _double_free(traced: Traced) -> tuple[str, bool]:
-    """A host pool that takes pages back without a look at whether they are free."""
+    """Free pages twice in a host pool that does not check for it."""
     setup = C4("layer_first", 2, 40)
     pages: torch.Tensor = setup.pool.alloc(128)
     setup.pool.free(pages)
@@ -174,7 +174,7 @@ def _double_free(traced: Traced) -> tuple[str, bool]:
 
 
 def _single_slots(traced: Traced) -> tuple[str, bool]:
-    """The clean twin: a number of slots that is no multiple of a page."""
+    """Copy the clean twin: a number of slots that is not a multiple of a page."""
     setup: Setup = C4("layer_first", 2, 400)
     host, device = _scattered(63, 800 * 64, 1), _scattered(63, 400 * 64, 2)
     ends = host.to(DEVICE), device.to(DEVICE)

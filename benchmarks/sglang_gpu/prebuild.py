@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Compiles one of SGLang's run-time kernels into its cache: python prebuild.py KIND [BYTES].
+"""Compile one of SGLang's run-time kernels into its cache: python prebuild.py KIND [BYTES].
 
-SGLang compiles them one after another when they are first wanted, 13 to 16 s each. Run beside each
-other they take a minute; ``--list`` prints the arguments of all that the round trips want,
-``--list-served`` of those that ``serve.py``'s requests want.
+SGLang compiles each kernel on first use, one after another, 13 to 16 s each. In parallel they take a
+minute. ``--list`` prints the arguments for all kernels that the round trips use, ``--list-served`` for
+those that ``serve.py``'s requests use.
 """
 
 import sys

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Lets SGLang's released Python run on a newer torch image: import it before anything of SGLang.
+"""Make SGLang's released Python run on a newer torch image; import this before anything of SGLang.
 
-Nothing of a pool, a kernel or a transfer is replaced. Three things differ from the releases' pins:
-newer transformers own model types that SGLang registers, the kernels' libraries are not on the
-loader's path, and packages that have nothing to do with pools are absent.
+No pool, kernel or transfer is replaced. Three things differ from the releases' pins: newer transformers
+already define model types that SGLang registers, the kernels' libraries are not on the loader's path,
+and packages unrelated to the pools are absent.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import transformers
 
 __all__ = ["stood_in"]
 
-#: Imported by SGLang for grammars, other kernels and shells; never called by what is measured.
+#: What SGLang imports for grammars, other kernels and shells, and nothing measured here calls.
 ABSENT = ("flashinfer", "xgrammar", "IPython", "llguidance", "outlines", "interegular")
 _REGISTERS = [
     "AutoConfig",
@@ -36,12 +36,12 @@ _REGISTERS = [
 ]
 _LIBRARIES = ("libnvrtc.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcudart.so.13")
 
-#: Packages that were stood in for so far.
+#: The packages replaced by stand-ins so far.
 stood_in: list[str] = []
 
 
 class _Anything(type):
-    """A class every attribute of which is such a class: enough for an import and an annotation."""
+    """A class whose every attribute is such a class: enough for imports and annotations."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -81,7 +81,7 @@ class _Module(ModuleType):
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Found last: a package that is installed is the one that is imported."""
+    """Finds stand-ins, as the last finder, so that installed packages take precedence."""
 
     def find_spec(self, name: str, *_: Any) -> Any:
         if name.partition(".")[0] in ABSENT:
@@ -95,7 +95,7 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing: a stand-in has no code."""
 
 
 def _preload(names: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-not-found,attr-defined"
 # pyright: reportMissingImports=false
-"""Layers that come to a rank by a broadcast, digested on the GPU: two ranks of one GPU, over gloo.
+"""Layers that a rank receives by broadcast, digested on the GPU: two ranks on one GPU, over gloo.
 
-``python ranks.py RANK STORE FOLDER`` is one of them; :func:`ranks` starts both and joins what they stated.
+``python ranks.py RANK STORE FOLDER`` is one rank; :func:`ranks` starts both and joins their statements.
 """
 
 import subprocess
@@ -34,7 +34,7 @@ LAYERS, PAGE, PAGES, LIMIT_S = 5, 64, 12, 60
 
 
 def ranks(only: str = "") -> Iterator[Row]:
-    """One row a scene."""
+    """Yield one row for each scene."""
     names = [name for name in SCENES if _has(name) and any(p in name for p in only.split(","))]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -130,14 +130,15 @@ def _slots(*pages: int) -> torch.Tensor:
 
 
 def _deduplicated(rank: int) -> None:
-    """The first rank loads, both get each layer: into pages of their own."""
+    """Load on the first rank and broadcast each layer; both ranks write it to pages of their own."""
     from sglang.srt.mem_cache import mla_host_dedup
 
     mla_host_dedup.mla_dedup_rank_and_size = lambda: (rank, 2)
     device = _latent_pool("MLATokenToKVPool", "memory_pool")
     pages = _slots(*[(2, 3), (4, 1)][rank]).cuda()
     broadcaster = mla_host_dedup.MLAHostDedupBroadcaster(device, distributed.group.WORLD, 0)
-    pool = _host_pool(device)  # tracing begins with it, on a rank that keeps no bytes with another
+    # Tracing starts when this is built, also on the rank that keeps no host bytes.
+    pool = _host_pool(device)
     host = _slots(5, 0).cuda()
     if rank == 0:
         pool.backup_from_device_all_layer(device, host, _slots(1, 4).cuda(), "kernel")
@@ -151,7 +152,7 @@ def _deduplicated(rank: int) -> None:
 
 
 def _shared_out(rank: int) -> None:
-    """Each rank loads the layers that it has, and a reader of any layer gets it from its owner."""
+    """Load on each rank the layers it owns; reading a layer broadcasts it from its owner."""
     place = SimpleNamespace(world_size=2, pynccl_comm=None, cpu_group=distributed.group.WORLD)
     parallel = SimpleNamespace(attn_cp_group=place, attn_dcp_size=1, attn_dcp_rank=0)
     for module in ("memory_pool", "dsa_cache_layer_split"):
@@ -182,7 +183,7 @@ def _shared_out(rank: int) -> None:
 
 
 def _damaged(rank: int, scene: Callable[[int], None]) -> None:
-    """A byte of the second layer's broadcast is another on the second rank."""
+    """Change a byte of the second layer's broadcast on the second rank."""
     broadcast, calls = distributed.broadcast, [0]
 
     def changing(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +211,7 @@ SCENES: dict[str, Callable[[int], None]] = {
 
 
 def _has(scene: str) -> bool:
-    """Whether this version of SGLang has what a scene is about."""
+    """Return whether this version of SGLang has what a scene needs."""
     since = (0, 5, 20) if scene.startswith("dedup") else (0, 5, 17)
     return tuple(setups.NUMBER) >= since
 

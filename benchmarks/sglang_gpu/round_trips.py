@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found"
-"""Every pool, layout and io backend there and back with the real kernels, verified twice.
+"""Round trips of every pool, layout and io backend with the real kernels, verified twice.
 
-Our own tiles say verified, and beside them the bytes are compared with a copy that was made before.
+Our tiles must say verified, and the bytes must equal those of a copy made beforehand.
 """
 
 import gc
@@ -39,7 +39,7 @@ FOUR = (
 )
 LAYERS, PAGES, MOVED = 5, 40, 24
 
-#: Name, how it is built, layouts and backends, components, in which versions.
+#: Name, builder, layouts and backends, components, versions.
 CASES: tuple[tuple[str, Build, tuple[tuple[str, str], ...], dict[str, Any]], ...] = (
     ("mha", mha, (*FOUR, ("page_head", "kernel")), {"components": 2}),
     ("asymmetric", asymmetric, FOUR[2:], {"components": 2}),
@@ -64,7 +64,7 @@ CASES: tuple[tuple[str, Build, tuple[tuple[str, str], ...], dict[str, Any]], ...
 
 @dataclass(frozen=True)
 class Case:
-    """One pool with one layout and io backend; ``pages`` are those of the host, 0 for all it has."""
+    """One pool with one layout and io backend; ``pages`` is the number of host pages, 0 to ask it."""
 
     name: str
     build: Build
@@ -75,7 +75,7 @@ class Case:
 
 
 def round_trips(only: str = "") -> Iterator[Row]:
-    """One row a pool, layout and backend."""
+    """Yield one row for each pool, layout and backend."""
     traced = Traced()
     for name, build, ways, given in CASES:
         if given.get("since", 0) > NUMBER[2] or (

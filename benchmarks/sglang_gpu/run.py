@@ -1,9 +1,9 @@
 # mypy: disable-error-code="import-not-found"
-"""SGLang as released with its real CUDA kernels, and us attached: round trips, faults, ranks, cost.
+"""Released SGLang with its real CUDA kernels, and us attached: round trips, faults, ranks, cost.
 
     PYTHONPATH=... python benchmarks/sglang_gpu/run.py [--parts faults,round_trips,ranks,cost] [--json]
 
-README.md says what must be on the path. The exit code is 1 if a row is not as it should be.
+README.md says what must be on the path. The exit code is 1 if a row misses its goal.
 """
 
 import argparse

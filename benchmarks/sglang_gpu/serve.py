@@ -1,14 +1,13 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""SGLang's own scheduler with a model of random weights, its host cache on, and us attached by the gate.
+"""SGLang's own scheduler over a model of random weights, with its host cache on and us attached.
 
     HICACHE_DBG=1 HICACHE_DBG_SINKS=recording HICACHE_DBG_DIR=rec PYTHONPATH=... \
         python serve.py MODEL_DIR [--replies FILE] [--same-as FILE] [--flip]
 
-More conversations than the GPU pool holds take three turns each; from the second turn on their
-prefixes come from the host. MODEL_DIR is made if it is not there. ``--replies`` writes what was
-answered, ``--same-as`` compares it with what another run wrote, and ``--flip`` changes one bit of
-pinned memory before the first load.
+The conversations, three turns each, exceed the GPU pool, so from the second turn on their prefixes come
+from the host. MODEL_DIR is created if missing. ``--replies`` writes the replies, ``--same-as`` compares
+them with another run's, and ``--flip`` changes one bit of pinned memory before the first load.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import prelude  # noqa: F401 - again in each process that SGLang starts
+import prelude  # noqa: F401 - needed in each process that SGLang starts
 import torch
 import wrapt
 
@@ -32,13 +31,13 @@ FLIP = "FLIP_A_BIT"
 
 @wrapt.when_imported("sglang.srt.layers.dual_gemm")
 def _without_cutlass(module: Any) -> None:
-    """0.5.23 looks for a fused layer that wants a package which is not there; None is its own answer then."""
+    """Answer None, as 0.5.23 does where its fused layer cannot run: the package it needs is absent."""
     module.DualGemm._select_mode = lambda *_: None  # noqa: SLF001
 
 
 @wrapt.when_imported("sglang.srt.managers.cache_controller")
 def _flipping(module: Any) -> None:
-    """In the scheduler: one bit of layer 2 of the first page that is about to be loaded."""
+    """Flip one bit in layer 2 of the first page about to be loaded, in the scheduler's process."""
     if not os.environ.get(FLIP):
         return
     owner, left = module.HiCacheController, ["one"]
@@ -88,12 +87,12 @@ def _words(session: int, count: int, first: int = 0) -> list[int]:
 
 
 def opening(session: int) -> list[int]:
-    """A system prompt that all have in common, and a prefix of its own for each session."""
+    """Return the system prompt, which all sessions share, followed by the session's own prefix."""
     return _words(0, COMMON) + _words(session + 1, PREFIX)
 
 
 def main() -> int:
-    """Serve every conversation, then read what was recorded."""
+    """Serve every conversation, then read the recording."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--replies", type=Path)
@@ -121,7 +120,7 @@ def main() -> int:
 
 
 def serve(folder: Path) -> list[list[list[int]]]:
-    """Replies by session and turn."""
+    """Serve all turns; return the replies by session and turn."""
     engine = started(folder)
     talks = [opening(session) for session in range(SESSIONS)]
     replies: list[list[list[int]]] = [[] for _ in talks]
@@ -136,20 +135,20 @@ def serve(folder: Path) -> list[list[list[int]]]:
         print(
             f"turn {turn}: {SESSIONS} requests, {cached} tokens cached, {spent:.1f} s", flush=True
         )
-    time.sleep(1)  # the bus's thread hands over what the last request brought
+    time.sleep(1)  # lets the bus's thread hand over the last request's events
     engine.shutdown()
     return replies
 
 
 def started(folder: Path) -> Any:
-    """SGLang's engine over a model of random weights."""
+    """Start SGLang's engine over a model of random weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LLAMA))
     import sglang
     from sglang.srt.entrypoints import engine as engine_module
     from sglang.version import __version__ as version
 
-    engine_module.assert_pkg_version = lambda *_: None  # the kernels are another version on purpose
+    engine_module.assert_pkg_version = lambda *_: None  # another version on purpose
     began = time.perf_counter()
     engine: Any = sglang.Engine(
         model_path=str(folder),
@@ -177,7 +176,7 @@ def started(folder: Path) -> Any:
 
 
 def recorded() -> tuple[int, int]:
-    """Tiles verified and mismatched in the recordings, with a line for each kind of event."""
+    """Print a line for each kind of event; return the tiles verified and mismatched in the recordings."""
     kinds: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     verified = wrong = 0

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Host pools of SGLang as released over tensors on a GPU: what is built, and how it is to be moved."""
+"""Released SGLang's host pools over tensors on a GPU: what a builder makes, and shared helpers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ __all__ = [
 
 VERSION: str = sglang_version
 NUMBER = tuple(int(part) for part in VERSION.split(".")[:3])
-#: From here on a host pool is built over a description of tensors, not over a device pool.
+#: Since 0.5.23 a host pool is built over a description of tensors, not over a device pool.
 DESCRIBED = NUMBER >= (0, 5, 23)
 DECLARED = NUMBER >= (0, 5, 22)
-#: From here on an engine of its own runs the copies.
+#: Since 0.5.18 a transfer engine runs the copies.
 ENGINE = NUMBER >= (0, 5, 18)
 DEVICE = torch.device("cuda", 0)
 
@@ -46,8 +46,9 @@ Tensors = list[torch.Tensor]
 class Setup:
     """A host pool and the device tensors under it.
 
-    ``page`` is how many indices make up a page, ``devices`` every device tensor, ``rows`` how many
-    of its entries a page has (1 where they are pages already), ``keep`` what must outlive the pool.
+    ``page`` is the number of indices in a page, ``devices`` holds every device tensor, and ``rows`` is
+    how many of a tensor's entries make up a page (1 if they are pages already). ``keep`` must outlive
+    the pool.
     """
 
     pool: Any
@@ -59,7 +60,7 @@ class Setup:
     keep: Any = None
 
     def destroy(self) -> None:
-        """Unregister the pinned memory: another mapping may get its addresses."""
+        """Unregister the pinned memory, whose addresses another mapping may get."""
         pinned = {t.untyped_storage().data_ptr(): t for t in _pinned(vars(self.pool))}
         for pool in (self.pool, self.keep):
             if hasattr(pool, "destroy"):
@@ -74,7 +75,7 @@ Build = Callable[[str, int, int], Setup]
 
 
 def _pinned(fields: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The pinned tensors among a pool's fields, and in lists of them."""
+    """Yield the pinned tensors in a pool's fields, and in lists there."""
     for value in fields.values():
         for one in value if isinstance(value, list | tuple) else [value]:
             if isinstance(one, torch.Tensor) and one.device.type == "cpu" and one.is_pinned():
@@ -82,13 +83,13 @@ def _pinned(fields: dict[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def bytes_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """A device tensor as [pages, bytes of a page]."""
+    """View a device tensor as [pages, bytes per page]."""
     whole = tensor.shape[0] // rows * rows
     return tensor[:whole].contiguous().view(torch.uint8).reshape(whole // rows, -1)
 
 
 def random_bytes(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """A tensor of these dimensions whose bytes, not its numbers, are random."""
+    """Create a tensor of this shape whose bytes, not its numbers, are random."""
     *outer, last = shape
     size = torch.empty(0, dtype=dtype).element_size()
     return torch.randint(0, 256, (*outer, last * size), dtype=torch.uint8, device=DEVICE).view(
@@ -97,19 +98,19 @@ def random_bytes(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 
 
 def pointers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The table of addresses that a kernel gets."""
+    """Build the table of addresses that a kernel takes."""
     return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.uint64, device=DEVICE)
 
 
 def host_class(name: str, module: str) -> Any:
-    """A host pool class, of the one module that early versions have or of one of its own."""
+    """Return a host pool class: early versions keep all in one module, later ones each in its own."""
     if hasattr(memory_pool_host, name):
         return getattr(memory_pool_host, name)
     return getattr(import_module(f"sglang.srt.mem_cache.pool_host.{module}"), name)
 
 
 def device_like(layers: int, **given: Any) -> SimpleNamespace:
-    """What the host pools ask a device pool for."""
+    """Build what host pools read from a device pool."""
     common = {
         "device": "cuda",
         "layer_num": layers,
@@ -123,7 +124,7 @@ def device_like(layers: int, **given: Any) -> SimpleNamespace:
 
 
 def anchor(layout: str, page: int, pages: int) -> SimpleNamespace:
-    """What a pool that rides on another's indices asks that one for."""
+    """Build what a pool that follows another one's indices reads from that pool."""
     return SimpleNamespace(
         page_size=page,
         size=pages * page,

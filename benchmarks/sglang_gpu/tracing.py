@@ -1,4 +1,4 @@
-"""An attachment whose events can be read, and rows of the table."""
+"""An attachment whose events can be read, and the rows of the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["Row", "Traced", "copies", "findings"]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; ``kept`` is whether it is as it should be."""
+    """One line of the table; ``kept`` says whether the goal is met."""
 
     part: str
     case: str
@@ -27,7 +27,7 @@ class Row:
 
 
 class Traced:
-    """SGLang with us attached under these settings, and the events since they were last taken."""
+    """SGLang with us attached under these settings, collecting events."""
 
     def __init__(self, checksum: Checksum = Checksum.LOADS, **given: Any) -> None:
         self._sink = MemorySink()
@@ -35,7 +35,7 @@ class Traced:
         self.attachment = trace(settings, sinks=[self._sink])
 
     def take(self) -> list[Event]:
-        """The events of everything up to now."""
+        """Return the events since the last call, once everything so far is judged."""
         torch.cuda.synchronize()
         session = self.attachment.observer.session()
         assert session is None or session.bus.flush(20)
@@ -43,7 +43,7 @@ class Traced:
         return events
 
     def close(self) -> list[Event]:
-        """The events up to the end."""
+        """Detach, and return the remaining events."""
         events = self.take()
         session = self.attachment.observer.session()
         self.attachment.detach()
@@ -52,22 +52,22 @@ class Traced:
         return events + self._sink.events
 
     def errors(self) -> dict[str, int]:
-        """Failures of our own so far."""
+        """Return the counts of our own failures so far."""
         session = self.attachment.observer.session()
         health: Health | None = session.bus.health() if session is not None else None
         return dict(health.errors) if health is not None else {}
 
     def overhead_s(self) -> float:
-        """Seconds that the instrument says it cost SGLang's threads so far."""
+        """Return the seconds that the instrument says it has cost SGLang's threads so far."""
         session = self.attachment.observer.session()
         return session.probe.overhead_s if session is not None else 0.0
 
 
 def copies(events: Sequence[Event]) -> list[Copied]:
-    """The copies among ``events``."""
+    """Return the copies among ``events``."""
     return [event for event in events if isinstance(event, Copied)]
 
 
 def findings(events: Sequence[Event]) -> list[Finding]:
-    """The findings among ``events``."""
+    """Return the findings among ``events``."""
     return [event for event in events if isinstance(event, Finding)]

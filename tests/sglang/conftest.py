@@ -1,4 +1,4 @@
-"""Tests against SGLang as released run where a release is on the path; see test_released.py."""
+"""Tests in released/ run with a released SGLang on the path; see test_released.py."""
 
 import importlib.util
 

@@ -1,7 +1,7 @@
 """CPU stand-ins for the CUDA copy functions that SGLang's host pools call, bound by name.
 
 Each moves the bytes that the kernel of that name moves, by address: index times item size from the
-base that it is given. So a wrong size or index does the damage here that it does there.
+given base. A wrong size or index therefore does the same damage as on a GPU.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ def _pairs(src_indices: Tensor, dst_indices: Tensor) -> Iterable[tuple[int, int]
 def transfer_kv_per_layer_mla(
     *, src: Tensor, dst: Tensor, src_indices: Tensor, dst_indices: Tensor, item_size: int, **_: Any
 ) -> None:
-    """One layer, both ends packed rows of ``item_size``."""
+    """Copy one layer; both ends are packed rows of ``item_size``."""
     for at, to in _pairs(src_indices, dst_indices):
         _move(dst.data_ptr() + to * item_size, src.data_ptr() + at * item_size, item_size)
 
@@ -42,7 +42,7 @@ def transfer_kv_all_layer_mla(
     num_layers: int,
     **_: Any,
 ) -> None:
-    """All layers, by tables of pointers."""
+    """Copy all layers, by tables of pointers."""
     tables = src_layers.tolist()[:num_layers], dst_layers.tolist()[:num_layers]
     for source, target in zip(*tables, strict=True):
         for at, to in _pairs(src_indices, dst_indices):
@@ -60,7 +60,7 @@ def transfer_kv_per_layer_mla_pf_lf(
     src_layout_dim: int,
     **_: Any,
 ) -> None:
-    """One layer out of rows that hold all layers."""
+    """Copy one layer out of rows that hold all layers."""
     source = src.data_ptr() + layer_id * item_size
     for at, to in _pairs(src_indices, dst_indices):
         _move(dst.data_ptr() + to * item_size, source + at * src_layout_dim, item_size)
@@ -77,7 +77,7 @@ def transfer_kv_all_layer_mla_lf_pf(
     num_layers: int,
     **_: Any,
 ) -> None:
-    """All layers into rows that hold all layers."""
+    """Copy all layers into rows that hold all layers."""
     for layer, source in enumerate(src_layers.tolist()[:num_layers]):
         target = dst.data_ptr() + layer * item_size
         for at, to in _pairs(src_indices, dst_indices):
@@ -85,7 +85,7 @@ def transfer_kv_all_layer_mla_lf_pf(
 
 
 def _for_k_and_v(single: Callable[..., None], *sides: str) -> Callable[..., None]:
-    """The same copy for K and for V, whose arguments are named ``src_k``, ``dst_v_layers`` and so on."""
+    """Make the same copy for K and for V, with arguments ``src_k``, ``dst_v_layers`` and so on."""
 
     def both(**given: Any) -> None:
         for letter in "kv":
@@ -105,7 +105,7 @@ def _for_k_and_v(single: Callable[..., None], *sides: str) -> Callable[..., None
 
 
 def _head_offset(token: int, head: int, layer: int, shape: tuple[int, int, int]) -> int:
-    """Rows before (token, head, layer) in [page, head, token of the page, layer]."""
+    """Return the rows before (token, head, layer) in [page, head, token of the page, layer]."""
     page, heads, layers = shape
     return ((token // page * heads + head) * page + token % page) * layers + layer
 
@@ -158,7 +158,7 @@ def transfer_kv_direct(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """The copy engine: runs of ``page_size`` rows, each named by its first index."""
+    """Copy by copy engine: runs of ``page_size`` rows, each given by its first index."""
     for source, target in zip(src_layers, dst_layers, strict=True):
         for at, to in _pairs(src_indices[::page_size], dst_indices[::page_size]):
             target[to : to + page_size].copy_(source[at : at + page_size])
@@ -173,7 +173,7 @@ def transfer_kv_per_layer_direct_pf_lf(
     layer_id: int,
     page_size: int,
 ) -> None:
-    """The copy engine, one layer out of pages that hold all layers."""
+    """Copy by copy engine, one layer out of pages that hold all layers."""
     for source, target in zip(src_ptrs, dst_ptrs, strict=True):
         for at, to in _pairs(src_indices[::page_size], dst_indices[::page_size]):
             run = target[to : to + page_size]
@@ -188,7 +188,7 @@ def transfer_kv_all_layer_direct_lf_pf(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """The copy engine, all layers into pages that hold all layers: K's layers, then V's."""
+    """Copy by copy engine, all layers into pages that hold all layers: K's layers, then V's."""
     layers = len(src_ptrs) // len(dst_ptrs)
     for number, source in enumerate(src_ptrs):
         target, layer = dst_ptrs[number // layers], number % layers
@@ -200,7 +200,7 @@ def transfer_kv_all_layer_direct_lf_pf(
 def transfer_cache_dsv4_mla(
     *, src_ptrs: Tensor, dst_ptrs: Tensor, src_indices: Tensor, dst_indices: Tensor, **_: Any
 ) -> None:
-    """Single C4 slots: 576 B of value and 8 B of scale, in pages of 64 slots and 37440 B, always."""
+    """Copy single C4 slots: 576 B of value and 8 B of scale, in pages of 64 slots and 37440 B."""
     if src_ptrs is None or dst_ptrs is None:
         raise TypeError("transfer_cache_dsv4_mla expects tables of pointers, got None")
     for source, target in zip(src_ptrs.tolist(), dst_ptrs.tolist(), strict=True):
@@ -211,14 +211,14 @@ def transfer_cache_dsv4_mla(
 
 
 def transfer_kv_mamba_lf_pf(src_ptrs: Tensor, **given: Any) -> None:
-    """States of all layers to the host."""
+    """Copy the states of all layers to the host."""
     transfer_kv_all_layer_mla_lf_pf(src_layers=src_ptrs, **given)
 
 
 def _staged_rows(
     ptr_src: Tensor, src_indices: Tensor, dst_indices: Tensor, dst: Tensor, page_size: int
 ) -> None:
-    """All layers of whole pages into rows that hold all layers; a page is its first index at the source."""
+    """Copy all layers of whole pages into rows that hold all layers; a page is given by its first index."""
     rows = dst.view(dst.shape[0], dst.shape[1], -1).view(torch.uint8)
     layers, width = rows.shape[1:]
     starts = src_indices[::page_size].repeat_interleave(page_size)
@@ -239,7 +239,7 @@ def jit_transfer_hicache_all_layer_staged_lf_pf(
     page_size: int,
     **_: Any,
 ) -> None:
-    """K and V through a staging buffer on the device."""
+    """Copy K and V through a staging buffer on the device."""
     for source, target in ((k_ptr_src, dst_k), (v_ptr_src, dst_v)):
         _staged_rows(source, src_indices, dst_indices, target, page_size)
 
@@ -253,7 +253,7 @@ def jit_transfer_hicache_all_layer_mla_staged_lf_pf(
     page_size: int,
     **_: Any,
 ) -> None:
-    """One tensor a layer through a staging buffer on the device."""
+    """Copy one tensor per layer through a staging buffer on the device."""
     _staged_rows(ptr_src, src_indices, dst_indices, dst, page_size)
 
 
@@ -265,7 +265,7 @@ def jit_transfer_hicache_one_layer_mla(
     indices_src: Tensor,
     **_: Any,
 ) -> None:
-    """One layer, rows of any stride at either end."""
+    """Copy one layer, with rows of any stride at either end."""
     for at, to in _pairs(indices_src, indices_dst):
         cache_dst[to].copy_(cache_src[at])
 
@@ -298,7 +298,7 @@ STAND_INS: dict[str, Callable[..., None]] = {
 
 
 def install(modules: Iterable[ModuleType]) -> None:
-    """Bind every stand-in by name in ``modules``, as the CUDA package's import would."""
+    """Bind every stand-in by name in ``modules``, as importing the CUDA package would."""
     for module in modules:
         for name, function in STAND_INS.items():
             setattr(module, name, function)

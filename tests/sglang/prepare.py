@@ -1,8 +1,8 @@
-"""Sets up SGLang as released, for tests on a CPU: python tests/sglang/prepare.py [VERSION ...].
+"""Set up released SGLang versions for tests on a CPU: python tests/sglang/prepare.py [VERSION ...].
 
-One virtual environment holds what SGLang's memory pools import; each released wheel is unpacked
-into a folder of its own beside it, and a test run puts one of them on its path. Nothing of a GPU
-is needed: no torch with CUDA, no compiled kernels. Running it again does nothing.
+One virtual environment holds the dependencies of SGLang's memory pools; each released wheel is
+unpacked into its own folder beside it, and a test run puts one of them on its path. Nothing needs a
+GPU: no torch with CUDA, no compiled kernels. Running it again does nothing.
 """
 
 import hashlib
@@ -52,33 +52,33 @@ TORCHVISION = {
 
 
 def python() -> Path:
-    """The interpreter of the environment."""
+    """Return the interpreter of the environment."""
     return ENVIRONMENT / "bin" / "python"
 
 
 def wheel_folder(version: str) -> Path:
-    """Where a version's wheel is unpacked."""
+    """Return the folder of a version's unpacked wheel."""
     return FOLDER / f"sglang-{version}"
 
 
 def search_path(version: str) -> str:
-    """PYTHONPATH that makes ``import sglang`` mean this version."""
+    """Return the PYTHONPATH that makes ``import sglang`` import this version."""
     return f"{wheel_folder(version)}:{STUBS}"
 
 
 def ready(version: str) -> bool:
-    """Whether everything for this version is in place."""
+    """Return whether everything for this version is in place."""
     return _stamp(ENVIRONMENT).is_file() and _stamp(wheel_folder(version)).is_file()
 
 
 def versions() -> list[str]:
-    """Those that are always tested, and any other that was unpacked."""
+    """Return the versions that are always tested, and any other that was unpacked."""
     found = {folder.name.removeprefix("sglang-") for folder in FOLDER.glob("sglang-0.*")}
     return sorted(found | set(VERSIONS))
 
 
 def main(wanted: Sequence[str]) -> None:
-    """Make what is missing."""
+    """Create what is missing."""
     FOLDER.mkdir(exist_ok=True)
     _environment()
     _write_stubs()

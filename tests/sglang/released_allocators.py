@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""SGLang's own allocators, of the sizes of the pools that tests build."""
+"""SGLang's own allocators, sized for the pools that tests build."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ __all__ = ["logical", "paged", "states", "token"]
 
 
 def logical() -> Any:
-    """The anchor that holds no bytes."""
+    """Return the allocator of the anchor that holds no bytes."""
     return LogicalHostPool(16 * 256, 256)
 
 
 def token() -> Any:
-    """One token a page."""
+    """Return an allocator with one token per page."""
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
     device = mha_of_sglang("layer_first").pool_device
@@ -25,7 +25,7 @@ def token() -> Any:
 
 
 def paged() -> Any:
-    """Four tokens a page."""
+    """Return an allocator with four tokens per page."""
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
     device = mha_of_sglang("layer_first").pool_device
@@ -33,7 +33,7 @@ def paged() -> Any:
 
 
 def states() -> Any:
-    """Slots of states, one a request."""
+    """Return an allocator of state slots, one per request."""
     from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
 
     mla("layer_first")  # tracing begins with the first host pool

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""What the host pools of every kind are built from, for the SGLang on the path."""
+"""Building blocks of the host pools of every kind, for the SGLang on the path."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ Tensors = list[torch.Tensor]
 class Setup:
     """A host pool and the device tensors under it.
 
-    ``page`` is how many indices make up a page, ``devices`` every device tensor, ``rows`` how many
-    of its entries a page has (1 where they are pages already).
+    ``page`` is the number of indices per page, ``devices`` are all device tensors, and ``rows`` is
+    the number of their entries per page (1 if they are pages already).
     """
 
     pool: Any
@@ -64,7 +64,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """One pool class with one layout and io backend: how it is built, and what it is to be called."""
+    """One pool class with one layout and io backend: how to build it, and its expected name."""
 
     name: str
     build: Callable[[str], Setup]
@@ -79,20 +79,20 @@ class Case:
 
 
 def bytes_of(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """A device tensor as [pages, bytes of a page]."""
+    """Return a device tensor as [pages, bytes of a page]."""
     whole = tensor.shape[0] // rows * rows
     return tensor[:whole].contiguous().view(torch.uint8).reshape(whole // rows, -1)
 
 
 def host_class(name: str, module: str) -> Any:
-    """A host pool class, of the one module that early versions have or of one of its own."""
+    """Return a host pool class, from the single module of early versions or from its own."""
     if hasattr(memory_pool_host, name):
         return getattr(memory_pool_host, name)
     return getattr(import_module(f"sglang.srt.mem_cache.pool_host.{module}"), name)
 
 
 def random_bytes(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A tensor of these dimensions whose bytes, not its numbers, are random."""
+    """Return a tensor of these dimensions with random bytes, not random numbers."""
     generator = torch.Generator().manual_seed(sum(shape))
     *outer, last = shape
     size = torch.empty(0, dtype=dtype).element_size()
@@ -102,12 +102,12 @@ def random_bytes(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tens
 
 
 def pointers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The table of addresses that a kernel gets."""
+    """Return the table of addresses that a kernel gets."""
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64)
 
 
 def device_like(**given: Any) -> SimpleNamespace:
-    """What the host pools of all versions ask a device pool for."""
+    """Return a stub with what the host pools of all versions read off a device pool."""
     common = {
         "device": "cpu",
         "layer_num": LAYERS,
@@ -121,7 +121,7 @@ def device_like(**given: Any) -> SimpleNamespace:
 
 
 def anchor(layout: str = "layer_first", page: int = 64) -> SimpleNamespace:
-    """What a pool that rides on another's indices asks that one for."""
+    """Return a stub with what a pool reads off the pool whose indices it shares."""
     return SimpleNamespace(
         page_size=page,
         size=HOST_PAGES * page,

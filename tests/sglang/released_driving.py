@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Runs operations as this version of SGLang runs them, on a CPU."""
+"""Drive operations on a CPU as this version of SGLang does."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ LAYER_COUNT = "transfer_layer_id_max" if NUMBER >= (0, 5, 21) else "layer_num"
 
 
 def indices(pages: Sequence[int], page: int) -> torch.Tensor:
-    """All indices of whole pages."""
+    """Return all indices of whole pages."""
     return torch.cat([torch.arange(p * page, (p + 1) * page) for p in pages])
 
 
 def backup(setup: Setup, host: torch.Tensor, device: torch.Tensor, io_backend: str) -> None:
-    """One backup of one pool."""
+    """Back one pool up."""
     if ENGINE:
         engine, transfer = _engine(setup, host, device, io_backend)
         engine.submit_device_to_host([transfer])
@@ -39,7 +39,7 @@ def load(
     io_backend: str,
     on_layer_done: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """One load of one pool, layer by layer."""
+    """Load one pool, layer by layer."""
     if ENGINE:
         engine, transfer = _engine(setup, host, device, io_backend)
         engine.submit_host_to_device(
@@ -62,14 +62,14 @@ def _engine(
 
 
 def operation(host: torch.Tensor, device: torch.Tensor) -> Any:
-    """What a controller's queues hold."""
+    """Return an entry of a controller's queues."""
     from sglang.srt.managers.cache_controller import CacheOperation
 
     return CacheOperation(host, device, node_id=1)
 
 
 def controller(setup: Setup, io_backend: str) -> Any:
-    """The real controller, without its storage, over a pool."""
+    """Return the real controller over a pool, without storage."""
     from sglang.srt.managers.cache_controller import HiCacheController
 
     allocator = SimpleNamespace(

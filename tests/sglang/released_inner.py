@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Device pools made of device pools, on a CPU: four layers, of two kinds."""
+"""Device pools made of device pools, on a CPU: four layers of two kinds."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ _V4 = (torch.uint8, 448, 64)
 
 @dataclass(frozen=True)
 class Read:
-    """One layer of the model, read through the outer pool and past it.
+    """A read of one layer of the model through the outer pool and past it.
 
-    ``layer`` is the gate's; ``gated`` and ``past`` are given the outer pool.
+    ``layer`` is the gate's number; ``gated`` and ``past`` take the outer pool.
     """
 
     build: Callable[[], Any]
@@ -32,13 +32,13 @@ class Read:
 
 
 def _old(cls: type) -> dict[str, Any]:
-    """What early versions ask for besides."""
+    """Return the additional arguments of early versions."""
     asked = inspect.signature(cls).parameters
     return {name: False for name in ("enable_kvcache_transpose",) if name in asked}
 
 
 def swa() -> Any:
-    """Layers 0 and 2 have a window, 1 and 3 see everything."""
+    """Return a pool whose layers 0 and 2 have a window, while 1 and 3 see everything."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     ids = {"swa_attention_layer_ids": [0, 2], "full_attention_layer_ids": [1, 3]}
@@ -46,7 +46,7 @@ def swa() -> Any:
 
 
 def hybrid() -> Any:
-    """Layers 1 and 3 have full attention, the others a state."""
+    """Return a pool whose layers 1 and 3 have full attention, the others a state."""
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
 
     return HybridLinearKVPool(
@@ -59,7 +59,7 @@ def hybrid() -> Any:
 
 
 def deepseek_v4() -> Any:
-    """Layers without compression, of C4, of C128, and of C4 again; its parts are real, its sizes ours."""
+    """Return layers without compression, of C4, of C128, and of C4 again; the parts are real, the sizes ours."""
     from sglang.srt.mem_cache import deepseek_v4_memory_pool as v4
 
     pool = object.__new__(v4.DeepSeekV4TokenToKVPool)

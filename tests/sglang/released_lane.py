@@ -1,10 +1,14 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""A device that is a CPU: work is enqueued there as on a GPU, and is over when the test says so."""
+"""A fake device on the CPU: work is enqueued as on a GPU and completes when the test says so."""
 
+import ctypes
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import torch
 from released_base import Setup
 from released_traced import Traced
 
@@ -12,41 +16,45 @@ from hicache_dbg.tracer.attach.sglang.gpu import Slot
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.bench import host_lane
 from hicache_dbg.tracer.digest.torch_digester import TorchDigester
+from hicache_dbg.tracer.view import View
 
 #: CUDA_ERROR_NOT_READY.
 NOT_YET = 600
 
-__all__ = ["HostLane", "HostMark", "HostSlot", "beside"]
+__all__ = ["HostLane", "HostMark", "HostSlot", "HostWhole", "beside"]
 
 
 class HostSlot(host_lane.HostSlot):
-    """Room on the CPU, whose event comes when the test says so."""
+    """A slot in CPU memory, whose event completes when the test says so."""
 
     over: bool
+    #: From its event to the begin of any other operation.
+    ms = 0.0
 
     def __init__(self, words: int) -> None:
-        super().__init__(words, SimpleNamespace(query=lambda: self.over))
+        event = SimpleNamespace(query=lambda: self.over, elapsed_time=lambda _: self.ms)
+        super().__init__(words, event)
         self.handle = id(self)
         self.over = True
 
     def come(self) -> None:
-        """The device is done."""
+        """Complete the event."""
         self.over = True
 
 
 class HostMark:
-    """An event of an operation's begin, ``ms`` before its end."""
+    """The event of an operation's begin, ``ms`` before its end."""
 
     cuda_event = 1
     ms = 0.0
 
     def elapsed_time(self, _: Any) -> float:
-        """As the test says."""
+        """Return the time that the test chose."""
         return self.ms
 
 
 class HostLane(host_lane.HostLane):
-    """Over the digester for any device of torch; notes what is enqueued and in which order."""
+    """A lane over the torch digester; it records what is enqueued and in which order."""
 
     def __init__(self) -> None:
         super().__init__(TorchDigester("cpu"))
@@ -61,52 +69,78 @@ class HostLane(host_lane.HostLane):
         self.wait, self.query, self.raw_record = self._waited, self._asked, self._noted
 
     def _waited(self, _: int, event: int, __: int) -> int:
-        """As the driver's call: 0, for it succeeds."""
+        """Return 0, the driver's code for success."""
         self.waited.append(event)
         return 0
 
     def _asked(self, event: int) -> int:
-        """As the driver's call: 0 where it has come."""
+        """Return the driver's code: 0 if the event has completed."""
         return 0 if all(slot.over for slot in self.begun if slot.handle == event) else NOT_YET
 
     def mark(self, stream: int) -> Any:
-        """Of a begin."""
+        """Return the event of an operation's begin."""
         self.record(HostMark.cuda_event, stream)
         return HostMark()
 
     def slot(self, words: int) -> Slot:
-        """Room on the CPU, a new one each time."""
+        """Return new CPU memory each time."""
         slot = HostSlot(words)
         slot.over = self.over
         self.begun.append(slot)
         return slot
 
     def _noted(self, event: int, stream: int) -> int:
-        """Nothing to record: events have come when the test says so."""
+        """Record nothing: events complete when the test says so."""
         self.recorded.append((event, stream))
         return 0
 
 
 class Order:
-    """Which streams were held up until another one had come so far: all are in order already."""
+    """Records which streams waited for which; all streams are in order already."""
 
     def __init__(self) -> None:
         self.held: list[tuple[int, int]] = []
         self._recorded = 0
 
     def record(self, stream: int) -> None:
-        """Of this one."""
+        """Record an event of this stream."""
         self._recorded = stream
 
     def hold(self, stream: int) -> None:
-        """This one waits."""
+        """Make this stream wait."""
         self.held.append((stream, self._recorded))
 
 
-def beside(run: Traced, setup: Setup) -> HostLane:
-    """From now on this pool's device end is taken for one on a GPU."""
+class HostWhole:
+    """The launches that digest whole pages of all layers by address, called like the GPU's kernels."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.bases = 7
+        #: How often each was called.
+        self.launched: Counter[str] = Counter()
+        self.every, self.sparing = partial(self._run, "every"), partial(self._run, "sparing")
+
+    def _run(  # noqa: PLR0917 - as a prepared launch
+        self, name: str, _: int, pages: int, bases: int, ids: int, step: int, unit: int, *out: int
+    ) -> None:
+        count, address, row = out
+        assert (bases, count, row) == (self.bases, pages, pages)
+        self.launched[name] += 1
+        given = (ctypes.c_int64 * (step * (pages - 1) + 1)).from_address(ids)
+        chosen = torch.tensor(given[::step]) // unit
+        shape = self._view.layers, pages
+        room = (ctypes.c_int64 * (shape[0] * pages)).from_address(address)
+        got = torch.frombuffer(room, dtype=torch.int64).view(shape)
+        TorchDigester("cpu").digest(self._view, range(shape[0]), chosen, out=got)
+
+
+def beside(run: Traced, setup: Setup, *, at_once: bool = False) -> HostLane:
+    """Treat this pool's device end as one on a GPU; ``at_once`` uses launches of whole pages."""
     lane, record = HostLane(), run.record(setup.pool)
-    size = sum(view.tile_bytes() for view in record.mirror.device.values())
-    known = DevicePool(record, lane, record.mirror.device, size)
+    views = record.mirror.device
+    size = sum(view.tile_bytes() for view in views.values())
+    whole = tuple((name, HostWhole(view)) for name, view in views.items()) if at_once else ()
+    known = DevicePool(record, lane, views, size, cast("Any", whole))
     run.attachment.observer.devices.by_pool[id(setup.pool)] = known
     return lane

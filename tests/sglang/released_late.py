@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Indices that lie on a device, on a CPU: nothing of them is known before the device has come there."""
+"""Indices on a fake device: nothing of them is known before the device reaches them."""
 
 import sys
 import threading
@@ -24,7 +24,7 @@ _READS = ("numpy", "tolist", "item", "cpu", "__array__", "__int__", "__bool__")
 
 
 class Device:
-    """The reader of a device that comes to what was asked of it when the test says so."""
+    """The reader of a device that completes what was requested when the test says so."""
 
     def __init__(self) -> None:
         self.over = True
@@ -32,15 +32,15 @@ class Device:
         self.batches: list[int] = []
 
     def __call__(self, _: torch.device) -> "Device":
-        """As the reader of any device."""
+        """Read as the reader of any device."""
         return self
 
     def keep(self, indices: torch.Tensor) -> torch.Tensor:
-        """A copy within the device."""
+        """Copy within the device."""
         return indices.clone()
 
     def read(self, kept: Sequence[torch.Tensor]) -> "_Reading":
-        """Begin to read; on the bus's thread."""
+        """Begin to read, on the bus thread."""
         assert threading.current_thread() is not threading.main_thread()
         if self.broken:
             raise RuntimeError("the device is lost")
@@ -57,7 +57,7 @@ class _Reading:
 
 
 def late(run: Traced) -> Device:
-    """From now on every index tensor of this attachment is taken for one on a device."""
+    """From now on, treat every index tensor of this attachment as one on a device."""
     device = Device()
     run.attachment.observer.owners.indices = LateIndices(device, lambda _: True)
     return device
@@ -65,7 +65,7 @@ def late(run: Traced) -> Device:
 
 @contextmanager
 def reads_of_ours() -> Iterator[set[str]]:
-    """The threads on which code of ours read the values of a tensor meanwhile."""
+    """Collect the threads on which our code reads the values of a tensor."""
     threads: set[str] = set()
 
     def watching(name: str) -> Any:

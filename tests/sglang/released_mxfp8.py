@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""The host pool of MXFP8: rows of values, and beside them the scales of each page in one piece."""
+"""The host pool of MXFP8: rows of values, and the scales of each page in one block beside them."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -17,9 +17,9 @@ _HOMES = tuple(f"sglang.srt.mem_cache.pool_host.{name}" for name in ("mha", "mha
 
 
 def mxfp8(layout: str) -> Setup:
-    """2 heads of 32, a scale for each 32 values, over SGLang's own device pool.
+    """Return 2 heads of 32 with a scale per 32 values, over SGLang's own device pool.
 
-    What the host pool asks of CUDA when it is built is answered as on a GPU: its kernels are there.
+    The CUDA queries of the host pool's constructor are answered as on a GPU with its kernels.
     """
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolMXFP8
 

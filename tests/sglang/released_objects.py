@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Objects and functions of the SGLang on the path, as tests ask for them."""
+"""Objects and functions of the SGLang on the path, as tests need them."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ __all__ = ["functions", "group"]
 
 
 def functions() -> dict[str, object]:
-    """Every function of every class that is wrapped, as it is bound now."""
+    """Return every function of every wrapped class, as currently bound."""
     from sglang.srt.managers.cache_controller import HiCacheController, LayerDoneCounter
     from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
@@ -31,7 +31,7 @@ def functions() -> dict[str, object]:
 
 
 def group(pools: Mapping[str, Any]) -> Any:
-    """The real group of this version; the pool named ``kv`` is its anchor."""
+    """Return the real group of this version; the pool named ``kv`` is its anchor."""
     try:
         from sglang.srt.mem_cache.pool_host.group import HostPoolGroup
     except ImportError:

@@ -24,7 +24,7 @@ __all__ = ["index_k", "mamba", "mamba_beside", "nvfp4", "nvfp4_main", "qsa", "v4
 
 
 def index_k(layout: str, *, bf16: bool = False) -> Setup:
-    """Index-K pages of 64 tokens, fp8 with scales; with ``bf16`` the device keeps 256 B a token."""
+    """Return index-K pages of 64 tokens in fp8 with scales; with ``bf16`` the device has 256 B per token."""
     if bf16:
         pages = [random_bytes(DEVICE_PAGES, 64 * 128) for _ in range(LAYERS)]
     else:
@@ -61,7 +61,7 @@ def _described_index_k(device: Any, layout: str) -> Any:
 
 
 def v4(name: str, item: int, page: int) -> Callable[[str], Setup]:
-    """A DeepSeek-V4 pool of rows of ``item`` bytes, ``page`` indices each."""
+    """Return a DeepSeek-V4 pool of rows of ``item`` bytes, ``page`` indices each."""
 
     def build(layout: str) -> Setup:
         pages = [random_bytes(DEVICE_PAGES, item, dtype=torch.uint8) for _ in range(LAYERS)]
@@ -80,7 +80,7 @@ def v4(name: str, item: int, page: int) -> Callable[[str], Setup]:
 
 
 def v4_state(layout: str) -> Setup:
-    """Compressor states of C4: a ring of 8 slots a sliding-window page of 64."""
+    """Return compressor states of C4: a ring of 8 slots per sliding-window page of 64."""
     from sglang.srt.mem_cache.deepseek_v4_compress_state import CompressStatePool
 
     states = [
@@ -112,7 +112,7 @@ def v4_state(layout: str) -> Setup:
 
 
 def mamba(layout: str, *, beside: Sequence[torch.Tensor] = ()) -> Setup:
-    """A temporal and a convolution state of 2 layers, and states of no layer; a slot is a page."""
+    """Return temporal and convolution states of 2 layers, and states of no layer; a slot is a page."""
     temporal = torch.rand(LAYERS, DEVICE_PAGES, 2, 4, 4)
     convolution = torch.rand(LAYERS, DEVICE_PAGES, 8, 3).bfloat16()
     if DECLARED:
@@ -136,13 +136,13 @@ def mamba(layout: str, *, beside: Sequence[torch.Tensor] = ()) -> Setup:
 
 
 def mamba_beside(layout: str) -> Setup:
-    """The same with two states that a model registers besides, of two dtypes."""
+    """Return the same with two additional states of two dtypes that a model registers."""
     beside = (torch.rand(DEVICE_PAGES, 6), torch.rand(DEVICE_PAGES, 2, 5).bfloat16())
     return mamba(layout, beside=beside)
 
 
 def nvfp4(layout: str, *, main: bool = False) -> Setup:
-    """Packed page rows of 128 tokens, of the index or of K and V."""
+    """Return packed page rows of 128 tokens, of the index or of K and V."""
     from sglang.srt.mem_cache.device_pool_info import PageRowBufferInfo
     from sglang.srt.mem_cache.pool_host import minimax_m3_nvfp4
 
@@ -164,12 +164,12 @@ def nvfp4(layout: str, *, main: bool = False) -> Setup:
 
 
 def nvfp4_main(layout: str) -> Setup:
-    """The pool of K and V."""
+    """Return the pool of K and V."""
     return nvfp4(layout, main=True)
 
 
 def qsa(layout: str) -> Setup:
-    """Compressed keys: 16 for a page of 64 tokens."""
+    """Return compressed keys: 16 per page of 64 tokens."""
     from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
 
     keys = [random_bytes(DEVICE_PAGES * 16, 1, 32) for _ in range(LAYERS)]

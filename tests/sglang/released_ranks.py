@@ -1,9 +1,10 @@
 # mypy: disable-error-code="import-not-found,attr-defined"
 # pyright: reportMissingImports=false
-"""One of two ranks, over gloo: python released_ranks.py RANK STORE FOLDER. Writes what each scene led to.
+"""Play one of two ranks over gloo: python released_ranks.py RANK STORE FOLDER. Writes each scene's events.
 
-Scenes: a latent pool whose bytes the first rank alone keeps, a device pool whose layers the ranks share out,
-and each of them once more with a byte that changes on the way to the second rank.
+Scenes: a latent pool whose bytes only the first rank keeps, a device pool whose layers are
+distributed over the ranks, and each of them again with a byte that changes on the way to the second
+rank.
 """
 
 import sys
@@ -35,7 +36,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def latent_pool(cls: str, module: str, **given: Any) -> Any:
-    """A device pool of SGLang's own, of random bytes."""
+    """Return a device pool of SGLang's own with random bytes."""
     kind = getattr(import_module(f"sglang.srt.mem_cache.{module}"), cls)
     pool = kind(
         size=(PAGES - 1) * PAGE,
@@ -55,7 +56,7 @@ def latent_pool(cls: str, module: str, **given: Any) -> Any:
 
 
 def host_pool(device: Any) -> Any:
-    """The host pool over a device pool, of the layers that this rank has."""
+    """Return the host pool over a device pool, for the layers that this rank has."""
     cls = base.host_class("MLATokenToKVPoolHost", "mla")
     if not base.DESCRIBED:
         return cls(device, 2.0, 0, PAGE, "layer_first", pin_memory=False)
@@ -73,7 +74,7 @@ def host_pool(device: Any) -> Any:
 
 
 def deduplicated(rank: int) -> None:
-    """The first rank loads, both get each layer: into pages of their own."""
+    """The first rank loads, and both get each layer, each into its own pages."""
     from sglang.srt.mem_cache import mla_host_dedup
 
     mla_host_dedup.mla_dedup_rank_and_size = lambda: (rank, 2)
@@ -92,7 +93,7 @@ def deduplicated(rank: int) -> None:
 
 
 def shared_out(rank: int) -> None:
-    """Each rank loads the layers that it has, and a reader of any layer gets it from its owner."""
+    """Each rank loads its layers, and a reader of any layer gets it from its owner."""
     place = SimpleNamespace(world_size=2, pynccl_comm=None, cpu_group=distributed.group.WORLD)
     parallel = SimpleNamespace(attn_cp_group=place, attn_dcp_size=1, attn_dcp_rank=0)
     for module in ("memory_pool", "dsa_cache_layer_split"):
@@ -120,7 +121,7 @@ def shared_out(rank: int) -> None:
 
 
 def damaged(rank: int, scene: Callable[[int], None]) -> None:
-    """A byte of the second layer's broadcast is another on the second rank."""
+    """Change a byte of the second layer's broadcast on the second rank."""
     broadcast, calls = distributed.broadcast, [0]
 
     def changing(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +149,7 @@ SCENES: dict[str, Callable[[int], None]] = {
 
 
 def has(scene: str) -> bool:
-    """Whether this version of SGLang has what a scene is about."""
+    """Return whether this version of SGLang supports a scene."""
     return bool(((0, 5, 20) if scene.startswith("dedup") else (0, 5, 17)) <= base.NUMBER)
 
 

@@ -25,7 +25,7 @@ _SLOTS = DEVICE_PAGES * _PAGE
 
 
 def mha(layout: str, v_dim: int = 8) -> Setup:
-    """2 heads of 8; with another ``v_dim`` the class for two widths."""
+    """Return 2 heads of 8; another ``v_dim`` selects the class for two widths."""
     k = [random_bytes(_SLOTS, 2, 8) for _ in range(LAYERS)]
     v = [random_bytes(_SLOTS, 2, v_dim) for _ in range(LAYERS)]
     if DESCRIBED:
@@ -49,7 +49,7 @@ def mha(layout: str, v_dim: int = 8) -> Setup:
 
 
 def mha_of_sglang(layout: str) -> Setup:
-    """A host pool over SGLang's own device pool, whose accessors the model reads through."""
+    """Return a host pool over SGLang's own device pool, through whose accessors the model reads."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     device = MHATokenToKVPool(
@@ -74,7 +74,7 @@ def mha_of_sglang(layout: str) -> Setup:
 
 
 def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int, drafts: int = 0) -> Any:
-    """The last ``drafts`` layers are one each of as many draft models."""
+    """Return a description whose last ``drafts`` layers belong to one draft model each."""
     from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
     from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 
@@ -114,19 +114,19 @@ def _described_mha(k: Tensors, v: Tensors, layout: str, v_dim: int, drafts: int 
 
 
 def mha_with_drafts(layout: str, drafts: int) -> Setup:
-    """Two layers of a model, and one each of so many draft models, packed into one host pool."""
+    """Return two layers of a model and one of each draft model, packed into one host pool."""
     k, v = ([random_bytes(_SLOTS, 2, 8) for _ in range(LAYERS + drafts)] for _ in range(2))
     pool = _described_mha(k, v, layout, 8, drafts)
     return Setup(pool, _PAGE, [*k, *v], _PAGE)
 
 
 def asymmetric(layout: str) -> Setup:
-    """K and V of two widths."""
+    """Return K and V of two widths."""
     return mha(layout, v_dim=16)
 
 
 def mla(layout: str, ranks: int = 1) -> Setup:
-    """Latent rows of 24; with ``ranks`` indices are dealt out over that many."""
+    """Return latent rows of 24; with ``ranks`` the indices are distributed over that many."""
     rows = [random_bytes(_SLOTS, 1, 24) for _ in range(LAYERS)]
     page = _PAGE * ranks
     shard: dict[str, Any] = {"dcp_size": ranks, "dcp_rank": ranks - 1} if ranks > 1 else {}
@@ -170,12 +170,12 @@ def mla(layout: str, ranks: int = 1) -> Setup:
 
 
 def mla_sharded(layout: str) -> Setup:
-    """The second of two context-parallel ranks."""
+    """Return the pool of the second of two context-parallel ranks."""
     return mla(layout, ranks=2)
 
 
 def k_only(layout: str) -> Setup:
-    """Index-K rows without V."""
+    """Return index-K rows without V."""
     k = [random_bytes(_SLOTS, 1, 16) for _ in range(LAYERS)]
     device = device_like(head_num=1, head_dim=16, k_buffer=k)
     pool = host_class("MHATokenToKOnlyPoolHost", "mha")(

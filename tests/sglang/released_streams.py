@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""A load that is still on its way, on a CPU: the copies of later layers wait until told to go on."""
+"""A load in progress on a CPU: the copies of later layers wait until told to go on."""
 
 import threading
 from collections.abc import Iterator
@@ -20,55 +20,55 @@ LIMIT_S = 10.0
 
 
 class Event:
-    """As a device's event: never recorded counts as done, and so does one that was reached."""
+    """A fake device event: complete if never recorded, like a real one, or once reached."""
 
     def __init__(self, **_: Any) -> None:
         self._reached: threading.Event | None = None
 
     def record(self, _stream: Any = None) -> None:
-        """Reached at once: the copies on this thread are done when they return."""
+        """Complete at once: the copies on this thread are done when they return."""
         if self._reached is None:
             self._reached = threading.Event()
         self._reached.set()
 
     def expect(self) -> None:
-        """Somebody will record it."""
+        """Note that the event will be recorded."""
         self._reached = threading.Event()
 
     def query(self) -> bool:
-        """Whether it was reached."""
+        """Return whether it was reached."""
         return self._reached is None or self._reached.is_set()
 
     def wait(self, _stream: Any = None) -> None:
-        """A stream waits; here streams are threads and the copies' own has nothing to wait for."""
+        """Make a stream wait; streams are threads here, and the copies' own has nothing to wait for."""
 
     def synchronize(self) -> None:
         """Wait until it is reached."""
         assert self._reached is None or self._reached.wait(LIMIT_S)
 
     def elapsed_time(self, _end: Any) -> float:
-        """No time that anybody looks at."""
+        """Return a time that nobody reads."""
         return 0.0
 
 
 class Stream:
-    """The thread that runs, taken for a stream."""
+    """The current thread as a stream."""
 
     def wait_event(self, event: Event) -> None:
-        """The reader waits for a layer: so the copies go on."""
+        """Let the copies go on, because the reader waits for a layer."""
         if not event.query():
             Delayed.go_on()
         event.synchronize()
 
     def wait_stream(self, _other: Any) -> None:
-        """Ordered already."""
+        """Do nothing: streams are in order already."""
 
     def synchronize(self) -> None:
-        """Nothing is queued."""
+        """Do nothing: nothing is queued."""
 
 
 class Delayed:
-    """A load whose copies stop before a layer until somebody waits for it, or asks them to go on."""
+    """A load whose copies stop before a layer until somebody waits for it, or tells them to go on."""
 
     _held: threading.Event | None = None
 
@@ -81,7 +81,7 @@ class Delayed:
     @classmethod
     @contextmanager
     def before(cls, layer: int, controller: Any, pool: Any) -> Iterator[None]:
-        """Run ``start_loading`` on a thread that stops before ``layer``; joined at the end."""
+        """Run ``start_loading`` on a thread that stops before ``layer``; join it at the end."""
         at_layer, cls._held = threading.Event(), threading.Event()
         held, original = cls._held, type(pool).load_to_device_per_layer
         events = controller.layer_done_counter.events[0].load_events
@@ -109,7 +109,7 @@ class Delayed:
 
 
 def device_events(patch: pytest.MonkeyPatch) -> None:
-    """Put events that can be waited for in the place of torch's, which do nothing on a CPU."""
+    """Replace torch's events, which do nothing on a CPU, by events that can be waited for."""
 
     @contextmanager
     def stream(_: Any) -> Iterator[None]:
@@ -127,7 +127,7 @@ def device_events(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def on_its_way(counter: Any, came: int) -> Iterator[None]:
-    """A load of which ``came`` layers are there; the others come as soon as somebody waits for one."""
+    """Yield a load of which ``came`` layers have arrived; the others follow once somebody waits for one."""
     index = counter.update_producer()
     counter.set_consumer(index)
     events = counter.events[index]

@@ -1,4 +1,4 @@
-"""An attachment that a test can read."""
+"""An attachment that tests can inspect."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ __all__ = ["Start", "Traced"]
 
 
 class Traced:
-    """An attachment, and the events that it led to so far."""
+    """An attachment and its events so far."""
 
     def __init__(self, attachment: SglangAttachment, sink: MemorySink) -> None:
         self.attachment = attachment
         self._sink = sink
 
     def record(self, pool: object) -> PoolRecord:
-        """What is known of a pool."""
+        """Return the attachment's record of a pool."""
         record = self.attachment.observer.registry.of(pool)
         assert record is not None
         return record

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
-"""Trees that requests look their prefixes up in, over SGLang's own controller."""
+"""Trees in which requests look their prefixes up, over SGLang's own controller."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,22 +17,22 @@ __all__ = ["SmallTree", "batch", "lookup", "request"]
 
 
 def request(name: str, **given: Any) -> Any:
-    """What trees ask a request for."""
+    """Return a stub with what trees read off a request."""
     return SimpleNamespace(rid=name, session=None, **given)
 
 
 def lookup(name: str, tokens: int) -> Any:
-    """A look-up of so many tokens."""
+    """Return the lookup of so many tokens."""
     return MatchPrefixParams(key=list(range(tokens)), req=request(name))
 
 
 def batch(*names: str) -> Any:
-    """What takes requests into a batch reads of it, and no more."""
+    """Return a stub with what taking requests into a batch reads."""
     return SimpleNamespace(reqs=[request(name) for name in names])
 
 
 class SmallTree(BasePrefixCache):  # type: ignore[misc]
-    """Queues what its methods are called for, as SGLang's trees do, and finds what it is told to."""
+    """A tree that queues what its methods are called for, as SGLang's do, with preset lookups."""
 
     def __init__(self, controller: Any, page: int) -> None:
         self.controller = controller
@@ -41,7 +41,7 @@ class SmallTree(BasePrefixCache):  # type: ignore[misc]
         self.room = True
 
     def match_prefix(self, params: Any) -> Any:  # noqa: ARG002
-        """``found`` tokens on the device and on the host."""
+        """Return ``found`` tokens on the device and on the host."""
         device, host = self.found
         fields = dict.fromkeys(MatchResult._fields[:4])
         first = MatchResult._fields[0]
@@ -54,12 +54,12 @@ class SmallTree(BasePrefixCache):  # type: ignore[misc]
         device: torch.Tensor,
         node: int,
     ) -> torch.Tensor:
-        """The node's pages are backed up."""
+        """Back up the node's pages."""
         host: torch.Tensor = self.controller.write(device, node_id=node)
         return host
 
     def init_load_back(self, params: Any, host: Any = None, node: int = 0) -> Any:
-        """The node's pages are queued to be loaded."""
+        """Queue a load of the node's pages."""
         if not self.room:
             return 0, None
         loaded = params.host_hit_length
@@ -68,11 +68,11 @@ class SmallTree(BasePrefixCache):  # type: ignore[misc]
         return loaded, None
 
     def write_backup_storage(self, node: int, host: Any, tokens: Any, keys: Any) -> None:  # noqa: ARG002
-        """The node's pages are sent on to storage."""
+        """Send the node's pages on to storage."""
         self.controller.write_storage(host, tokens, keys)
 
     def load_back_of(self, name: str, tokens: int) -> Any:
-        """What a scheduler calls :meth:`init_load_back` with."""
+        """Return the arguments with which a scheduler calls :meth:`init_load_back`."""
         return InitLoadBackParams(None, tokens, req=request(name))
 
 

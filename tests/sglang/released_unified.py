@@ -2,7 +2,8 @@
 # pyright: reportMissingImports=false
 """SGLang's tree of components over its own device pools, allocators, host pools and controller, on a CPU.
 
-What a server would have published is told here, and host memory is not pinned; nothing else is replaced.
+The server's configuration is provided here, and host memory is not pinned; nothing else is
+replaced.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ _ALONE = {
 
 
 class Unset(SimpleNamespace):
-    """Answers what it was not told with None."""
+    """Returns None for every attribute that was not set."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -46,7 +47,7 @@ class Unset(SimpleNamespace):
 
 
 def configured(patch: pytest.MonkeyPatch, layout: str) -> Any:
-    """Publish a server's configuration; what asks for the server's own arguments gets the same."""
+    """Publish a server's configuration, also as the server's own arguments."""
     from sglang.srt import runtime_context
     from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler  # noqa: F401
 
@@ -65,7 +66,7 @@ def configured(patch: pytest.MonkeyPatch, layout: str) -> Any:
 
 @dataclass(frozen=True)
 class Stack:
-    """A tree with its host cache. ``pools`` are the host pools that it is to have, by name and page."""
+    """A tree with its host cache; ``pools`` gives the expected host pools, by name and page."""
 
     tree: Any
     allocator: Any
@@ -73,13 +74,13 @@ class Stack:
     pools: tuple[str, ...]
 
     def key(self, tokens: int) -> Any:
-        """A prefix of so many tokens."""
+        """Return a prefix of so many tokens."""
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
         return RadixKey(array("q", range(tokens)), None)
 
     def look_up(self, name: str, pages: int) -> tuple[Any, Any]:
-        """A request looks so many pages up; the request, and what it found."""
+        """Look up so many pages; return the request and its match."""
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
         request = Unset(rid=name, kv=Unset(), swa_host_hit_length=0, mamba_host_hit_length=0)
@@ -91,7 +92,7 @@ class Stack:
         return request, found
 
     def insert(self, pages: int) -> torch.Tensor:
-        """Pages that a request has filled become the tree's, and go to the host."""
+        """Insert a request's filled pages into the tree, and back them up."""
         from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
         slots: torch.Tensor = self.allocator.alloc(pages * self.page)
@@ -102,7 +103,7 @@ class Stack:
         return slots
 
     def evict(self, pages: int) -> None:
-        """Pages leave the device; the host has them."""
+        """Evict pages from the device; the host keeps them."""
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         tokens = pages * self.page
@@ -111,7 +112,7 @@ class Stack:
         self.tree.evict(EvictParams(**{k: v for k, v in asked.items() if k in known}))
 
     def load(self, request: Any, found: Any) -> int:
-        """What was found on the host comes back; how many tokens."""
+        """Load what was found on the host; return the number of tokens."""
         from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 
         loaded, _ = self.tree.init_load_back(
@@ -163,7 +164,7 @@ def _dsa() -> tuple[Any, Any, int, tuple[str, ...]]:
 
 
 def _swa() -> tuple[Any, Any, int, tuple[str, ...]]:
-    """Pages of one token: the allocator gives larger ones away to a running batch only."""
+    """Return pages of one token: the allocator gives larger ones only to a running batch."""
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
@@ -192,7 +193,7 @@ STACKS: Mapping[str, Callable[[], tuple[Any, Any, int, tuple[str, ...]]]] = {
 
 
 def stack(name: str, memory: Any) -> Stack:
-    """A tree with its host cache, as a scheduler makes it."""
+    """Build a tree with its host cache, as a scheduler does."""
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache

@@ -1,4 +1,4 @@
-"""What the bus's thread reads of a device."""
+"""The reader of device tensors on the bus thread."""
 
 import threading
 
@@ -23,7 +23,7 @@ def _given(device: str) -> list[torch.Tensor]:
 
 
 def test_words_come_as_they_are_in_any_form_from_any_thread() -> None:
-    """The numbers of each tensor, flat; what was read stays when more is read."""
+    """Each tensor's numbers come back flat, and stay valid when more is read."""
     from hicache_dbg.tracer.attach.sglang.gpu import Lane
 
     lane = Lane("cuda")

@@ -1,4 +1,4 @@
-"""The stream beside each of SGLang's, on a real device."""
+"""The side stream of each of SGLang's streams, on a real device."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ pytestmark = [
 
 
 def test_a_stream_is_chosen_once_when_nothing_runs() -> None:
-    """Not while the copies' stream is busy; then one that is not theirs, for as long as both live."""
+    """It is chosen once the copy stream is idle, is not one of SGLang's, and stays as long as both live."""
     from hicache_dbg.tracer.attach.sglang.gpu import Lane
 
     sides = Lane("cuda").sides

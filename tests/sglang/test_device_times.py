@@ -1,4 +1,4 @@
-"""How long an operation beside SGLang's takes, by the clock of a real device."""
+"""The duration of an operation beside SGLang's, by a real device's clock."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ NBYTES = 64 << 20
 
 
 class Nothing:
-    """An operation of which nothing is digested."""
+    """An operation without digests."""
 
     loads = False
 
@@ -27,18 +27,18 @@ class Nothing:
         self.clock: tuple[Any, Any] = (self.mark, None)
 
     def prepare(self) -> int:
-        """Room for it all the same."""
+        """Prepare a slot anyway."""
         self.slot = self._lane.slot(1)
         self.clock = self.mark, self.slot.event
         return self._size
 
-    def digest(self, on: int) -> None:
-        """There is nothing."""
+    def digest(self, on: int, *, during: bool) -> None:
+        """Digest nothing."""
 
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_the_device_tells_how_long_a_copy_took(beside: bool) -> None:
-    """Longer than the bus could be fast, no longer than the host waited, though the call returned at once."""
+    """It is longer than the bus allows at best and no longer than the host waited."""
     from hicache_dbg.tracer.attach.sglang.gpu import IN_LINE_BYTES, Lane
 
     lane = Lane("cuda")

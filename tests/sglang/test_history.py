@@ -1,4 +1,4 @@
-"""Generations of pages as they were when an operation began, asked for when it is over."""
+"""The generations of pages when an operation began, queried after its end."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,13 +18,13 @@ EVERY = np.arange(PAGES)
 
 
 def record_of(source: Allocations) -> PoolRecord:
-    """What the history asks of a pool's record."""
+    """Return a stub with what the history reads off a pool's record."""
     record: Any = SimpleNamespace(sources=[source], generation=source.at)
     return cast("PoolRecord", record)
 
 
 def tokens(pages: list[int]) -> torch.Tensor:
-    """All indices of pages."""
+    """Return all indices of pages."""
     return torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in pages])
 
 
@@ -40,7 +40,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_an_open_operation_sees_the_pages_as_they_were(steps: list[str | list[int]]) -> None:
-    """Whatever is given away meanwhile, to whomever, and in whatever order operations end."""
+    """Whatever is reallocated meanwhile, and in whatever order operations end."""
     source, other, history = Allocations(PAGE, PAGES), Allocations(PAGE, PAGES), History()
     record = record_of(source)
     begun: list[tuple[int, np.ndarray]] = []
@@ -61,7 +61,7 @@ def test_an_open_operation_sees_the_pages_as_they_were(steps: list[str | list[in
 
 
 def test_what_was_forgotten_is_nobodys_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More allocations than are kept: two operations from before are unlike each other and any page."""
+    """After more allocations than are kept, earlier operations match no page and not each other."""
     monkeypatch.setattr(gpu_history, "MOST", 3)
     source, history = Allocations(PAGE, PAGES), History()
     record, first = record_of(source), history.begin()

@@ -1,4 +1,4 @@
-"""Runs the tests of tests/sglang/released with each release of SGLang, in the environment for it."""
+"""Run the tests of tests/sglang/released with each release of SGLang, in its environment."""
 
 import os
 import subprocess

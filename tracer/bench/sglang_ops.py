@@ -1,11 +1,12 @@
-"""Operations as SGLang submits them, judged by a session, without SGLang and without a GPU.
+"""Submit operations as SGLang does, without SGLang and without a GPU.
 
-The pool is one that the attachment reads as SGLang's own, and everything behind the driver's calls is the
-real one: a call is noted, its operation submitted, and its record judged by the session's bus. In the place of
-a device stands one whose work is over as it is enqueued: digests are numbers made of page and layer.
+The pool is one that the attachment reads as SGLang's own, and everything behind the driver's calls
+is real: a call is recorded, its operation submitted, and its record judged by the session's bus.
+The device is a fake whose work is complete as soon as it is enqueued, and digests are numbers made
+of page and layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ VERSION = "0.5.23"
 
 
 class MLATokenToKVPoolHost:
-    """What the attachment reads of SGLang's class of this name, with rows of 8 B; it moves nothing."""
+    """What the attachment reads of SGLang's class of this name, with rows of 8 B.
+
+    It moves no bytes.
+    """
 
     layout = "layer_first"
 
@@ -37,24 +41,24 @@ class MLATokenToKVPoolHost:
         self.device_kv_buffers = list(self.kv_buffer.clone())
 
     def backup_from_device_all_layer(self, *_: Any) -> None:
-        """All layers to the host."""
+        """Copy all layers to the host."""
 
     def load_to_device_per_layer(self, *_: Any) -> None:
-        """A layer to the device."""
+        """Copy one layer to the device."""
 
     def alloc(self, indices: torch.Tensor) -> torch.Tensor:
-        """Give these away."""
+        """Allocate these indices."""
         return indices
 
     def free(self, indices: torch.Tensor) -> None:
-        """Take them back."""
+        """Free these indices."""
 
 
 class SglangOps:
-    """Backups and loads of one pool under the tracer, each of one of ``sets`` sets of ``pages`` pages.
+    """Backups and loads of one pool under the tracer, over ``sets`` sets of ``pages`` pages.
 
-    ``submit`` runs on the calling thread what SGLang's engine would have there. ``device`` is the pool as it
-    is known there.
+    ``submit`` executes on the calling thread what SGLang's engine would execute there. ``device``
+    is the attachment's record of the device pool.
     """
 
     def __init__(
@@ -77,18 +81,22 @@ class SglangOps:
         assert record is not None
         size = sum(view.tile_bytes() for view in record.mirror.device.values())
         self.device = DevicePool(record, HostLane(_Numbers()), record.mirror.device, size)
+        self.observer.devices.by_pool[id(self.pool)] = self.device
         self._ids = torch.arange(sets * pages * PAGE).split(pages * PAGE)
         self._over = Over()
         owners, host = self.observer.owners, MLATokenToKVPoolHost
         self._alloc, self._free = owners.giving(host.alloc), owners.taking(host.free)
+        copying = self.observer.calls.copying
+        self._backup = copying(host.backup_from_device_all_layer, BACKUP, _never)
+        self._load = copying(host.load_to_device_per_layer, LOAD, _never)
 
     def submit(self, number: int) -> None:
-        """A backup of each set, then a load of each, and so on."""
+        """Back up each set in turn, then load each in turn, and so on."""
         ids = self._ids[number % self.sets]
         (self.load if number // self.sets % 2 else self.backup)(ids)
 
     def live(self, number: int) -> None:
-        """The whole life of a set: given away, backed up, loaded, taken back; four records."""
+        """Run the whole life of a set: allocate, back up, load, free. This makes four records."""
         ids = self._ids[number % self.sets]
         self._alloc(self.pool, ids)
         self.backup(ids)
@@ -96,32 +104,34 @@ class SglangOps:
         self._free(self.pool, ids)
 
     def backup(self, ids: torch.Tensor) -> None:
-        """One backup of all layers."""
-        call = MLATokenToKVPoolHost.backup_from_device_all_layer
-        self._operation([(call, BACKUP, (None, ids, ids, "kernel"))])
+        """Back up all layers."""
+        self._operation(self._backup, [(None, ids, ids, "kernel")])
 
     def load(self, ids: torch.Tensor) -> None:
-        """One load, a call a layer."""
-        call = MLATokenToKVPoolHost.load_to_device_per_layer
-        calls = [(call, LOAD, (None, ids, ids, layer, "kernel")) for layer in range(self.layers)]
-        self._operation(calls)
+        """Load all layers, with one call per layer."""
+        calls = [(None, ids, ids, layer, "kernel") for layer in range(self.layers)]
+        self._operation(self._load, calls)
 
-    def _operation(self, calls: Sequence[tuple[Any, str, tuple[Any, ...]]]) -> None:
-        observer = self.observer
-        frame = observer.frames.begin(self.session.probe)
+    def _operation(self, method: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
+        frames = self.observer.frames
+        frame = frames.begin(self.session.probe)
         frame.start = frame.over = self._over
         frame.timed = True
-        for original, method, given in calls:
-            observer.beside(self.device, original, method, self.pool, given, {})
-        observer.frames.end(frame)
+        for given in calls:
+            method(self.pool, *given)
+        frames.end(frame)
+
+
+def _never(*call: Any) -> None:
+    raise AssertionError(f"the pool is on a device: {call}")
 
 
 class _Numbers:
-    """Digests that say which tile they are of."""
+    """A digester whose digests tell which tile they belong to."""
 
     def digest(
         self, _: Any, layers: range, pages: torch.Tensor, *, out: torch.Tensor, **__: Any
     ) -> None:
-        """Number each tile of ``pages``, given by the first token of each, from 1 on."""
+        """Number each tile of ``pages``, which are given by the first token of each, from 1."""
         first = torch.arange(layers.start, layers.stop).view(-1, 1) + 1
         out.copy_(first + 1000 * (pages // PAGE))

@@ -1,7 +1,7 @@
-"""A stream whose kernels leave some multiprocessors of the device alone, to kernels that copy.
+"""A stream whose kernels stay off some of the device's multiprocessors, leaving them to copy kernels.
 
-A kernel that fills a multiprocessor, as those that copy do, finds one at once. Our own engine's copies
-are digested there. Beside SGLang's it was no better than a stream of torch's (docs/sglang_gpu.md).
+Copy kernels fill a whole multiprocessor each, and so find one free at once. Our own engine digests its
+copies on this stream. Beside SGLang it was no better than any other stream (docs/sglang_gpu.md).
 """
 
 import ctypes
@@ -12,13 +12,13 @@ import torch
 
 __all__ = ["LEFT_ALONE", "apart_stream"]
 
-#: Multiprocessors that digests never run on, of an H200's 132.
+#: Multiprocessors kept free of digests, out of an H200's 132.
 LEFT_ALONE = 16
-#: Devices with fewer than so many are not divided.
+#: Devices with fewer multiprocessors than this are not partitioned.
 _SMALLEST = 64
 
 _SM_RESOURCE = 1  # CU_DEV_RESOURCE_TYPE_SM
-_DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, which a green context must be made with
+_DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, mandatory when creating a green context
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 #: Room for a CUdevResource: 144 bytes in CUDA 12 and 152 in CUDA 13.
 _RESOURCE_BYTES = 1024
@@ -26,10 +26,10 @@ _RESOURCE_BYTES = 1024
 
 @cache
 def apart_stream(device: torch.device) -> int | None:
-    """A raw handle of the one such stream of ``device``, there as long as the process.
+    """Return the raw handle of the device's one such stream, which lives as long as the process.
 
     Returns:
-        None where the driver has no green contexts (before 12.4), or the device is small.
+        None if the driver lacks green contexts (added in 12.4) or the device is too small.
     """
     with torch.cuda.device(device):
         if torch.cuda.get_device_properties(device).multi_processor_count < _SMALLEST:
@@ -41,7 +41,7 @@ def apart_stream(device: torch.device) -> int | None:
 
 
 class _RefusedError(RuntimeError):
-    """The driver does not do it here."""
+    """The driver does not support green contexts here."""
 
 
 def _made(number: int) -> int:

@@ -1,7 +1,7 @@
-"""A slot range of a tile as a few regular boxes of bytes, with everything that touches joined.
+"""A slot range of a tile as a few regular boxes of bytes, with adjacent pieces merged.
 
-Both digesters walk boxes rather than runs: where a tile lies in one piece there is one box of one
-row, whatever the runs it was declared with.
+Both digesters walk boxes rather than runs: a contiguous tile is one box of one row, whatever runs it
+was declared with.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ __all__ = ["Box", "boxes_of", "check_tiles", "extent_of"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """``slots`` x ``rows`` pieces of ``row_bytes`` bytes, slot by slot; all values in bytes."""
+    """``slots`` x ``rows`` pieces of ``row_bytes`` bytes, slot by slot; offset and strides in bytes."""
 
     offset: int
     slots: int
@@ -29,22 +29,22 @@ class Box:
 
     @property
     def bytes(self) -> int:
-        """Payload bytes of the whole box."""
+        """Return the box's payload bytes."""
         return self.slots * self.rows * self.row_bytes
 
     @property
     def end(self) -> int:
-        """Where the last piece ends, from the page's base."""
+        """Return where the last piece ends, relative to the page's base."""
         last = (self.slots - 1) * self.slot_stride + (self.rows - 1) * self.row_stride
         return self.offset + last + self.row_bytes
 
     def is_piece(self) -> bool:
-        """Whether all bytes lie in one piece."""
+        """Return whether the box is contiguous."""
         return self.slots == self.rows == 1
 
 
 def boxes_of(view: View, first: int = 0, last: int | None = None) -> tuple[Box, ...]:
-    """The boxes of slots ``first .. last - 1`` (default: all), in tile order.
+    """Return the boxes of slots ``first .. last - 1`` (default: all), in tile order.
 
     Raises:
         ValueError: If the range is empty or lies outside the page.
@@ -59,16 +59,16 @@ def boxes_of(view: View, first: int = 0, last: int | None = None) -> tuple[Box, 
 
 
 def extent_of(view: View) -> int:
-    """Bytes from a layer's base to the end of the last payload byte of its last page."""
+    """Return the bytes from a layer's base to the end of its last page's last payload byte."""
     end = max(box.end for box in boxes_of(view))
     return (view.pages - 1) * view.page_stride + end
 
 
 def check_tiles(view: View, layers: Sequence[int], pages: npt.NDArray[np.int64]) -> None:
-    """Refuse layers and pages that the view does not have.
+    """Check that the view has these layers and pages.
 
     Raises:
-        ValueError: If ``pages`` has more or less than one dimension.
+        ValueError: If ``pages`` is not one-dimensional.
         IndexError: If a layer or a page lies outside the view.
     """
     name = f"{view.pool}.{view.component}"

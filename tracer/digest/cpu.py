@@ -1,6 +1,6 @@
-"""XXH3-64 of tiles in host memory, through the xxhash package, without copying what is whole.
+"""XXH3-64 of tiles in host memory through the xxhash package; contiguous tiles are not copied.
 
-One thread on purpose: the package keeps the interpreter lock for input under 100 kB, so a second
+This is single-threaded on purpose: the package keeps the GIL for inputs under 100 kB, so a second
 thread would only take turns with the first.
 """
 
@@ -20,24 +20,27 @@ from hicache_dbg.tracer.view import View
 
 __all__ = ["CpuDigester"]
 
-#: Tiles in pieces are gathered about this many bytes at a time, to be hashed from the cache.
+#: Non-contiguous tiles are gathered about this many bytes at a time, so that hashing hits the cache.
 _BATCH_BYTES = 1 << 20
-#: So many tiles are read in the order in which they lie, which is up to twice as fast.
+#: This many tiles or more are read in address order, which is up to twice as fast.
 _WORTH_SORTING = 1024
 
-#: Tiles that are digested more slowly wait for the interpreter, not for memory (bytes a second).
+#: Bytes a second; digests slower than this are waiting for the GIL, not for memory.
 _SLOWEST = 1e9
 
 _xxh3: Callable[[Any], bytes] = xxhash.xxh3_64_digest
 
 
 class CpuDigester:
-    """Digests tiles that lie in memory the CPU can read.
+    """Digests tiles in memory that the CPU can read.
 
-    The memory is read in place through the view's addresses; whoever calls keeps ``view.owner``
-    alive meanwhile. A tile whose bytes lie in one piece is hashed where it is; tiles in pieces are
-    gathered a batch of pages at a time. ``beside``: on a thread that the engine does not wait for, which
-    lets others run while it hashes a tile of 32 KB and more.
+    Memory is read in place through the view's addresses; the caller keeps ``view.owner`` alive
+    meanwhile. Contiguous tiles are hashed where they are, others are gathered a batch of pages at a
+    time.
+
+    Args:
+        beside: Set on a thread that the engine does not wait for; it then releases the GIL while it
+            hashes tiles of 32 KB or more.
     """
 
     def __init__(self, *, beside: bool = False) -> None:
@@ -51,7 +54,7 @@ class CpuDigester:
         first: int = 0,
         last: int | None = None,
     ) -> npt.NDArray[np.uint64]:
-        """XXH3-64 (seed 0) of slots ``first .. last - 1`` of each tile, uint64 [layers, pages].
+        """Return XXH3-64 (seed 0) of slots ``first .. last - 1`` of each tile, uint64 [layers, pages].
 
         Args:
             view: Where the tiles are; on the CPU.
@@ -99,10 +102,10 @@ def _digests(
 def _in_place(
     view: View, layers: Sequence[int], offsets: list[int], size: int, *, beside: bool
 ) -> npt.NDArray[np.uint64]:
-    """Digests of ``size`` bytes at each offset of each layer.
+    """Return digests of ``size`` bytes at each offset of each layer.
 
-    ``beside``: other threads run meanwhile, unless they keep the interpreter to themselves: then
-    every piece would wait for it anew.
+    With ``beside`` other threads run meanwhile. If they hold on to the GIL, so that each tile would
+    wait for it again, the remaining layers are hashed without releasing it.
     """
     out = np.empty((len(layers), len(offsets)), np.uint64)
     at_address = unlocked() if beside and size >= WORTH_UNLOCKING else None
@@ -118,13 +121,13 @@ def _in_place(
 
 
 def _memory_of(view: View, layers: Sequence[int]) -> list[memoryview]:
-    """The memory of each layer, to the end of its last payload byte."""
+    """Return each layer's memory, up to the end of its last payload byte."""
     length = extent_of(view)
     return [_memory(view.bases[layer], length) for layer in layers]
 
 
 def _numbers(digests: list[bytes]) -> npt.NDArray[Any]:
-    """Digests as the package gives them, highest byte first; quicker than a list of integers."""
+    """Convert digests in the package's big-endian bytes; faster than a list of integers."""
     return np.frombuffer(b"".join(digests), ">u8")
 
 
@@ -135,14 +138,14 @@ def _gathered(
     pages: npt.NDArray[np.int64],
     out: npt.NDArray[np.uint64],
 ) -> None:
-    """Fill ``out``, layers inside pages: interleaved layers of a page share cache lines."""
+    """Fill ``out`` batch by batch, all layers of a batch in turn: interleaved layers share cache lines."""
     sources = [[_pieces(source, view, box) for box in boxes] for source in memory]
     tile = sum(box.bytes for box in boxes)
     batch = max(1, _BATCH_BYTES // (tile * max(1, len(memory))))
     for start in range(0, len(pages), batch):
         chosen = pages[start : start + batch]
         for row, parts in zip(out, sources, strict=True):
-            # Indexing keeps the source's order of axes; a tile has slots outside and rows inside.
+            # Indexing keeps the source's axis order; in a tile, slots are the outer axis and rows the inner.
             rows = [np.ascontiguousarray(part[chosen]) for part in parts]
             gathered = [part.view(np.uint8).reshape(len(chosen), -1) for part in rows]
             tiles = gathered[0] if len(gathered) == 1 else np.concatenate(gathered, axis=1)
@@ -150,7 +153,7 @@ def _gathered(
 
 
 def _pieces(memory: memoryview, view: View, box: Box) -> npt.NDArray[np.void]:
-    """The box in every page, as an array [pages, slots, rows] of opaque rows over the memory."""
+    """View the box in every page, as an array [pages, slots, rows] of opaque rows."""
     return np.ndarray(
         (view.pages, box.slots, box.rows),
         np.dtype((np.void, box.row_bytes)),
@@ -162,6 +165,6 @@ def _pieces(memory: memoryview, view: View, box: Box) -> npt.NDArray[np.void]:
 
 @lru_cache(maxsize=4096)
 def _memory(address: int, length: int) -> memoryview:
-    """``length`` bytes from ``address``. It owns nothing: the view's owner keeps them alive."""
+    """Wrap ``length`` bytes at ``address``. The view's owner keeps them alive."""
     array: Any = (ctypes.c_ubyte * length).from_address(address)
     return memoryview(array)

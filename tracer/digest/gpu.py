@@ -1,11 +1,11 @@
-"""XXH3-64 of tiles in CUDA memory: one small launch for many layers and pages, and nothing else.
+"""XXH3-64 of tiles in CUDA memory, many layers and pages in one launch.
 
-No call here waits for the device, reads an index to the host or, once its geometry has been
-prepared, allocates. A page id outside the view is never followed: its digest is 0.
+No call here waits for the device, copies an index to the host or, once a geometry is prepared,
+allocates. A page id outside the view is never dereferenced: its digest is 0.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["GRAPH", "GpuDigester"]
 
-#: Why a launch was refused: the caller is capturing a graph. Equals ``SkipReason.GRAPH``.
+#: The refusal while the caller is capturing a graph. Equals ``SkipReason.GRAPH``.
 GRAPH: Final = "graph"
 
-#: The argument job of a launch that settles nothing.
+#: The ``job`` argument of a launch that settles nothing.
 _NO_JOB = 0
-#: The argument that is how many pages there are.
+#: The position of the ``count`` argument, the number of pages.
 _COUNT = kernels.VARYING.index("count")
-#: Digests that a thread looks at together where a page is settled, and layers at most.
+#: Programs, of one warp each, of a launch that leaves the device to a copy beside it. On an H200 they
+#: digest about 500 GB/s alone, and 80 GB/s or more beside copies over a bus of 55 GB/s.
+SPARING_PROGRAMS = 300
+#: How many digests a thread reads together when it settles pages, and of how many layers at most.
 _A_THREAD, _TOGETHER = 4, 64
 
 
 class GpuDigester:
-    """Digests tiles that lie in the memory of one CUDA device.
+    """Digests tiles in the memory of one CUDA device.
 
-    Calls may come from any thread whose current device is this one. Tensors must live until the
-    stream is past the launch; whoever calls keeps ``view.owner`` alive meanwhile.
+    Call it from any thread whose current device is this one. Tensors, and ``view.owner``, must stay
+    alive until the stream is past the launch.
 
     Args:
         device: The device, ``cuda`` or ``cuda:N``.
@@ -52,11 +55,11 @@ class GpuDigester:
         self._sender: Launcher | None = None
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
-        """Compile and upload what digests of ``view`` need. Takes seconds the first time.
+        """Compile and upload what digests of ``view`` need, which takes seconds the first time.
 
         Args:
             view: A view on this device; it is kept until :meth:`forget`.
-            partial: Prepare for slot ranges as well as for whole pages.
+            partial: Whether to prepare for slot ranges as well as for whole pages.
 
         Raises:
             ValueError: If the view is on another device, or its pages are 2 GiB or longer.
@@ -68,15 +71,15 @@ class GpuDigester:
                 prepared.launch(0, last)
 
     def watches(self) -> "Watches":
-        """What follows whole operations on this device."""
+        """Return what watches whole operations on this device."""
         from hicache_dbg.tracer.digest.watches import Watches
 
         return Watches(self)
 
     def send(self, target: int, source: int, words: int, stream: int) -> None:
-        """Enqueue a copy of ``words`` words from the device, by address; to pinned memory, too.
+        """Enqueue a copy of ``words`` 64-bit words between addresses on the device or in pinned memory.
 
-        A copy engine would have it wait behind all copies that are queued there.
+        A kernel does it: a copy engine would run it behind all the copies queued there.
         """
         a_program = kernels.WORDS_A_PROGRAM
         if self._sender is None:
@@ -86,7 +89,7 @@ class GpuDigester:
         self._sender(-(-words // a_program), 1, stream, source, target, words)
 
     def forget(self, view: View) -> None:
-        """Let go of a view whose tensors are to be freed."""
+        """Drop what is kept of a view, before its tensors are freed."""
         self._views.pop(id(view), None)
 
     def watched_launch(  # noqa: PLR0917
@@ -98,16 +101,16 @@ class GpuDigester:
         job: int,
         pace: Pace,
     ) -> PreparedLaunch:
-        """A launch of a watched operation; it is called with a stream and how many pages there are.
+        """Prepare a launch of a watched operation, to be called with a stream and a number of pages.
 
         Args:
             view: Where the tiles are.
             layers: Indices into ``view.bases``.
             ids: Address of the page ids, int64 [pages], on the device or pinned.
             out: Where the digests go, int64 [layers, pages] on this device, contiguous in pages.
-            job: For an operation's last launch the address of its words on this device, see
-                :data:`hicache_dbg.tracer.digest.job.JOB`; 0 for those before.
-            pace: What it is made for.
+            job: For an operation's last launch, the address of its job on this device, see
+                :data:`hicache_dbg.tracer.digest.job.JOB`; 0 for the launches before.
+            pace: What the launch is optimised for.
         """
         prepared = self._prepared(view)
         launcher, tiles = prepared.watched(pace, settles=job != _NO_JOB)
@@ -116,10 +119,15 @@ class GpuDigester:
         return launcher.prepared(tiles, rows, _COUNT, bases, ids, 1, 1, 0, *where)
 
     def whole_launch(self, view: View) -> "WholePages":
-        """A launch that digests whole pages of all of a view's layers."""
+        """Prepare launches that digest whole pages of all of a view's layers."""
         prepared = self._prepared(view)
-        launcher, tiles = prepared.launches.get((0, None)) or prepared.launch(0, None)
-        return WholePages(launcher, tiles, *prepared.bases(range(view.layers)))
+        launcher, tiles = prepared.gentle()
+        bases, rows = prepared.bases(range(view.layers))
+        launch = tiles, rows, _COUNT, bases, 0, 1, 1, 0, 0, 0, _NO_JOB
+        columns = max(1, SPARING_PROGRAMS // rows)
+        return WholePages(
+            bases, launcher.prepared(*launch), launcher.prepared(*launch, columns=columns)
+        )
 
     def digest(
         self,
@@ -137,22 +145,22 @@ class GpuDigester:
 
         Args:
             view: Where the tiles are.
-            layers: Indices into ``view.bases``; a ``range`` of step 1 needs nothing uploaded.
-            pages: Page ids, int64 on this device, one dimension, any stride. They are read there,
-                when the launch runs.
+            layers: Indices into ``view.bases``; a ``range`` of step 1 needs no upload.
+            pages: Page ids, int64 on this device, one dimension, any stride. The kernel reads them when
+                it runs.
             first: The first slot to digest.
             last: The slot after the last one; the end of the page if left out.
-            out: int64 [layers, pages] on this device, contiguous in pages; holds the digests' bits.
-                (In pinned memory it would do, but programs then wait in line for the bus: 7 % of a
-                copy beside it.)
+            out: int64 [layers, pages] on this device, contiguous in pages; receives the digests' bits.
+                (Pinned memory would work too, but programs then queue for the bus, which made a
+                concurrent copy 7 % slower.)
             unit: How many ids a page has: page ``id // unit`` is digested.
             stream: The raw handle of the stream to enqueue on; the current stream if left out.
 
         Returns:
-            None, or why nothing was enqueued.
+            None, or the reason why nothing was enqueued.
 
         Raises:
-            ValueError: If a tensor's dtype, shape or device or the slot range does not fit.
+            ValueError: If a tensor's dtype, shape or device, or the slot range, does not fit.
             IndexError: If a layer lies outside the view.
         """
         if torch.cuda.is_current_stream_capturing():
@@ -179,40 +187,25 @@ class GpuDigester:
         return prepared
 
 
-class WholePages:
-    """Digests whole pages of all layers of one view, as :meth:`GpuDigester.digest`; nothing is checked.
+class WholePages(NamedTuple):
+    """Launches that digest whole pages of all layers of one view; nothing is checked.
 
-    ``rows`` is the number of layers, ``bases`` the address of their base addresses. ``every`` is the
-    launch of all layers, for one thread at a time: it is given its first seven arguments each time.
+    Each is called with a stream, the number of pages and the launch's first seven arguments, see
+    :data:`hicache_dbg.tracer.digest.kernels.VARYING`; from one thread at a time.
+
+    Attributes:
+        bases: The device address of the layers' base addresses.
+        every: Digests at full speed.
+        sparing: Digests with few programs, slowly, beside a copy that it shall not slow down.
     """
 
-    __slots__ = ("_launch", "_tiles", "bases", "every", "rows")
-
-    def __init__(self, launcher: Launcher, tiles: int, bases: int, rows: int) -> None:
-        self._launch, self._tiles, self.bases, self.rows = launcher, tiles, bases, rows
-        self.every = launcher.prepared(tiles, rows, _COUNT, bases, 0, 1, 1, 0, 0, 0, _NO_JOB)
-
-    def some(  # noqa: PLR0917
-        self, layers: range, stream: int, ids: int, step: int, unit: int, count: int, out: int
-    ) -> None:
-        """Enqueue digests of ``count`` pages of ``layers``, which follow on each other.
-
-        Args:
-            layers: Which.
-            stream: A raw handle.
-            ids: Address on the device of the first page's id, int64.
-            step: From one page's id to the next, in elements.
-            unit: How many ids a page has: page ``id // unit`` is digested.
-            count: How many pages; not 0.
-            out: Address of int64 [every layer, count].
-        """
-        first = layers.start
-        where = (self.bases + 8 * first, ids, step, unit, count, out + 8 * first * count, count)
-        self._launch(-(-count // self._tiles), len(layers), stream, *where, _NO_JOB)
+    bases: int
+    every: PreparedLaunch
+    sparing: PreparedLaunch
 
 
 class _PreparedView:
-    """What is on the device, and compiled, for one view."""
+    """One view's compiled kernels and its tables on the device."""
 
     def __init__(self, view: View, table: torch.Tensor, compiled: dict[Kernel, Any]) -> None:
         self.launches: dict[tuple[int, int | None], tuple[Launcher, int]] = {}
@@ -222,12 +215,16 @@ class _PreparedView:
         self._every_base = self._upload(tuple(range(view.layers)))
 
     def launch(self, first: int, last: int | None) -> tuple[Launcher, int]:
-        """The launcher for a slot range, and how many tiles one of its programs takes."""
+        """Return the launcher for a slot range, and how many tiles one of its programs takes."""
         made = self.launches[first, last] = self._made(reading_of(self._view, first, last))
         return made
 
+    def gentle(self) -> tuple[Launcher, int]:
+        """Return the same for whole pages, digested beside somebody else's copies."""
+        return self._made(reading_of(self._view, pace="gentle"))
+
     def watched(self, pace: Pace, *, settles: bool) -> tuple[Launcher, int]:
-        """The same for whole pages of a watched operation, whose last launch ``settles`` them."""
+        """Return the same for a watched operation, whose last launch ``settles`` its pages."""
         known = self._watched.get((pace, settles))
         if known is None:
             reading = reading_of(self._view, pace=pace)
@@ -244,7 +241,7 @@ class _PreparedView:
         return Launcher(self._compiled[kernel], len(kernels.VARYING), fixed), kernel.tiles
 
     def bases(self, layers: Sequence[int]) -> tuple[int, int]:
-        """Device address of the base addresses of ``layers``, and how many they are."""
+        """Return the device address of the base addresses of ``layers``, and how many there are."""
         if isinstance(layers, range) and layers.step == 1:
             if layers and not 0 <= layers.start < layers.stop <= self._view.layers:
                 raise self._outside(layers)
@@ -271,7 +268,7 @@ class _PreparedView:
 def _compile(kernel: Kernel) -> Any:
     function: Any = kernels.short_tiles if kernel.short else kernels.long_tiles
     constants: Mapping[str, Any] = {"P": kernel.tiles, **dict(kernel.constants)}
-    # Integers past 32 bits stand for 64-bit arguments; nothing is launched.
+    # Integers beyond 32 bits make 64-bit arguments; nothing is launched.
     values = [1 << 40] * (len(kernels.VARYING) + len(kernels.FIXED))
     return function.warmup(*values, **constants, grid=(1,), num_warps=kernel.warps)
 
@@ -284,7 +281,7 @@ def _arguments(  # noqa: PLR0917
     unit: int,
     device: int,
 ) -> tuple[int, tuple[int, ...]]:
-    """How many layers, and the varying arguments up to the job, once they are known to fit."""
+    """Check the arguments; return the number of layers and the varying arguments before the job."""
     bases, rows = prepared.bases(layers)
     count = _count(pages, digests, rows, device)
     where = (digests.data_ptr(), digests.stride(0))
@@ -292,12 +289,12 @@ def _arguments(  # noqa: PLR0917
 
 
 def _together(kernel: Kernel) -> int:
-    """How many layers of a program's pages its threads look at together: a power of two."""
+    """Return how many layers of a program's pages its threads read together: a power of two."""
     return max(1, min(_TOGETHER, _A_THREAD * 32 * kernel.warps // kernel.tiles))
 
 
 def _count(pages: torch.Tensor, digests: torch.Tensor, rows: int, device: int) -> int:
-    """How many pages there are, once dtypes, shapes and devices are known to fit."""
+    """Check dtypes, shapes and devices; return the number of pages."""
     count = len(pages) if pages.dim() == 1 else -1
     if (
         digests.shape == (rows, count)

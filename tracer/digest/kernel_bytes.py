@@ -21,9 +21,9 @@ def stripes(
     STRIPED: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """The even and the odd words [tiles, 16, 4] of stripes at byte ``at`` [16, 1] of each tile."""
+    """Load the even and the odd words [tiles, 16, 4] of stripes at byte ``at`` [16, 1] of each tile."""
     if UNIT == 16:
-        # Said here and not in a helper: a hint on a call's result is lost when it is inlined.
+        # The hint must be here: on the result of a helper it would be lost by inlining.
         address = tl.multiple_of(start.to(tl.pointer_type(tl.uint64)), 16)
         place = placed(at // 16, first, slots, 16, RUNS) * 2 + tl.arange(0, 8)[None, :]
         words = _loaded(address, place, mask)
@@ -54,7 +54,7 @@ def _words(
     STRIPED: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """Every other word, from ``BEYOND`` bytes into each stripe on, put together from its units."""
+    """Load every other word, from ``BEYOND`` bytes into each stripe on, assembled from its units."""
     per: tl.constexpr = 8 // UNIT
     within = tl.arange(0, 4)[None, :] * (2 * per) + BEYOND // UNIT
     word = tl.zeros([address.shape[0], 16, 4], tl.uint64)
@@ -69,14 +69,14 @@ def _words(
 
 @triton.jit
 def _loaded(address, place, mask):
-    # Read once: it should not push out of the cache what the engine reads again.
+    # Read once: do not evict from L2 what the engine will read again.
     pointer = address[:, None, None] + place[None, :, :]
     return tl.load(pointer, mask=mask, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
 def bytes_at(start, at, inside, first, slots, N: tl.constexpr, RUNS: tl.constexpr):
-    """The little-endian integer of ``N`` bytes at byte ``at`` of each tile."""
+    """Load the little-endian integer of ``N`` bytes at byte ``at`` of each tile."""
     address = start.to(tl.pointer_type(tl.uint8))
     value = tl.zeros_like(start).to(tl.uint64)
     for part in tl.static_range(N):
@@ -87,7 +87,7 @@ def bytes_at(start, at, inside, first, slots, N: tl.constexpr, RUNS: tl.constexp
 
 @triton.jit
 def placed(position, first, slots, UNIT: tl.constexpr, RUNS: tl.constexpr):
-    """Where the tile's unit ``position`` lies from the page's base, in units."""
+    """Return where the tile's unit ``position`` lies, relative to the page's base, in units."""
     place = position
     begin = 0
     for index in tl.static_range(len(RUNS)):
@@ -108,7 +108,7 @@ def _in_run(
     ROWS: tl.constexpr,
     ROW_STRIDE: tl.constexpr,
 ):
-    """The same for ``position`` units into one run. Unsigned, so that it divides by a product."""
+    """Return the same for ``position`` units into one run; unsigned, for cheaper division by constants."""
     begin = first.to(tl.int32) * (SLOT_STRIDE // UNIT) + OFFSET // UNIT
     if ROWS == 1 and SLOT_STRIDE == ROW_BYTES:
         place = position + begin

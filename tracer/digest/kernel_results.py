@@ -1,4 +1,4 @@
-"""What the Triton kernels do with digests: store them, or roll them up over an operation's layers."""
+"""What the Triton kernels do with digests: store them, and roll them up over an operation's layers."""
 
 # Kernels are compiled by Triton, which gives their parameters types of its own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -38,25 +38,25 @@ def finish(got, at, live, digests, row):
 
 @triton.jit
 def finish_watched(got, at, live, digests, row, job, TOGETHER: tl.constexpr):
-    """Store an operation's last digests; whoever stores the last one of a page settles the page.
+    """Store an operation's last digests; the program that stores a page's last one settles the page.
 
-    ``TOGETHER``: how many layers are looked at together.
+    ``TOGETHER``: how many layers are read together.
     """
     finish(got, at, live, digests, row)
-    tl.debug_barrier()  # every thread's digests are stored before any counts them as there
+    tl.debug_barrier()  # all threads store their digests before any of them counts those
     words = job.to(tl.pointer_type(tl.int64))
     arrivals = tl.load(words + _ARRIVALS).to(tl.pointer_type(tl.int64)) + at
     before = tl.atomic_add(arrivals, live.to(tl.int64), mask=live)
     last = live & (before == tl.load(words + _LAST) - 1)
     if tl.max(last.to(tl.int32), axis=0) != 0:
-        tl.debug_barrier()  # and all were counted before any thread reads them
+        tl.debug_barrier()  # all threads count before any of them reads
         tl.store(arrivals, at.to(tl.int64) * 0, mask=last)
         _settle(at, last, words, tl.load(words + _LAYERS), TOGETHER)
 
 
 @triton.jit
 def _settle(at, mine, words, layers, TOGETHER: tl.constexpr):
-    """Roll up over layers as :func:`hicache_dbg.tracer.digest.rollup.rolled` does; store or compare."""
+    """Roll up over layers, as :func:`hicache_dbg.tracer.digest.rollup.rolled`; store or compare."""
     entry = _row(words, _ENTRIES, at, mine)
     live = mine & (entry >= 0) & (entry < tl.load(words + _SIZE))
     total = _row(words, _GENERATIONS, at, live).to(tl.uint64, bitcast=True) * _GENERATION
@@ -83,11 +83,11 @@ def _settle(at, mine, words, layers, TOGETHER: tl.constexpr):
 
 @triton.jit
 def _row(words, field, at, mask):
-    """What one of the operation's lists of int64 says of each page."""
+    """Load each page's entry in one of the operation's int64 lists."""
     return tl.load(tl.load(words + field).to(tl.pointer_type(tl.int64)) + at, mask=mask, other=-1)
 
 
 @triton.jit
 def _other_programs(place, mask):
-    # Past this processor's own cache, which others' stores do not reach.
+    # Bypass this multiprocessor's L1, which does not see others' stores.
     return tl.load(place, mask=mask, other=0, cache_modifier=".cg")

@@ -1,4 +1,4 @@
-"""XXH3-64's arithmetic in Triton: what is made of a tile's words. See :mod:`hicache_dbg.tracer.digest.xxh3`."""
+"""XXH3-64's arithmetic in Triton; the formulas are those of :mod:`hicache_dbg.tracer.digest.xxh3`."""
 
 # Kernels are compiled by Triton, which gives their parameters types of its own.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,13 +15,13 @@ __all__ = [
     "accumulated",
     "avalanche",
     "folded",
-    "scrambled",
     "to_3",
     "to_8",
     "to_16",
     "to_128",
     "to_240",
     "u64",
+    "with_block",
 ]
 
 _PRIME32_1 = tl.constexpr(xxh3.PRIME32_1)
@@ -34,15 +34,16 @@ _RRMXMX_PRIME = tl.constexpr(xxh3.RRMXMX_PRIME)
 
 @triton.jit
 def accumulated(words, neighbours, secret):
-    """What stripes [tiles, 16, 4] and the words beside theirs add to accumulators [tiles, 4]."""
+    """Return what stripes [tiles, 16, 4] and their neighbouring words add to accumulators [tiles, 4]."""
     keyed = words ^ secret[None, :, :]
     return tl.sum((keyed & 0xFFFFFFFF) * (keyed >> 32) + neighbours, axis=1)
 
 
 @triton.jit
-def scrambled(accumulators, secret):
-    """Accumulators [tiles, 4] behind a whole block."""
-    return (accumulators ^ (accumulators >> 47) ^ secret) * _PRIME32_1
+def with_block(accumulators, words, neighbours, secret, scramble):
+    """Return accumulators [tiles, 4] with a whole block added, and scrambled."""
+    accumulators += accumulated(words, neighbours, secret)
+    return (accumulators ^ (accumulators >> 47) ^ scramble) * _PRIME32_1
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def _mixed(start, at, inside, secret, first, slots, RUNS: tl.constexpr):
 
 @triton.jit
 def to_240(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
-    """Digests of tiles of 129 to 240 bytes."""
+    """Digest tiles of 129 to 240 bytes."""
     total = tl.zeros_like(start).to(tl.uint64) + u64(length) * PRIME64_1
     for at in range(8):
         total += _mixed(start, 16 * at, inside, secret + 16 * at, first, slots, RUNS)
@@ -66,7 +67,7 @@ def to_240(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
 
 @triton.jit
 def to_128(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
-    """Digests of tiles of 17 to 128 bytes."""
+    """Digest tiles of 17 to 128 bytes."""
     total = tl.zeros_like(start).to(tl.uint64) + u64(length) * PRIME64_1
     for pair in range((length - 1) // 32 + 1):
         front = 16 * pair
@@ -78,7 +79,7 @@ def to_128(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
 
 @triton.jit
 def to_16(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
-    """Digests of tiles of 9 to 16 bytes."""
+    """Digest tiles of 9 to 16 bytes."""
     low = bytes_at(start, 0, inside, first, slots, 8, RUNS)
     high = bytes_at(start, length - 8, inside, first, slots, 8, RUNS)
     low ^= tl.load(secret + 24) ^ tl.load(secret + 32)
@@ -91,7 +92,7 @@ def to_16(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
 
 @triton.jit
 def to_8(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
-    """Digests of tiles of 4 to 8 bytes."""
+    """Digest tiles of 4 to 8 bytes."""
     combined = bytes_at(start, length - 4, inside, first, slots, 4, RUNS)
     combined += bytes_at(start, 0, inside, first, slots, 4, RUNS) << 32
     value = combined ^ tl.load(secret + 8) ^ tl.load(secret + 16)
@@ -103,7 +104,7 @@ def to_8(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
 
 @triton.jit
 def to_3(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
-    """Digests of tiles of 1 to 3 bytes."""
+    """Digest tiles of 1 to 3 bytes."""
     combined = bytes_at(start, length - 1, inside, first, slots, 1, RUNS) | (u64(length) << 8)
     combined |= bytes_at(start, 0, inside, first, slots, 1, RUNS) << 16
     combined |= bytes_at(start, length // 2, inside, first, slots, 1, RUNS) << 24
@@ -115,18 +116,18 @@ def to_3(start, inside, length, secret, first, slots, RUNS: tl.constexpr):
 
 @triton.jit
 def folded(one, other):
-    """Both halves of a 128-bit product, put together."""
+    """Return the 128-bit product's two halves, XORed."""
     return (one * other) ^ tl.umulhi(one, other)
 
 
 @triton.jit
 def avalanche(value):
-    """The last mixing of most digests."""
+    """Apply the final mixing of most digests."""
     value = (value ^ (value >> 37)) * _AVALANCHE_PRIME
     return value ^ (value >> 32)
 
 
 @triton.jit
 def u64(value):
-    """As 64 bits without a sign."""
+    """Cast to an unsigned 64-bit integer."""
     return tl.cast(value, tl.uint64)

@@ -1,17 +1,16 @@
 """Room on the device for one operation's digests, and the order in which they are taken.
 
-A lane belongs to a plan: the layers of one view, in groups, for up to so many pages. All it holds is
-made once and lies where it lies, so that an operation takes a few calls of the driver and no more:
+A lane belongs to a plan: the layers of one view, in groups, for up to a certain number of pages. It
+allocates everything once, at fixed addresses, so that an operation takes only a few driver calls:
 
-1. the lists of its pages are written to pinned memory; of a few pages the kernels read them there,
-   of more they are copied to the device first,
-2. the tiles of all but the last few layers are digested, on a stream of ours beside the engine's copies
-   where that can be,
-3. a load's last group follows its copies on the engine's own stream,
-4. whichever program takes a page's last digest rolls the page up, and stores or compares.
+1. The lists of its pages are written to pinned memory. For few pages the kernels read them there; for
+   more they are copied to the device first.
+2. The tiles of all but the last few layers are digested, on our own stream beside the engine's copies
+   if possible.
+3. A load's last group follows its copies on the engine's own stream.
+4. The program that takes a page's last digest rolls the page up, and stores or compares the roll-up.
 
-Captured graphs in their place were tried: less work for the host, and a longer wait for the last
-digests (docs/digest.md).
+Captured graphs instead of launches cost the host less, but delayed the last digests (docs/digest.md).
 """
 
 from collections import deque
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane", "LaunchMaker", "Plan", "capacity_for", "groups_of"]
 
-#: Layers in a load's last group, at least: as many as our engine keeps under way, and one.
+#: The fewest layers in a load's last group: one more than our engine keeps in flight.
 _LAST_LAYERS = 3
-#: Up to so many bytes an operation is digested in one go, a load behind its copies: that takes some
-#: 10 us, and another launch and the order of two streams take as long.
+#: Operations of up to this many bytes are digested in one go, loads behind their copies. That takes
+#: about 10 us, no longer than a second launch and the ordering of two streams would.
 IN_LINE_BYTES = 32 << 20
 
-#: Up to so many pages kernels read the lists in host memory: each program waits for the bus, but
-#: the host saves a call.
+#: For up to this many pages, kernels read the lists in host memory. Each program waits for the bus,
+#: but the host saves a call.
 NEAR_PAGES = 32
 
 Words = npt.NDArray[np.int64]
 
 
 class LaunchMaker(Protocol):
-    """What a lane asks of the device's kernels: see :class:`hicache_dbg.tracer.digest.gpu.GpuDigester`."""
+    """The kernels a lane needs; see :class:`hicache_dbg.tracer.digest.gpu.GpuDigester`."""
 
     device: torch.device
 
@@ -61,15 +60,15 @@ class LaunchMaker(Protocol):
         job: int,
         pace: Pace,
     ) -> "PreparedLaunch":
-        """A launch that digests whole pages into ``out``; the last one settles them."""
+        """Prepare a launch that digests whole pages into ``out``; the last one settles them."""
         ...
 
     def send(self, target: int, source: int, words: int, stream: int) -> None:
-        """A copy of words of 64 bits, by address."""
+        """Enqueue a copy of 64-bit words, by address."""
         ...
 
     def forget(self, view: View) -> None:
-        """Let go of a view."""
+        """Drop what is kept of a view."""
         ...
 
 
@@ -77,10 +76,10 @@ class LaunchMaker(Protocol):
 class Plan:
     """What the lanes of one kind of operation have in common.
 
-    ``groups`` are the view's layers, each digested once its bytes are there; ``rollups`` the
-    table, int64 [host pages]; ``compare`` whether to compare with it or to store there. Memory is
-    taken on ``stream``, the bus's: it was nobody's whose work on another stream may still use it.
-    ``read`` brings words home from the device; ``free`` are the lanes that nobody uses.
+    ``groups`` are the view's layers, each group digested once its bytes are there. ``rollups`` is the
+    table, int64 [host pages], and ``compare`` says whether to compare with it or to store into it.
+    Memory is allocated on ``stream``, the bus's, so that no other stream's pending work can still be
+    using it. ``read`` copies words from the device; ``free`` holds the unused lanes.
     """
 
     view: View
@@ -99,19 +98,19 @@ class Plan:
         return tuple(layer for group in self.groups for layer in group)
 
     def pace_of(self, group: tuple[int, ...]) -> Pace:
-        """What its launch is made for."""
+        """Return what a group's launch is optimised for."""
         awaited = self.compare and len(self.groups) > 1 and group is self.groups[-1]
         return "awaited" if awaited else "fast"
 
 
 class Lane:
-    """One operation's room; to be used again when its event has passed and it was read."""
+    """One operation's room, reusable once its event has passed and its results have been read."""
 
     def __init__(self, plan: Plan) -> None:
         self.groups = plan.groups
         self._plan = plan
         capacity, device = plan.capacity, plan.digester.device
-        #: Pages, entries, generations and writes; then what became of them.
+        #: Pages, entries, generations, writes, and the verdicts on the pages.
         self._lists = torch.full((5, capacity), -1, dtype=torch.int64, pin_memory=True)
         lists = self._lists.numpy()
         self._pages, self._entries, self._generations, self._writes, self._verdicts = lists
@@ -131,17 +130,17 @@ class Lane:
         self._launches_beside = first if plan.compare and first else [*first, last]
         self._rest = [last] if plan.compare and first else []
         self._beside, self._sent, self._on = Mark(), Mark(), 0
-        #: Behind the last digest.
+        #: Recorded behind the last digest.
         self.done = Mark() if self._rest else self._beside
         self._copy = driver().cuMemcpyAsync
         self._copied = (self._there.data_ptr(), self._lists.data_ptr(), self._there.nbytes)
 
     def take(self, wanted: Wanted) -> None:
-        """The next launches are of these pages, no more than the plan's capacity."""
+        """Set the pages of the next launches, at most as many as the plan's capacity."""
         self._wanted, self._count = wanted, len(wanted.pages)
 
     def launch(self, stream: int, side: int) -> None:
-        """Digest there what is digested first. The lists are sent on ``side``, which waits for nothing."""
+        """Digest the first groups on ``stream``, uploading the lists on ``side``, which never waits."""
         self._fill()
         if self._there is not self._lists:
             driven(self._copy, *self._copied, side)
@@ -154,7 +153,7 @@ class Lane:
         self._on = stream
 
     def _fill(self) -> None:
-        """Launches will know which pages they are of."""
+        """Write the lists that the launches read."""
         wanted, count = self._wanted, self._count
         self._wanted = None
         assert wanted is not None  # noqa: S101 - it was taken
@@ -164,7 +163,7 @@ class Lane:
         self._writes[:count] = wanted.writes
 
     def close(self, stream: int) -> None:
-        """Digest what is left on ``stream``, which goes on when all digests are taken and settled."""
+        """Digest the rest on ``stream``, and make it wait until every digest is taken and settled."""
         if stream != self._on:
             self._beside.hold(stream)
         for launch in self._rest:
@@ -172,7 +171,7 @@ class Lane:
             self.done.record(stream)
 
     def seen(self) -> Seen:
-        """What was found, once that is done: of a load, digests of what is not confirmed."""
+        """Return what was found, once ``done`` has passed: a load's digests only where not confirmed."""
         count = self._count
         if not self._plan.compare:
             return Seen(np.zeros(count, np.bool_), self._read())
@@ -184,7 +183,7 @@ class Lane:
         return Seen(confirmed, digests)
 
     def free(self) -> None:
-        """Nobody asks any more."""
+        """Make the lane available to another operation."""
         self._plan.free.append(self)
 
     def _read(self) -> Digests:
@@ -194,7 +193,7 @@ class Lane:
         return self._there[number].data_ptr()
 
     def _words(self) -> tuple[int, ...]:
-        """The operation's job, as :data:`hicache_dbg.tracer.digest.job.JOB` has it."""
+        """Return the operation's job, laid out as :data:`hicache_dbg.tracer.digest.job.JOB`."""
         plan, digests = self._plan, self._digests
         return (
             *(len(digests), len(plan.groups[-1]), self._arrivals.data_ptr()),
@@ -216,16 +215,16 @@ class Lane:
 
 
 def capacity_for(pages: int) -> int:
-    """The room for ``pages``: a power of two, so that few kinds of lanes serve all operations."""
+    """Return the capacity for ``pages``: a power of two, so that a few kinds of lanes serve all sizes."""
     return max(4, 1 << (pages - 1).bit_length())
 
 
 def groups_of(layers: Sequence[int], *, split: bool) -> tuple[tuple[int, ...], ...]:
-    """Layers in one group or, with ``split``, the last few in another.
+    """Return the layers as one group or, with ``split``, with the last few in a group of their own.
 
-    What is digested after a load's last byte has come is what the load waits for. The others are
-    digested beside the last few's copies, which take several times as long. Pages are settled in
-    the last group, whose programs take a little longer for it: another reason to keep it small.
+    A load only waits for the digests taken after its last byte has arrived. The other layers are
+    digested while the last few are being copied, which takes several times as long. The last group
+    also settles the pages, which makes its programs a little slower: another reason to keep it small.
     """
     last = max(_LAST_LAYERS, len(layers) // 16)
     if not split or len(layers) <= last:

@@ -1,7 +1,7 @@
 """Launching compiled Triton kernels through the CUDA driver, without Triton's Python launcher.
 
-Every run-time argument of our kernels is a 64-bit integer and the launch is described by memory of
-ours, so that a launch is one ``struct.pack_into`` and one call of four arguments.
+Every run-time argument of our kernels is a 64-bit integer, and our own memory describes the launch, so
+a launch is one ``struct.pack_into`` and one call with four arguments.
 """
 
 import ctypes
@@ -23,22 +23,24 @@ _CONFIG_BYTES = struct.calcsize(_CONFIG)
 _STREAM_AT = struct.calcsize("7I4x")
 _COLUMNS, _WORD = struct.Struct("<I"), struct.Struct("<Q")
 _LEADING = struct.Struct("<7q")
+#: The most columns a grid can have.
+_MOST_COLUMNS = (1 << 31) - 1
 
 
 class LaunchError(RuntimeError):
-    """A compiled kernel is not of the form that can be launched here; the message says how."""
+    """A compiled kernel does not have the form that can be launched here; the message says why."""
 
 
 class Launcher:
-    """One loaded kernel with those of its run-time arguments that never change.
+    """A loaded kernel, bound to the run-time arguments that never change.
 
     Args:
-        kernel: A Triton ``CompiledKernel``; its handle is taken from it, and it is kept.
-        varying: How many leading arguments each call gives.
+        kernel: A Triton ``CompiledKernel``; it is kept alive.
+        varying: How many leading arguments are given with each call.
         fixed: The arguments after these.
 
     Raises:
-        LaunchError: If the kernel wants parameters or scratch memory that this cannot give it.
+        LaunchError: If the kernel needs parameters or scratch memory that this launcher cannot supply.
     """
 
     def __init__(self, kernel: Any, varying: int, fixed: Sequence[int]) -> None:
@@ -53,7 +55,7 @@ class Launcher:
         self._kernel = kernel
         self._function = _POINTER(kernel.function)
         self._block = (1, 32 * kernel.metadata.num_warps, 1, 1, kernel.metadata.shared)
-        # Parameters past ours are Triton's own scratch pointers; they stay null.
+        # Parameters beyond ours are Triton's own scratch pointers; they stay null.
         self._values = ctypes.create_string_buffer(_CONFIG_BYTES + 8 * len(bits))
         struct.pack_into(
             f"<{len(fixed)}q", self._values, _CONFIG_BYTES + 8 * varying, *(int(x) for x in fixed)
@@ -73,26 +75,30 @@ class Launcher:
             self._pack(self._values, 0, columns, rows, *self._block, stream, 0, 0, *varying)
             driven(self._launch, self._config, self._function, self._pointers, None)
 
-    def prepared(self, per_column: int, rows: int, counted: int, *varying: int) -> "PreparedLaunch":
-        """A launch with these leading arguments, to be enqueued again and again.
+    def prepared(
+        self, per_column: int, rows: int, counted: int, *varying: int, columns: int = _MOST_COLUMNS
+    ) -> "PreparedLaunch":
+        """Prepare a launch that can be enqueued again and again.
 
         Args:
-            per_column: Of how many things one program takes care.
+            per_column: How many items a program handles at a time.
             rows: The grid's rows.
-            counted: Which argument is how many things there are: it is given with each call.
+            counted: The index of the argument that holds the number of items; given with each call.
             varying: The leading arguments.
+            columns: The grid's most columns; with fewer than the items need, programs loop over them.
         """
         with self._lock:
             self._pack(self._values, 0, 1, rows, *self._block, 0, 0, 0, *varying)
             values = self._values.raw
         at = _CONFIG_BYTES + 8 * counted
-        return PreparedLaunch(self, self._function, values, len(self._pointers), per_column, at)
+        grid = per_column, columns
+        return PreparedLaunch(self, self._function, values, len(self._pointers), grid, at)
 
 
 class PreparedLaunch:
-    """A launch whose arguments stay as they are but for a count, made with one call of the driver.
+    """A launch whose arguments mostly stay the same, made with one driver call.
 
-    Made by :meth:`Launcher.prepared`; its memory is its own. For one thread at a time.
+    Created by :meth:`Launcher.prepared`. It has its own memory; use it from one thread at a time.
     """
 
     def __init__(  # noqa: PLR0917
@@ -101,11 +107,12 @@ class PreparedLaunch:
         function: Any,
         values: bytes,
         parameters: int,
-        per_column: int,
+        grid: tuple[int, int],
         count_at: int,
     ) -> None:
         self._launcher = launcher  # keeps the kernel loaded
-        self._per_column, self._count_at = per_column, count_at
+        self._per_column, self._columns = grid
+        self._count_at = count_at
         self._function = function
         self._values = ctypes.create_string_buffer(values, len(values))
         self._config, self._pointers = _addresses(self._values, parameters)
@@ -113,9 +120,9 @@ class PreparedLaunch:
         self._stream = self._count = 0
 
     def __call__(self, stream: int, count: int, *leading: int) -> None:
-        """Enqueue it on ``stream`` (a raw handle), for ``count`` things.
+        """Enqueue the launch on ``stream`` (a raw handle), for ``count`` items.
 
-        ``leading`` are other values for the first seven arguments, the count among them.
+        ``leading`` replaces the first seven arguments, the count among them.
 
         Raises:
             DriverError: If the driver refuses.
@@ -124,7 +131,8 @@ class PreparedLaunch:
             _LEADING.pack_into(self._values, _CONFIG_BYTES, *leading)
         if stream != self._stream or count != self._count:
             self._stream, self._count = stream, count
-            _COLUMNS.pack_into(self._values, 0, -(-count // self._per_column))
+            columns = min(-(-count // self._per_column), self._columns)
+            _COLUMNS.pack_into(self._values, 0, columns)
             _WORD.pack_into(self._values, _STREAM_AT, stream)
             _WORD.pack_into(self._values, self._count_at, count)
         code = self._launch(self._config, self._function, self._pointers, None)
@@ -133,7 +141,7 @@ class PreparedLaunch:
 
 
 def _addresses(values: "ctypes.Array[ctypes.c_char]", parameters: int) -> tuple[Any, Any]:
-    """Where in ``values`` the launch's description is, and each parameter."""
+    """Return the addresses in ``values`` of the launch configuration and of each parameter."""
     config = ctypes.addressof(values)
     at = config + _CONFIG_BYTES
     pointers = (_POINTER * parameters)(*(at + 8 * index for index in range(parameters)))
@@ -141,6 +149,6 @@ def _addresses(values: "ctypes.Array[ctypes.c_char]", parameters: int) -> tuple[
 
 
 def _parameter_bits(ptx: str) -> list[str]:
-    """Width of each parameter of the (only) entry, in order."""
+    """Return the width in bits of each parameter of the only entry point, in order."""
     entry = ptx[ptx.index(".entry") :]
     return re.findall(r"\.param \.[a-z](\d+)", entry[: entry.index("{")])

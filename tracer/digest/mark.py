@@ -1,4 +1,4 @@
-"""A point in a stream's work, for others to wait for: an event that is made once and used again."""
+"""A reusable CUDA event without timing: a point in a stream's work that others can wait for."""
 
 import ctypes
 import weakref
@@ -12,7 +12,7 @@ _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 
 class Mark:
-    """An event of the current device. Streams are raw handles."""
+    """An event on the current device. Streams are given as raw handles."""
 
     def __init__(self) -> None:
         handle = ctypes.c_void_p()
@@ -24,19 +24,19 @@ class Mark:
         weakref.finalize(self, driver().cuEventDestroy_v2, self._handle).atexit = False
 
     def record(self, stream: int) -> None:
-        """Stand for all that ``stream`` was given so far."""
+        """Mark everything enqueued on ``stream`` so far."""
         code = self._record(self._handle, stream)
         if code:
             again(code, self._record, self._handle, stream)
 
     def hold(self, stream: int) -> None:
-        """What ``stream`` is given from now on waits for the latest record, if there is one."""
+        """Make later work on ``stream`` wait for the latest record, if there is one."""
         code = self._wait(stream, self._handle, 0)
         if code:
             again(code, self._wait, stream, self._handle, 0)
 
     def query(self) -> bool:
-        """Whether what the latest record stands for is done; true if there is none."""
+        """Return whether the work marked by the latest record is done; true if there is no record."""
         code: int = self._query(self._handle)
         if code == _NOT_READY:
             return False
@@ -45,5 +45,5 @@ class Mark:
         return True
 
     def synchronize(self) -> None:
-        """Block until it is."""
+        """Block until it is done."""
         driven(driver().cuEventSynchronize, self._handle)

@@ -1,4 +1,4 @@
-"""Streams that are nobody else's."""
+"""Streams that nobody else uses."""
 
 import ctypes
 
@@ -12,9 +12,9 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 def own_stream(device: torch.device) -> int:
-    """A raw handle of a new stream, there as long as the process.
+    """Create a stream that lives as long as the process, and return its raw handle.
 
-    torch has 32 and hands them out in turn: one of them may be the very stream of the copies.
+    torch hands out a fixed set of 32 streams in turn, so one of its streams may be the copies' own.
     """
     handle = ctypes.c_void_p()
     with torch.cuda.device(device):

@@ -1,4 +1,4 @@
-"""How the GPU kernels are to read a slot range of a view: which kernel, in which unit, from where."""
+"""How the GPU kernels read a slot range of a view: which kernel, in which unit, from where."""
 
 from dataclasses import dataclass, replace
 from math import gcd
@@ -10,13 +10,14 @@ from hicache_dbg.tracer.view import Run, View
 
 __all__ = ["Kernel", "Pace", "Reading", "reading_of"]
 
-#: What a launch is made for: to read many tiles fast, or few that are ``awaited``.
-Pace = Literal["fast", "awaited"]
+#: What a launch is optimised for: reading many tiles fast, finishing a few that are ``awaited``, or
+#: being ``gentle`` to copies beside it, to which it leaves the L2 cache.
+Pace = Literal["fast", "awaited", "gentle"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What a kernel is compiled for."""
+    """The parameters a kernel is compiled for."""
 
     short: bool
     tiles: int
@@ -25,13 +26,13 @@ class Kernel:
     constants: tuple[tuple[str, Any], ...]
 
     def settling(self, together: int) -> Self:
-        """The same for watched operations, with ``together`` layers rolled up at a time; 0 for others."""
+        """Return the same kernel rolling up ``together`` layers at a time; 0 for one that settles nothing."""
         return replace(self, constants=(*self.constants, ("TOGETHER", together)))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A kernel and the run-time values that go with a slot range."""
+    """A kernel and the run-time values of a slot range."""
 
     kernel: Kernel
     offset: int
@@ -43,10 +44,10 @@ class Reading:
 def reading_of(
     view: View, first: int = 0, last: int | None = None, *, pace: Pace = "fast"
 ) -> Reading:
-    """How to read slots ``first .. last - 1`` (default: all) of a tile.
+    """Return how to read slots ``first .. last - 1`` (default: all) of a tile.
 
-    Every range that is not the whole page shares one long and one short kernel, so that partly
-    filled pages compile nothing new.
+    All ranges short of a whole page share one long and one short kernel, so that partly filled pages
+    compile nothing new.
 
     Raises:
         ValueError: If the range is empty or lies outside the page, or the tile is 2 GiB or longer.
@@ -64,7 +65,8 @@ def reading_of(
     runs = () if in_one_piece else tuple(_with_joined_rows(run) for run in view.runs)
     offset = boxes[0].offset if in_one_piece else 0
     if size <= LONGEST_SHORT:
-        kernel = Kernel(short=True, tiles=_SHORT_TILES, warps=4, constants=(("RUNS", runs),))
+        constants = (("RUNS", runs), ("LOOPS", pace == "gentle"))
+        kernel = Kernel(short=True, tiles=_SHORT_TILES, warps=4, constants=constants)
     else:
         fixed = size if whole else 0
         aligned = _alignment(view, runs, offset if whole else view.slot_bytes)
@@ -74,9 +76,9 @@ def reading_of(
 
 _SHORT_TILES = 128
 
-#: (Longest tile, tiles to a program, blocks being loaded at a time): what reads fastest on an H200.
+#: (Longest tile, tiles per program, blocks loaded at a time): what reads fastest on an H200.
 _SHAPES = ((2048, 8, 1), (6144, 4, 1), (24576, 2, 3), (1 << 31, 1, 3))
-#: Tiles and blocks where tiles are long, few and awaited: each is to be read soon.
+#: The same for tiles that are long, few and awaited: low latency for each one.
 _AWAITED_SHAPE = (1, 6)
 
 
@@ -84,12 +86,14 @@ def _long(
     runs: tuple[tuple[int, ...], ...], aligned: int, size: int, fixed: int, pace: Pace
 ) -> Kernel:
     striped = all(run[2] % STRIPE_BYTES == 0 for run in runs)
-    # Sixteen bytes at once only where they are known to lie side by side.
+    # Sixteen bytes at once only if they are known to be contiguous.
     unit = aligned if striped else gcd(aligned, 8)
-    # One warp to a program: its tiles' sums then stay in registers.
+    # One warp per program keeps its tiles' sums in registers.
     _, tiles, stages = next(shape for shape in _SHAPES if (fixed or 8192) <= shape[0])
     if pace == "awaited" and stages > 1:
         tiles, stages = _AWAITED_SHAPE
+    elif pace == "gentle" and stages > 1:
+        stages = 0
     constants = {
         "STAGES": stages,
         "SIZE": fixed,
@@ -97,12 +101,13 @@ def _long(
         "TAIL_UNIT": gcd(unit, size) if fixed else unit,
         "STRIPED": striped,
         "RUNS": runs,
+        "LOOPS": pace == "gentle",
     }
     return Kernel(short=False, tiles=tiles, warps=1, constants=tuple(constants.items()))
 
 
 def _alignment(view: View, runs: tuple[tuple[int, ...], ...], offset: int) -> int:
-    """The greatest power of two, at most 16, that divides every address at which a row begins."""
+    """Return the greatest power of two, at most 16, that divides every row's address."""
     values = [16, *view.bases, view.page_stride, offset]
     for start, slot_stride, row_bytes, rows, row_stride in runs:
         values += [start, slot_stride, row_bytes, row_stride if rows > 1 else 0]

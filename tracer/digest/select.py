@@ -1,4 +1,4 @@
-"""Which digester a device gets."""
+"""Choosing the digester for a device."""
 
 import importlib.util
 import logging
@@ -19,16 +19,16 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceDigester(Protocol):
-    """What both device digesters do; see :class:`hicache_dbg.tracer.digest.gpu.GpuDigester`."""
+    """The interface of both device digesters; see :class:`hicache_dbg.tracer.digest.gpu.GpuDigester`."""
 
     device: torch.device
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
-        """Do once what must not be done on the hot path."""
+        """Do the one-time work for a view, to keep it off the hot path."""
         ...
 
     def forget(self, view: View) -> None:
-        """Let go of a view."""
+        """Drop what is kept of a view."""
         ...
 
     def digest(
@@ -47,12 +47,12 @@ class DeviceDigester(Protocol):
         ...
 
     def watches(self) -> "Watches | None":
-        """What follows whole operations there; None where only single digests can be asked for."""
+        """Return what watches whole operations there; None if it can only take single digests."""
         ...
 
 
 def digester_for(device: torch.device | str) -> DeviceDigester:
-    """The Triton digester on an NVIDIA GPU, else the same in torch operations, said once."""
+    """Return the Triton digester on an NVIDIA GPU, else the torch one, with a warning the first time."""
     device = torch.device(device)
     lacking = _lacking(device.type)
     if lacking is None:
@@ -66,7 +66,7 @@ def digester_for(device: torch.device | str) -> DeviceDigester:
 
 
 def _lacking(kind: str) -> str | None:
-    """What the kernels want and this machine has not."""
+    """Return what the kernels need and this machine lacks; None if nothing."""
     if kind != "cuda":
         return "the kernels need a CUDA device"
     if torch.version.hip:

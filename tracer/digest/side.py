@@ -1,16 +1,16 @@
-"""A stream of ours beside the engine's, ordered with it by events.
+"""A stream of our own, ordered with the engine's streams by events.
 
-The protocol under which no reuse of a page can slip between a copy and its digest:
+No page can be reused between its copy and its digest if callers keep this order:
 
-- backup: :meth:`SideStream.follow` the copy's stream once it has read the source (or before it
-  does), digest the source on the side, and :meth:`SideStream.hold` the stream on which the engine
-  records the operation as complete before it does. Whoever may next write the source waits for
-  that record. Only then :meth:`SideStream.copy` the digests home: nobody waits for those.
-- load: ``follow`` after (each part of) the engine's copy, digest the destination on the side,
-  ``hold`` before the engine's record.
+- backup: :meth:`SideStream.follow` the copy's stream before or after it reads the source, digest the
+  source here, and :meth:`SideStream.hold` the stream on which the engine records completion before
+  it does so. Whoever writes the source next waits for that record. :meth:`SideStream.copy` the
+  digests to the host last: nobody waits for those.
+- load: ``follow`` the engine's copy (or each part of it), digest the destination here, and ``hold``
+  before the engine records completion.
 
-Recording completion on the side stream itself, after ``follow``, is the same order, and leaves the
-copy's stream free for the next operation.
+Recording completion on this stream, after ``follow``, gives the same order and leaves the copy's
+stream free for the next operation.
 """
 
 import threading
@@ -23,9 +23,9 @@ __all__ = ["SideStream"]
 
 
 class SideStream:
-    """One stream on a device, and the two events that order it with others.
+    """A stream on a device and the two events that order it with others.
 
-    ``handle`` is its raw handle, as the digesters take it; ``stream`` the same as torch's object.
+    ``stream`` is torch's object, ``handle`` its raw handle, which the digesters take.
     """
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
@@ -35,19 +35,19 @@ class SideStream:
         self._record = driver().cuEventRecord
         self._wait = driver().cuStreamWaitEvent
         self._copy = driver().cuMemcpyAsync
-        # An event is recorded and waited for in one step: a wait takes the latest record.
+        # Recording an event and waiting for it must be one step: a wait takes the latest record.
         self._lock = threading.Lock()
 
     def follow(self, stream: int) -> None:
-        """What is enqueued here from now on waits for all that is in ``stream`` (a raw handle)."""
+        """Make later work here wait for everything enqueued on ``stream`` (a raw handle)."""
         self._order(self._following.cuda_event, stream, self.handle)
 
     def hold(self, stream: int) -> None:
-        """What is enqueued in ``stream`` from now on waits for all that is here."""
+        """Make later work on ``stream`` (a raw handle) wait for everything enqueued here."""
         self._order(self._holding.cuda_event, self.handle, stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue here a copy of ``source``'s bytes; both contiguous, on the device or pinned."""
+        """Enqueue a copy of ``source``'s bytes; both tensors are contiguous, on the device or pinned."""
         code = self._copy(target.data_ptr(), source.data_ptr(), source.nbytes, self.handle)
         if code:
             check("cuMemcpyAsync", code)

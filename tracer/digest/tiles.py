@@ -1,4 +1,4 @@
-"""Digests of tiles wherever they lie, with one interface: in place on the CPU, beside on a GPU."""
+"""Digests of tiles on any device, behind one interface."""
 
 import threading
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ __all__ = ["DigestRefusedError", "TileDigester"]
 
 
 class DigestRefusedError(Exception):
-    """Nothing was digested, for a reason that is nobody's fault: ``graph`` while one is captured."""
+    """No digest was taken, for a benign ``reason``: ``graph`` while a CUDA graph is being captured."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"no digest was taken: {reason}")
@@ -31,11 +31,10 @@ class DigestRefusedError(Exception):
 class TileDigester:
     """Digests tiles on any device, for an engine whose own worker waits for its copies.
 
-    Whole operations on a CUDA device are watched (:meth:`watch`): nothing is read back but by the
-    bus. What else lies there is digested on a stream of ours and read back into pinned memory;
-    those digests may be read after :meth:`join`, which the caller asks for where the engine is
-    about to take the operation for complete. Each thread has a stream of its own. ``beside`` is as
-    :class:`CpuDigester` has it.
+    Whole operations on a CUDA device are watched (:meth:`watch`): only the bus reads them back. Other
+    tiles there are digested on a stream of ours, one per thread, and copied into pinned memory. Call
+    :meth:`join` before reading those digests, and before the engine considers the operation complete.
+    ``beside`` is passed to :class:`CpuDigester`.
     """
 
     def __init__(self, *, beside: bool = False) -> None:
@@ -51,7 +50,7 @@ class TileDigester:
         first: int = 0,
         last: int | None = None,
     ) -> npt.NDArray[np.uint64]:
-        """XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages].
+        """Return XXH3-64 of slots ``first .. last - 1`` of each tile: uint64 [layers, pages].
 
         See :meth:`CpuDigester.digest` for arguments and errors.
 
@@ -63,10 +62,11 @@ class TileDigester:
         return self._device(view.device).digest(view, layers, pages, first, last)
 
     def watch(self, wanted: "Wanted") -> "Watch | None":
-        """Begin to digest, or to compare, a whole operation beside the engine's own work.
+        """Start digesting, or comparing, a whole operation beside the engine's own work.
 
-        None where that cannot be done: on the CPU, without the kernels, or while the bus lags far
-        behind. Then :meth:`digest` is the way.
+        Returns:
+            None where this is not possible: on the CPU, without the kernels, or while the bus lags far
+            behind. Use :meth:`digest` then.
 
         Raises:
             DigestRefusedError: the caller is capturing a CUDA graph.
@@ -80,7 +80,7 @@ class TileDigester:
         return device.watches.watch(wanted) if device.watches is not None else None
 
     def join(self) -> None:
-        """Wait until every digest that this thread asked for can be read."""
+        """Wait until every digest that this thread requested can be read."""
         for device in tuple(self._devices.values()):  # another thread may add one
             device.join()
 
@@ -93,7 +93,7 @@ class TileDigester:
 
 
 class _Device:
-    """One CUDA device: its digester, and for each thread a stream and what is under way on it."""
+    """One CUDA device: its digester, and each thread's stream with the tensors in use on it."""
 
     def __init__(self, name: str) -> None:
         import torch

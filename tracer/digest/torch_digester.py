@@ -1,6 +1,6 @@
-"""The GPU digester's interface in plain torch operations: AMD, and CUDA without Triton.
+"""The GPU digester's interface in plain torch operations, for AMD and for CUDA without Triton.
 
-Exact and without waiting for the device, but it allocates and takes many launches.
+The digests are exact and the device is never waited for, but it allocates and takes many launches.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ __all__ = ["TorchDigester"]
 
 
 class TorchDigester:
-    """Digests tiles on any device of torch, the CPU included.
+    """Digests tiles on any torch device, the CPU included.
 
     Args:
         device: Where the views are.
@@ -28,7 +28,7 @@ class TorchDigester:
         self.device = torch.device(device)
 
     def prepare(self, view: View, *, partial: bool = False) -> None:
-        """Nothing to compile; refuse a view on another device, as the GPU digester does."""
+        """Refuse a view on another device, as the GPU digester does; there is nothing to compile."""
         del partial
         if torch.device(view.device).type != self.device.type:
             raise ValueError(
@@ -37,7 +37,7 @@ class TorchDigester:
             )
 
     def forget(self, view: View) -> None:
-        """Nothing is kept of a view."""
+        """Do nothing: no state is kept for a view."""
 
     def digest(
         self,
@@ -51,7 +51,7 @@ class TorchDigester:
         unit: int = 1,
         stream: int | None = None,
     ) -> Literal["graph"] | None:
-        """As :meth:`hicache_dbg.tracer.digest.gpu.GpuDigester.digest`."""
+        """Digest as :meth:`hicache_dbg.tracer.digest.gpu.GpuDigester.digest` does."""
         with self._on(stream):
             if self._is_capturing():
                 return "graph"
@@ -59,7 +59,7 @@ class TorchDigester:
         return None
 
     def watches(self) -> None:
-        """None: many operations of torch are no small launch to be hidden beside a copy."""
+        """Return None: many torch operations cannot be hidden beside a copy as one launch can."""
 
     def _on(self, stream: int | None) -> Any:
         if stream is None or self.device.type == "cpu":
@@ -88,7 +88,7 @@ class TorchDigester:
         return got * inside
 
     def _memory(self, address: int, length: int) -> torch.Tensor:
-        """``length`` bytes from ``address``, in place. The view's owner keeps them alive."""
+        """Wrap ``length`` bytes at ``address``, in place. The view's owner keeps them alive."""
         if self.device.type == "cpu":
             array: Any = (ctypes.c_ubyte * length).from_address(address)
             return torch.frombuffer(array, dtype=torch.uint8)
@@ -99,7 +99,7 @@ class TorchDigester:
 
 
 def _pieces(memory: torch.Tensor, view: View, box: Box) -> torch.Tensor:
-    """The box in every page, as a view [pages, slots, rows, row_bytes] of the memory."""
+    """View the box in every page, as [pages, slots, rows, row_bytes] of the memory."""
     shape = (view.pages, box.slots, box.rows, box.row_bytes)
     strides = (view.page_stride, box.slot_stride, box.row_stride, 1)
     return memory.as_strided(shape, strides, box.offset)

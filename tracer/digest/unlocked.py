@@ -1,8 +1,8 @@
-"""XXH3-64 of memory at an address, while other threads run.
+"""XXH3-64 of memory at an address, without holding the GIL.
 
-The xxhash package keeps the interpreter lock for input under 100 kB: a thread that digests tile after
-tile beside the engine holds it up for milliseconds. The library inside the package is asked directly
-there: a call of ctypes lets go of the lock.
+The xxhash package keeps the GIL for inputs under 100 kB, so a thread that digests tile after tile
+would stall the engine for milliseconds. Calling the C library inside the package through ctypes
+releases it.
 """
 
 import ctypes
@@ -12,15 +12,15 @@ from importlib import import_module
 
 __all__ = ["WORTH_UNLOCKING", "unlocked"]
 
-#: Fewer bytes are hashed sooner than the lock changes hands.
+#: Below this many bytes, hashing is faster than handing the GIL over.
 WORTH_UNLOCKING = 32 << 10
-#: The one that looks at the processor first; builds without it have the other.
+#: The variant that dispatches on CPU features, then the plain one for builds without it.
 _NAMES = "XXH3_64bits_dispatch", "XXH3_64bits"
 
 
 @cache
 def unlocked() -> Callable[[int, int], int] | None:
-    """XXH3-64 (seed 0) of so many bytes from an address; None where the library does not show it."""
+    """Return a function (address, size) -> XXH3-64 with seed 0; None if the library exports none."""
     try:
         library = ctypes.CDLL(import_module("xxhash._xxhash").__file__)
     except (ImportError, OSError):

@@ -1,19 +1,20 @@
 """One operation's digests, from before its first byte moves until the bus has read them.
 
-The order that keeps a page from being written again before it was digested:
+This order keeps a page from being rewritten before it is digested:
 
-- a backup is digested on a stream of ours, beside its copies: its source is whole before them.
-- a load's first group of layers is digested there beside the copies of the second, if the host
-  knows that it has arrived; the second on the engine's stream itself, behind its copies. So is all
-  of a load that is small, or of which nothing is known to have arrived.
-- the engine's stream then waits for ours, before the engine marks there that the operation is over.
-  Whoever may write the pages next waits for that mark, or for the engine's word.
+- A backup is digested on our own stream, concurrently with its copies: its source is complete before
+  they start.
+- A load's first group of layers is digested there while the second group is being copied, if the host
+  knows that the first has arrived. The second group is digested on the engine's stream, behind its
+  copies. So is the whole of a load that is small, or none of which is known to have arrived.
+- The engine's stream then waits for ours before the engine marks the operation complete there. Whoever
+  writes the pages next waits for that mark, or for the engine to say so.
 
-The stream of ours waits for nothing: with a kernel of ours waiting there, copy engines sent every
-byte meanwhile 2 to 10 % slower (docs/digest.md).
+Our stream waits for nothing. With one of our kernels waiting there, the copy engines ran 2 to 10 %
+slower throughout (docs/digest.md).
 
-An engine that does not say what it has queued is waited for instead: :meth:`Watch.finish` then
-blocks until the digests are taken.
+If the engine does not report what it has queued, :meth:`Watch.finish` blocks until the digests are
+taken.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from hicache_dbg.tracer.view import View
 
 __all__ = ["MOST_PAGES", "Done", "Room", "Seen", "Wanted", "Watch"]
 
-#: Pages of one watch at most; an operation of more is watched in parts.
+#: The most pages of one watch; larger operations are watched in parts.
 MOST_PAGES = 4096
 
 Words = npt.NDArray[np.int64]
@@ -47,11 +48,11 @@ class Done(Protocol):
 
 
 class Room(Protocol):
-    """What a watch asks of its place on the device; see :class:`hicache_dbg.tracer.digest.lane.Lane`."""
+    """A watch's place on the device; see :class:`hicache_dbg.tracer.digest.lane.Lane`."""
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The layers that are digested together, in the order in which they are copied."""
+        """The layers digested together, in the order in which they are copied."""
         ...
 
     @property
@@ -60,19 +61,19 @@ class Room(Protocol):
         ...
 
     def launch(self, stream: int, side: int) -> None:
-        """Digest on ``stream`` a backup, or a load's first group; what that needs is sent on ``side``."""
+        """Digest a backup, or a load's first group, on ``stream``; upload the inputs on ``side``."""
         ...
 
     def close(self, stream: int) -> None:
-        """Digest what is left on ``stream``, which goes on when every digest is taken."""
+        """Digest the rest on ``stream``, and make it wait until every digest is taken."""
         ...
 
     def seen(self) -> "Seen":
-        """What was found, once that is done."""
+        """Return what was found, once ``done`` has passed."""
         ...
 
     def free(self) -> None:
-        """The room may be used again."""
+        """Make the room available to another operation."""
         ...
 
 
@@ -80,8 +81,8 @@ class Room(Protocol):
 class Seen:
     """What the device found of an operation's pages.
 
-    ``confirmed`` marks pages that are what their roll-up says in every layer; ``digests`` uint64
-    [layers, pages] holds the others' (0 for the confirmed).
+    ``confirmed`` marks the pages that match their roll-up in every layer. ``digests`` holds those of
+    the other pages, uint64 [layers, pages]; 0 for confirmed ones.
     """
 
     confirmed: Flags
@@ -89,11 +90,12 @@ class Seen:
 
 
 class Wanted(NamedTuple):
-    """An operation on one component of one mirror, or a part of its pages.
+    """An operation on one component of one mirror, or on a part of its pages.
 
-    ``pages`` are those of the device end, ``entries`` the host pages whose roll-ups are stored or
-    compared, of these ``generations`` and as often begun to be ``writes`` as that; ``size`` is how
-    many host pages there are. ``layers`` index the view, in the order in which they are copied.
+    ``layers`` index the view, in the order in which they are copied. ``pages`` are the device end's;
+    ``entries`` are the host pages whose roll-ups are stored or compared. ``generations`` and ``writes``
+    (how often a write to the page had begun) identify each host page's life. ``size`` is the number of
+    host pages in the mirror.
     """
 
     mirror: object
@@ -108,7 +110,7 @@ class Wanted(NamedTuple):
     size: int
 
     def part(self, these: slice) -> Self:
-        """The same of some of its pages."""
+        """Return the same operation on some of its pages."""
         return self._replace(
             pages=self.pages[these],
             entries=self.entries[these],
@@ -122,8 +124,8 @@ class Watch:
 
     Args:
         room: where its digests are taken.
-        side: the raw handle of the stream they run on.
-        loads: whether the operation brings bytes to the device.
+        side: the raw handle of our own stream.
+        loads: whether the operation moves bytes to the device.
     """
 
     __slots__ = ("_closed", "_launched", "_loads", "_room", "_side")
@@ -135,18 +137,20 @@ class Watch:
         self._launched = self._closed = False
 
     def arrived(self, stream: int) -> None:
-        """``stream`` has been given all copies of a load's first group: it is digested behind them.
+        """Digest a load's first group behind its copies, which the engine has all queued on ``stream``.
 
-        For an engine whose next copies over the bus do not wait for that stream. A load that is
-        digested in one go has no first group.
+        For engines whose later transfers over the bus do not wait for that stream. Does nothing for a
+        load that is digested in one go.
         """
         if len(self._room.groups) > 1:
             self._launch(stream)
 
     def queued(self, stream: int, under_way: int) -> None:
-        """``stream`` has been given all copies of the operation, and no mark yet of its end.
+        """Digest the operation: the engine has queued all copies on ``stream``, but not marked its end.
 
-        Of a load no more than the last ``under_way`` layers may still be on their way.
+        Args:
+            stream: a raw handle.
+            under_way: of a load, at most this many of its last layers may not have arrived yet.
         """
         if self._closed:
             return
@@ -156,7 +160,7 @@ class Watch:
         self._closed = True
 
     def finish(self) -> None:
-        """Every copy is done: be sure, before the engine says so, that every digest is taken."""
+        """Block until every digest is taken; call it when all copies are done, before saying so."""
         if self._closed:
             return
         if not self._launched:
@@ -166,18 +170,18 @@ class Watch:
         self._room.done.synchronize()
 
     def ready(self) -> bool:
-        """Whether :meth:`seen` need not wait."""
+        """Return whether :meth:`seen` can be called without waiting."""
         return not self._launched or self._room.done.query()
 
     def seen(self) -> Seen:
-        """What was found; the room is free afterwards."""
+        """Return what was found, and free the room."""
         try:
             return self._room.seen()
         finally:
             self.drop()
 
     def drop(self) -> None:
-        """Nobody will ask for what was found, and it is :meth:`ready`."""
+        """Free the room without reading it; the watch must be :meth:`ready`."""
         self._room.free()
 
     def _launch(self, stream: int) -> None:
@@ -185,6 +189,6 @@ class Watch:
         self._launched = True
 
     def _is_there(self, under_way: int) -> bool:
-        """Whether the host knows that the first bytes to be digested are there, and others to come."""
+        """Return whether what is digested first is known to be there while more is on its way."""
         groups = self._room.groups
         return not self._loads or (len(groups) > 1 and under_way <= len(groups[-1]))

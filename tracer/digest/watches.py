@@ -1,4 +1,4 @@
-"""Watched operations on one CUDA device: their lanes, the roll-ups, and the bus's way to read them."""
+"""Watched operations on one CUDA device: their lanes, their roll-ups, and how the bus reads them."""
 
 import threading
 import weakref
@@ -21,26 +21,26 @@ from hicache_dbg.tracer.digest.watch import Wanted, Watch
 
 __all__ = ["Watches"]
 
-#: Lanes of one kind at most: so far may the bus lag behind.
+#: The most lanes of one kind, and so how far the bus may lag behind.
 MOST_LANES = 64
-#: Kinds of a mirror that are found by the identity of their layers.
+#: The most kinds of a mirror that are looked up by the identity of their layers.
 _MOST_QUICK = 64
 
 
 class Watches:
-    """Makes watches, from any thread; what they found is read on one, the bus's."""
+    """Makes watches, from any thread. Their results are read on the bus's thread alone."""
 
     def __init__(self, digester: LaunchMaker) -> None:
         self._digester = digester
         self._bus = torch.cuda.Stream(digester.device)
         self._home = torch.empty(0, dtype=torch.int64, pin_memory=True)
-        self._books: dict[int, _Book] = {}  # by identity of the mirror: asked for at every copy
+        self._books: dict[int, _Book] = {}  # by identity of the mirror: looked up at every copy
         self._lock = threading.Lock()
-        #: The raw handle of the stream on which operations are digested beside their copies.
+        #: The raw handle of the stream that digests operations concurrently with their copies.
         self._side = apart_stream(digester.device) or torch.cuda.Stream(digester.device).cuda_stream
 
     def watch(self, wanted: Wanted) -> Watch | None:
-        """A watch of ``wanted``; None while the bus lags so far that no lane is free."""
+        """Return a watch of ``wanted``, or None while the bus lags so far behind that no lane is free."""
         lane = self._kind(wanted).lane()
         if lane is None:
             return None
@@ -48,16 +48,16 @@ class Watches:
         return Watch(lane, self._side, loads=wanted.loads)
 
     def device_bytes(self) -> int:
-        """Device memory of all roll-ups."""
+        """Return how much device memory the roll-ups take."""
         books = tuple(self._books.values())
         return sum(table.nbytes for book in books for table in book.rollups.values())
 
     def _kind(self, wanted: Wanted) -> "_Kind":
-        """The operations like ``wanted``: the same layers, the same room."""
+        """Return the kind of ``wanted``: operations of the same layers and the same capacity."""
         mirror, component, _, loads, layers, pages, _, _, _, _ = wanted
         book = self._books.get(id(mirror)) or self._book(mirror)
         capacity = capacity_for(len(pages))
-        # By identity first: to compare layers takes longer than all else here.
+        # By identity first: comparing the layers would take longer than everything else here.
         quick = component, loads, capacity, id(layers)
         known = book.quick.get(quick)
         if known is not None and known[0] is layers:
@@ -103,7 +103,7 @@ class Watches:
         )
 
     def _read(self, words: torch.Tensor, columns: int) -> npt.NDArray[np.int64]:
-        """The first ``columns`` of ``words`` on the device; on the bus's thread."""
+        """Read the first ``columns`` of ``words`` from the device; called on the bus's thread."""
         if self._home.numel() < words.numel():
             self._home = torch.empty(words.numel(), dtype=torch.int64, pin_memory=True)
         home = self._home[: words.numel()].view(words.shape)
@@ -114,7 +114,7 @@ class Watches:
 
 
 class _Key(NamedTuple):
-    """What operations have in common that share lanes."""
+    """What operations that share lanes have in common."""
 
     component: str
     loads: bool
@@ -123,7 +123,7 @@ class _Key(NamedTuple):
 
 
 class _Book:
-    """What one mirror has on the device."""
+    """One mirror's state on the device."""
 
     def __init__(self) -> None:
         self.rollups: dict[str, torch.Tensor] = {}
@@ -133,14 +133,14 @@ class _Book:
 
 
 class _Kind:
-    """The lanes of one plan: those that are free, and how many were made."""
+    """One plan's lanes: the free ones, and how many exist."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._made = 0
 
     def lane(self) -> Lane | None:
-        """A free lane, made if need be; None if there are enough and all are under way."""
+        """Return a free lane, creating one if needed; None if the limit is reached and all are in use."""
         try:
             return self._plan.free.popleft()
         except IndexError:

@@ -1,4 +1,4 @@
-"""SGLang's pools with stand-ins for its CUDA functions, and an attachment that a test can read."""
+"""SGLang's pools with stand-ins for its CUDA functions, and an attachment that tests can inspect."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -34,7 +34,7 @@ from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 
 @pytest.fixture
 def traced() -> Iterator[Callable[..., Traced]]:
-    """Attaches with a memory sink; detached at the end."""
+    """Attach with a memory sink; detach at the end."""
     running: list[Traced] = []
 
     def start(**settings: object) -> Traced:

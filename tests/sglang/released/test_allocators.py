@@ -1,4 +1,4 @@
-"""Pages of every allocator: given back twice, given back under a copy, and used by the next."""
+"""Pages of every allocator: freed twice, freed under a copy, and reused."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -38,7 +38,7 @@ ALLOCATORS: dict[str, tuple[Callable[[], Any], int]] = {
 
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_pages_freed_twice_are_found(traced: Start, name: str) -> None:
-    """A second free is a finding with both places, whether the class refuses it or takes it."""
+    """A double free is a finding with both call sites, whether or not the class refuses it."""
     run = traced()
     build, page = ALLOCATORS[name]
     allocator = build()
@@ -56,7 +56,7 @@ def test_pages_freed_twice_are_found(traced: Start, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_pages_that_come_and_go_are_clean(traced: Start, name: str) -> None:
-    """Given away, freed and given away again, in any number and after a clear: nobody is accused."""
+    """Pages allocated, freed and allocated again, also after a clear, give no finding."""
     run = traced()
     build, page = ALLOCATORS[name]
     allocator = build()
@@ -74,7 +74,7 @@ def test_pages_that_come_and_go_are_clean(traced: Start, name: str) -> None:
 def test_a_call_that_we_failed_to_note_accuses_nobody(
     traced: Start, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
 ) -> None:
-    """Pages are freed, given away without our knowledge, and freed again: that is no double free."""
+    """Pages freed, reallocated in a call that we missed, and freed again are no double free."""
     run = traced()
     allocator = paged()
     taken = allocator.alloc(allocator.available_size())
@@ -92,12 +92,12 @@ def test_a_call_that_we_failed_to_note_accuses_nobody(
 
 
 def refuses(*_: Any) -> None:
-    """A failure of ours."""
+    """Fail in our own code."""
     raise RuntimeError("out of its own depth")
 
 
 def test_a_segment_of_a_row_frees_every_page_it_touches(traced: Start) -> None:
-    """A request's row comes back in one segment that ends within a page: its pages are free then."""
+    """A request's row is freed in one segment that ends within a page: all its pages are free then."""
     run = traced()
     allocator = paged()
     if not hasattr(allocator, "free_segment"):
@@ -113,7 +113,7 @@ def test_a_segment_of_a_row_frees_every_page_it_touches(traced: Start) -> None:
 
 
 def test_frees_of_a_group_count_when_they_are_asked_for(traced: Start) -> None:
-    """A group collects frees and carries them out at its end: one free each, no double."""
+    """A group collects frees and carries them out at its end: each is one free, not two."""
     run = traced()
     allocator = paged()
     taken = allocator.alloc(16)
@@ -131,7 +131,7 @@ def test_frees_of_a_group_count_when_they_are_asked_for(traced: Start) -> None:
 
 
 def test_one_call_that_names_a_page_twice_is_found(traced: Start) -> None:
-    """The same slots twice in one free: the free list of C4 holds them twice, and nobody said so."""
+    """The same slots twice in one free enter C4's free list twice, and are found."""
     run = traced()
     pool = v4("deepseek_v4_c4", 37440, 256)("layer_first").pool
     taken, before = pool.alloc(256), pool.available_size()
@@ -145,7 +145,7 @@ def test_one_call_that_names_a_page_twice_is_found(traced: Start) -> None:
 def test_a_host_page_freed_under_a_load_is_found(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Freed before the load's event came: slot_reuse, with the load; afterwards it is in order."""
+    """Freed before the load's event completes, it is slot_reuse with the load; afterwards it is fine."""
     device_events(monkeypatch)
     run = traced()
     setup = mha_of_sglang("layer_first")
@@ -166,7 +166,7 @@ def test_a_host_page_freed_under_a_load_is_found(
 def test_a_device_page_freed_under_a_load_is_found(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As above for the pages that the load writes, of SGLang's own device allocator."""
+    """The same for the pages that the load writes, with SGLang's own device allocator."""
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
     device_events(monkeypatch)
@@ -191,7 +191,7 @@ def test_a_device_page_freed_under_a_load_is_found(
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_pools_that_share_an_allocator_do_not_clash(traced: Start, *, on_device: bool) -> None:
-    """C4 and C128 ride on the anchor's pages: one operation writes both, each in bytes of its own."""
+    """C4 and C128 share the anchor's pages: one operation writes both, each in its own bytes."""
     run = traced()
     logical = LogicalHostPool(16 * 256, 256)
     riders = [
@@ -215,7 +215,7 @@ def test_pools_that_share_an_allocator_do_not_clash(traced: Start, *, on_device:
 
 
 def test_a_host_page_freed_under_a_copy_on_a_gpu_is_found(traced: Start) -> None:
-    """Its pages are known when the device is done; freed before that, they were open all the same."""
+    """Its page ids are read only once the device is done, yet it counts as in use from the start."""
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     lane = beside(run, setup)
@@ -235,7 +235,7 @@ def test_a_host_page_freed_under_a_copy_on_a_gpu_is_found(traced: Start) -> None
 
 
 def test_copies_on_a_gpu_one_after_the_other_are_clean(traced: Start) -> None:
-    """Back and forth over the same pages, each over before the next: nobody is accused."""
+    """Copies back and forth over the same pages, each complete before the next, give no finding."""
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     beside(run, setup)
@@ -248,7 +248,7 @@ def test_copies_on_a_gpu_one_after_the_other_are_clean(traced: Start) -> None:
 
 
 def test_the_books_say_reused_and_do_not_compare(traced: Start) -> None:
-    """A page of another life under a load is skipped as reused: nothing is called a mismatch."""
+    """A page reallocated under a load is skipped as reused, not called a mismatch."""
     run = traced()
     setup = mla("layer_first")
     host = setup.pool.alloc(setup.page)

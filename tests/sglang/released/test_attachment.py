@@ -1,4 +1,4 @@
-"""Attaching and detaching, what is one operation, and what is said of what is not recognised."""
+"""Attaching and detaching, the extent of an operation, and what is reported as not recognised."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -24,7 +24,7 @@ from hicache_dbg.tracer.settings import Checksum
 
 
 def test_detaching_restores_the_very_same_functions(traced: Start) -> None:
-    """What was wrapped is, afterwards, the object that it was."""
+    """Afterwards every wrapped function is the original object."""
     before = functions()
     run = traced()
     wrapped = {name for name, value in functions().items() if value is not before[name]}
@@ -45,7 +45,7 @@ def test_detaching_restores_the_very_same_functions(traced: Start) -> None:
 
 
 def test_every_operation_of_this_version_is_wrapped(traced: Start) -> None:
-    """The table names methods that exist, and they are ours while attached."""
+    """The methods in the table exist, and are wrapped while attached."""
     traced()
     import importlib
 
@@ -60,7 +60,7 @@ def test_every_operation_of_this_version_is_wrapped(traced: Start) -> None:
 
 
 def test_nothing_of_ours_runs_before_the_first_pool(traced: Start) -> None:
-    """No session, no thread, no event in a process that never builds a host pool."""
+    """A process that never builds a host pool has no session, thread or event."""
     run = traced()
     assert run.attachment.observer.session() is None
     mla("layer_first")
@@ -69,7 +69,7 @@ def test_nothing_of_ours_runs_before_the_first_pool(traced: Start) -> None:
 
 @pytest.mark.parametrize("checksum", list(Checksum))
 def test_a_load_is_one_event_however_many_layers(traced: Start, checksum: Checksum) -> None:
-    """One load of two layers is one event; a layer's gate opens after its bytes are there."""
+    """A load of two layers is one event; a layer's gate opens after its bytes have arrived."""
     run = traced(checksum=checksum)
     setup = mla("page_first")
     before = bytes_of(setup.devices[0], setup.rows).clone()
@@ -91,7 +91,7 @@ def test_a_load_is_one_event_however_many_layers(traced: Start, checksum: Checks
 
 
 def test_pools_of_one_operation_share_its_number(traced: Start) -> None:
-    """What one submit moves for several pools is one operation, an event a pool."""
+    """One submission for several pools is one operation, with an event per pool."""
     if not ENGINE:
         pytest.skip(f"{VERSION} moves one pool an operation here")
     from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
@@ -118,7 +118,7 @@ def test_pools_of_one_operation_share_its_number(traced: Start) -> None:
 
 
 def test_the_start_is_said_once_for_all_pools(traced: Start) -> None:
-    """Pools built before the first copy are in one announcement, with the geometry of both ends."""
+    """Pools built before the first copy are announced once, with the geometry of both ends."""
     run = traced()
     latent, index = mla("layer_first"), index_k("layer_first")
     for setup in (latent, index):
@@ -136,7 +136,7 @@ def test_the_start_is_said_once_for_all_pools(traced: Start) -> None:
 def test_a_class_without_a_view_is_named_and_its_copies_are_seen(
     traced: Start,
 ) -> None:
-    """A host pool class that nobody knows: not recognised, its operations are events, no tile is judged."""
+    """An unknown host pool class is reported; its operations are events, but no tile is judged."""
     setup = mla("layer_first")
     setup.pool.__class__ = type("OtherPoolHost", (type(setup.pool),), {})
     run = traced()  # so the pool is met at its first copy
@@ -156,7 +156,7 @@ def test_a_class_without_a_view_is_named_and_its_copies_are_seen(
 
 
 def test_a_pool_that_reads_otherwise_is_not_recognised(traced: Start) -> None:
-    """A known class whose tensors are not where its version keeps them costs its view, nothing else."""
+    """A known class whose tensors are not in the expected place loses only its view."""
     run = traced()
     setup = mla("layer_first")
     kept = setup.pool.kv_buffer
@@ -169,7 +169,7 @@ def test_a_pool_that_reads_otherwise_is_not_recognised(traced: Start) -> None:
 
 @pytest.mark.skipif(VERSION != "0.5.23", reason="the parameter came later")
 def test_a_rank_that_keeps_no_bytes_says_so(traced: Start) -> None:
-    """A deduplicated latent pool: its allocator runs, nothing is read, and the start line says why."""
+    """A deduplicated latent pool has an allocator and no bytes, and the start line says why."""
     from sglang.srt.mem_cache.pool_host.mla import MLAHostAllocation, MLATokenToKVPoolHost
 
     run = traced()
@@ -190,7 +190,7 @@ def test_a_rank_that_keeps_no_bytes_says_so(traced: Start) -> None:
 
 
 def test_an_unknown_version_says_so(traced: Start) -> None:
-    """A version that the tables were not written for is attached to all the same, and named."""
+    """A version outside the tables is attached to anyway, and named."""
     attachment = SglangAttachment("0.6.1", lambda: pytest.fail("no pool, no session"))
     assert attachment.observer.registry.inventory.unrecognised == [
         "sglang 0.6.1: written for 0.5.13 to 0.5.23"
@@ -199,7 +199,7 @@ def test_an_unknown_version_says_so(traced: Start) -> None:
 
 
 def test_what_sglang_refuses_goes_on_to_sglang(traced: Start) -> None:
-    """An exception of a pool reaches its caller, and the event says so."""
+    """A pool's exception reaches its caller, and the event records it."""
     run = traced()
     pool = index_k("layer_first").pool
     with pytest.raises(ValueError, match="page-aligned"):
@@ -212,7 +212,7 @@ def test_what_sglang_refuses_goes_on_to_sglang(traced: Start) -> None:
 
 
 def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None:
-    """Freed, given away and filled from elsewhere: a load of it is reused, never a mismatch."""
+    """Freed, reallocated and filled elsewhere: a load of it is reused, never a mismatch."""
     run = traced()
     setup = mla("layer_first")
     host = setup.pool.alloc(setup.page)
@@ -227,7 +227,7 @@ def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None
 
 
 def test_a_pool_follows_the_allocations_of_its_anchor(traced: Start) -> None:
-    """The group tells whose indices a pool uses: its pages are given away when the anchor's are."""
+    """The group says whose indices a pool uses: its pages are allocated with the anchor's."""
     from sglang.srt.mem_cache import memory_pool_host
 
     run = traced()
@@ -262,7 +262,7 @@ def test_bytes_that_moved_stand_beside_sglangs_count(
 
 @pytest.mark.skipif(not ENGINE, reason="bytes are counted from 0.5.18 on")
 def test_both_totals_are_told_at_the_end(traced: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """SGLang's own counter, read back from its metric, beside what moved."""
+    """SGLang's own counter, read from its metric, is reported beside the bytes that moved."""
     from prometheus_client import REGISTRY
     from sglang.srt.observability.metrics_collector import RadixCacheMetricsCollector
 
@@ -281,7 +281,7 @@ def test_both_totals_are_told_at_the_end(traced: Start, caplog: pytest.LogCaptur
 
 
 def test_an_anchor_given_to_the_constructor_is_followed(traced: Start) -> None:
-    """Index-K rides on the indices of the pool that it was built with."""
+    """Index-K uses the indices of the pool that it was constructed with."""
     if DECLARED:
         pytest.skip("built through a declaration")
 
@@ -295,7 +295,7 @@ def test_an_anchor_given_to_the_constructor_is_followed(traced: Start) -> None:
 
 
 def test_a_pool_that_is_let_go_takes_its_memory_along(traced: Start) -> None:
-    """Without any garbage collection, which servers switch off: nothing of ours keeps its tensors."""
+    """Its tensors are freed without a garbage collection, which servers disable."""
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     host = setup.pool.alloc(setup.page)

@@ -4,7 +4,7 @@
 # pyright: reportMissingImports=false
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import released_base
@@ -20,10 +20,8 @@ from released_rows import mha_of_sglang, mla
 from released_streams import Event, device_events
 from released_traced import Start
 
-from hicache_dbg.tracer.attach.sglang import gpu, gpu_calls
-from hicache_dbg.tracer.attach.sglang.gpu import A_LAUNCH_BYTES
+from hicache_dbg.tracer.attach.sglang import gpu, gpu_calls, gpu_plans
 from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
-from hicache_dbg.tracer.attach.sglang.kinds import BACKUP
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
 from hicache_dbg.tracer.settings import Checksum
 
@@ -91,52 +89,36 @@ def test_the_event_of_an_operations_end_comes_after_its_digests(
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
 def test_large_digests_run_beside_the_copies_in_order_with_sglangs_events(
-    traced: Start, monkeypatch: pytest.MonkeyPatch, there: bool
+    traced: Start, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
-    """A backup's behind the event of its begin, unless that has come; a load's behind its end. Both end as one."""
+    """A backup's wait for the event of its begin, a load's for its end; either way the end comes behind them."""
     device_events(monkeypatch)
     monkeypatch.setattr(Event, "cuda_event", property(id), raising=False)
-    for limit in ("IN_LINE_BYTES", "A_LAUNCH_BYTES"):
-        monkeypatch.setattr(gpu, limit, 0)
+    for module in (gpu, gpu_plans):
+        for limit in ("IN_LINE_BYTES", "LARGE_BYTES"):
+            monkeypatch.setattr(module, limit, 0)
     run = traced(checksum=Checksum.LOADS)
     setup = mha_of_sglang("layer_first")
-    lane = beside(run, setup)
+    lane = beside(run, setup, at_once=at_once)
+    if at_once:
+        monkeypatch.delattr(gpu.Lane, "conclude")
     host = indices(HOST, setup.page)
-    for move, pages, waits in ((backup, FROM, 0 if there else 2), (load, TO, 1)):
+    for move, pages, waits in ((backup, FROM, 2), (load, TO, 1)):
         for noted in (lane.recorded, lane.waited, lane.order.held):
             noted.clear()
-        with monkeypatch.context() as on_the_way:
-            if move is backup:
-                on_the_way.setattr(Event, "query", lambda _: there)
-            move(setup, host, indices(pages, setup.page), "kernel")
+        move(setup, host, indices(pages, setup.page), "kernel")
         assert run.sink.of(Copied)
         assert len(set(lane.waited)) == waits
         end, stream = lane.recorded[-1]
-        assert stream == (waits > 0)  # the one beside, or the copies', which digests held up
-        assert lane.order.held == ([] if waits else [(0, 1)])
-        assert lane.waited[-1:] == [end] * (waits > 0)  # behind the copies as well
+        assert stream == 1  # the one beside
+        assert lane.waited[-1] == end  # behind the copies as well
+        assert lane.order.held == []  # no copy waits
     assert run.sink.of(Copied)[-1].verified == 2 * LAYERS * len(HOST)
-
-
-@pytest.mark.parametrize("size", [0, A_LAUNCH_BYTES, 5 * A_LAUNCH_BYTES, 1 << 40])
-def test_every_layer_is_in_one_of_a_backups_launches(
-    traced: Start, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """As many launches as its bytes ask for, a layer each at most, that follow on each other."""
-    for module in (released_base, released_rows):
-        monkeypatch.setattr(module, "LAYERS", 6)
-    run = traced(checksum=Checksum.LOADS)
-    setup = mla("layer_first")
-    beside(run, setup)
-    observer = run.attachment.observer
-    session = observer.session()
-    assert session is not None
-    plan = observer.devices.by_pool[id(setup.pool)].plan(BACKUP, session.probe)
-    ranges = plan.ranges(size)
-    assert [layer for some in ranges for layer in some] == list(range(6))
-    assert len(ranges) == min(6, max(1, size // A_LAUNCH_BYTES))
+    known = run.attachment.observer.devices.by_pool[id(setup.pool)]
+    launched = [cast("Any", whole).launched for _, whole in known.whole]
+    assert launched == [{"sparing": 1, "every": 1}] * 2 * at_once
 
 
 @pytest.mark.parametrize("sure", [True, False])
@@ -148,21 +130,21 @@ def test_the_layers_behind_the_first_go_straight_to_sglang(
         monkeypatch.setattr(module, "LAYERS", 6)
     if not sure:
         monkeypatch.setattr(gpu_calls, "layers_brought", lambda *_: 0)
-    looked: list[str] = []
-    whole = DeviceCalls.around
+    looked: list[int] = []
+    whole = DeviceCalls._load
 
-    def around(self: DeviceCalls, *args: Any) -> Any:
-        looked.append(args[3])
-        return whole(self, *args)
+    def looking(self: DeviceCalls, *call: Any) -> Any:
+        looked.append(len(call))
+        return whole(self, *call)
 
-    monkeypatch.setattr(DeviceCalls, "around", around)
+    monkeypatch.setattr(DeviceCalls, "_load", looking)
     run = traced(checksum=Checksum.LOADS)
     setup = mla("layer_first")
     lane = beside(run, setup)
     host, own = indices(HOST, setup.page), set(vars(setup.pool))
     backup(setup, host, indices(FROM, setup.page), "kernel")
     load(setup, host, indices(TO, setup.page), "kernel")
-    assert [name.split("_")[0] for name in looked] == ["backup", "load"]
+    assert len(looked) == 1
     event = run.sink.of(Copied)[-1]
     assert (event.layers, event.verified, event.mismatched) == (6, 6 * len(HOST), 0)
     assert [(part.first, part.last) for part in lane.begun[-1].parts] == [(0, 6)]

@@ -1,4 +1,4 @@
-"""Layers of draft models that ride in the target's host pool: they come between the target's own."""
+"""Layers of draft models stored in the target's host pool, after the target's own."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -22,9 +22,9 @@ COMPONENTS = 2
 
 
 def load(setup: Setup, drafts: int, *, shared: bool) -> None:
-    """As the hybrid controller composes it: a transfer for the target, one for each draft.
+    """Load as the hybrid controller does: a transfer for the target and one for each draft.
 
-    ``shared`` says whether all of them were given the same tensors of indices.
+    ``shared`` says whether all of them get the same index tensors.
     """
     from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
 
@@ -47,7 +47,7 @@ def load(setup: Setup, drafts: int, *, shared: bool) -> None:
 def test_a_draft_comes_back_with_its_target(
     traced: Start, drafts: int, *, shared: bool, on_device: bool
 ) -> None:
-    """Each tile of target and drafts is verified once, also where a draft comes behind the last layer."""
+    """Each tile of target and drafts is verified once, even if a draft comes after the last layer."""
     run = traced(checksum=Checksum.LOADS)
     setup = mha_with_drafts("layer_first", drafts)
     if on_device:
@@ -69,7 +69,7 @@ def test_a_draft_comes_back_with_its_target(
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_byte_of_a_draft_that_flips_is_found(traced: Start, *, on_device: bool) -> None:
-    """The finding names the draft's layer, behind those of the target."""
+    """The finding names the draft's layer, numbered after those of the target."""
     run = traced(checksum=Checksum.LOADS)
     setup = mha_with_drafts("layer_first", 1)
     if on_device:

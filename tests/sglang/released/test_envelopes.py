@@ -1,4 +1,4 @@
-"""Unified pools: pages of all layers under logical ids that compaction moves about."""
+"""Unified pools: pages of all layers under logical ids that compaction moves."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -19,7 +19,7 @@ PAGE, ITEM = 4, 96
 
 
 def device_pool(buffer: torch.Tensor, grows: str) -> Any:
-    """One side of a unified device pool."""
+    """Return one side of a unified device pool."""
     return SimpleNamespace(
         get_page_envelope_buffer=lambda: buffer,
         get_contiguous_buf_infos=lambda: ([buffer.data_ptr()], [buffer.nbytes], [ITEM]),
@@ -35,7 +35,7 @@ def device_pool(buffer: torch.Tensor, grows: str) -> Any:
 
 
 def pair(ratio: float = 2.0) -> tuple[Setup, Setup]:
-    """Full and sliding-window pool, which grow towards each other in one host memory."""
+    """Return a full and a sliding-window pool that grow towards each other in one host memory."""
     from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
     buffer = random_bytes(DEVICE_PAGES, ITEM, dtype=torch.uint8)
@@ -56,7 +56,7 @@ def pair(ratio: float = 2.0) -> tuple[Setup, Setup]:
 
 
 def test_a_page_of_all_layers_is_one_tile(traced: Start) -> None:
-    """There and back through the real engine: verified, one tile a page, and both pools recognised."""
+    """A round trip through the real engine is verified with one tile per page, for both pools."""
     run = traced()
     full, _ = pair()
     host = full.pool.alloc(2 * PAGE)
@@ -73,7 +73,7 @@ def test_a_page_of_all_layers_is_one_tile(traced: Start) -> None:
 
 
 def test_a_changed_page_is_found(traced: Start) -> None:
-    """One byte of one envelope."""
+    """One changed byte of an envelope is found."""
     run = traced()
     full, _ = pair()
     host = full.pool.alloc(2 * PAGE)
@@ -86,7 +86,7 @@ def test_a_changed_page_is_found(traced: Start) -> None:
 
 
 def test_pages_that_compaction_moved_are_other_pages(traced: Start) -> None:
-    """Moved to where another page's bytes were: what is loaded is right, and nobody is accused."""
+    """Pages moved to other pages' old places are loaded correctly, without a finding."""
     run = traced()
     full, _ = pair()
     backing = full.pool._shared_backing
@@ -106,7 +106,7 @@ def test_pages_that_compaction_moved_are_other_pages(traced: Start) -> None:
 
 
 def test_a_page_that_somebody_else_filled_is_not_compared(traced: Start) -> None:
-    """Freed and given away again in the same place: another life."""
+    """Freed and reallocated in the same place, it has another generation."""
     run = traced()
     full, _ = pair()
     host = full.pool.alloc(PAGE)

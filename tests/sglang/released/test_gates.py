@@ -1,4 +1,4 @@
-"""Readers of layers that are still on their way: through a gate, and past it."""
+"""Readers of layers that are still being loaded, through a gate and around it."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -24,7 +24,7 @@ def _events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(traced: Start) -> tuple[Traced, Setup, Any]:
-    """A controller over SGLang's own pools, with a load queued of what is on the host."""
+    """Return a controller over SGLang's own pools, with a load queued of what is on the host."""
     run = traced()
     setup = mha_of_sglang("layer_first")
     backup(setup, indices([PAGE], setup.page), indices([1], setup.page), "kernel")
@@ -37,13 +37,13 @@ def prepared(traced: Start) -> tuple[Traced, Setup, Any]:
 
 
 def here(setup: Setup, layer: int, number: int) -> torch.Tensor:
-    """A page of K as the model would read it."""
+    """Return a page of K as the model would read it."""
     page: torch.Tensor = bytes_of(setup.devices[layer], setup.rows)[number]
     return page
 
 
 def test_an_ungated_reader_of_a_delayed_load_is_found(traced: Start) -> None:
-    """Layer 1 is read before it came: stale bytes, and a finding that names layer, pages and reader."""
+    """Layer 1 is read too early: stale bytes, and a finding that names layer, pages and reader."""
     run, setup, owner = prepared(traced)
     with Delayed.before(1, owner, setup.pool):
         setup.pool_device.get_key_buffer(0)
@@ -61,7 +61,7 @@ def test_an_ungated_reader_of_a_delayed_load_is_found(traced: Start) -> None:
 
 
 def test_its_gated_twin_is_clean(traced: Start) -> None:
-    """The same read through the gate waits, gets the bytes, and nobody is accused."""
+    """The same read through the gate waits, gets the bytes, and gives no finding."""
     run, setup, owner = prepared(traced)
     with Delayed.before(1, owner, setup.pool):
         for layer in range(LAYERS):
@@ -73,7 +73,7 @@ def test_its_gated_twin_is_clean(traced: Start) -> None:
 
 
 def test_a_wait_for_a_layer_too_few_is_no_wait(traced: Start) -> None:
-    """Who waited for layer 0 and reads layer 1 reads too early, gate or not."""
+    """A reader of layer 1 that waited for layer 0 reads too early, gate or not."""
     run, setup, owner = prepared(traced)
     with Delayed.before(1, owner, setup.pool):
         owner.layer_done_counter.wait_until(0)
@@ -83,7 +83,7 @@ def test_a_wait_for_a_layer_too_few_is_no_wait(traced: Start) -> None:
 
 
 def test_a_backup_of_pages_under_a_load_is_found(traced: Start) -> None:
-    """Pages that a load is still writing are no source for a backup; other pages are."""
+    """Pages that a load is still writing must not be backed up; other pages may."""
     run, setup, owner = prepared(traced)
     pool, device = setup.pool, setup.pool_device
     with Delayed.before(1, owner, pool):
@@ -98,7 +98,7 @@ def test_a_backup_of_pages_under_a_load_is_found(traced: Start) -> None:
 
 
 def test_a_batch_without_a_load_is_never_accused(traced: Start) -> None:
-    """Decode reads other pages: without a consumer its raw reads are no finding."""
+    """Decode reads other pages: without a consumer its reads are no finding."""
     run, setup, owner = prepared(traced)
     with Delayed.before(1, owner, setup.pool):
         owner.layer_done_counter.set_consumer(-1)
@@ -107,7 +107,7 @@ def test_a_batch_without_a_load_is_never_accused(traced: Start) -> None:
 
 
 def test_a_finished_load_asks_nobody(traced: Start) -> None:
-    """Once the device has reported the last layer raw reads are in order, waited or not."""
+    """Once the device has completed the last layer, ungated reads are in order."""
     run, setup, owner = prepared(traced)
     owner.start_loading()
     for layer in range(LAYERS):

@@ -1,4 +1,4 @@
-"""HiSparse's host pool for MHA: single tokens and pages, by the model's own layer numbers."""
+"""HiSparse's host pool for MHA: single tokens and pages, with the model's own layer numbers."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -21,15 +21,15 @@ PAGE, FIRST = 4, 3  # the stage's first layer
 
 
 def unpinned(dims: tuple[int, ...], *, dtype: torch.dtype, device: str, **_: Any) -> torch.Tensor:
-    """Host memory that no CUDA has to register."""
+    """Allocate host memory without registering it with CUDA."""
     return torch.zeros(dims, dtype=dtype, device=device)
 
 
 @pytest.fixture
 def hisparse(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Builds the real class over SGLang's own device pool of a later pipeline stage.
+    """Build the real class over SGLang's own device pool of a later pipeline stage.
 
-    What needs CUDA in it is replaced: registering host memory, and asking for its device address.
+    Its CUDA parts are replaced: registering host memory, and querying its device address.
     """
     from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -81,7 +81,7 @@ def hisparse(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def copy(setup: Setup, op: Op, host: torch.Tensor, device: torch.Tensor) -> None:
-    """One call of the pool for a backup, one a layer for a load, as HiSparse's coordinator makes them."""
+    """Call the pool as HiSparse's coordinator does: once for a backup, once per layer for a load."""
     if op is Op.BACKUP:
         setup.pool.backup_from_device_all_layer(setup.pool_device, host, device, "kernel")
         return
@@ -93,7 +93,7 @@ def copy(setup: Setup, op: Op, host: torch.Tensor, device: torch.Tensor) -> None
 def test_pages_come_back_and_each_tile_is_verified(
     traced: Start, hisparse: Any, *, on_device: bool
 ) -> None:
-    """The class is recognised, its layers are the model's, and nothing is found."""
+    """The class is recognised, layers have the model's numbers, and there is no finding."""
     run = traced(checksum=Checksum.LOADS)
     setup = hisparse()
     if on_device:
@@ -115,7 +115,7 @@ def test_pages_come_back_and_each_tile_is_verified(
 
 
 def test_single_tokens_are_compared_as_the_slots_they_are(traced: Start, hisparse: Any) -> None:
-    """Three tokens in no order: a line that says so, their slots digested, no page accused."""
+    """Three unordered tokens are reported as such and digested as slots; no page is accused."""
     run = traced(checksum=Checksum.LOADS)
     setup = hisparse()
     host, device = torch.tensor([9, 2, 30]), torch.tensor([5, 17, 6])
@@ -127,7 +127,7 @@ def test_single_tokens_are_compared_as_the_slots_they_are(traced: Start, hispars
 
 
 def test_a_flipped_byte_is_found(traced: Start, hisparse: Any) -> None:
-    """Its page and layer are named, the layer as this stage counts."""
+    """Its page and layer are named, in this stage's layer numbers."""
     run = traced(checksum=Checksum.LOADS)
     setup = hisparse()
     host = indices([5, 0], PAGE)

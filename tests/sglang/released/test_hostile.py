@@ -1,4 +1,4 @@
-"""SGLang as nobody knows it yet: whatever its methods are given or raise, they are called as if we were not there."""
+"""Unknown versions of SGLang: whatever methods get or raise, the wrapper is transparent."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -22,11 +22,11 @@ from hicache_dbg.tracer.attach.sglang.classes import is_ours
 
 
 class HostError(Exception):
-    """What SGLang raises itself."""
+    """An exception of SGLang's own."""
 
 
 class Thorny:
-    """Answers no question."""
+    """An object that raises whatever it is asked."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"nobody may ask for {name}")
@@ -47,12 +47,12 @@ class Thorny:
 
 
 class Empty:
-    """Has nothing that anybody could ask for."""
+    """An object without attributes."""
 
 
 @dataclass
 class Hook:
-    """A method under a wrapper of ours: it notes its calls, and answers as it is told."""
+    """A stand-in below one of our wrappers; it records its calls and answers as told."""
 
     owner: type
     name: str
@@ -61,7 +61,7 @@ class Hook:
     answer: Any = None
 
     def stand_in(self, *, says_what_it_takes: bool) -> Any:
-        """What takes the original's place."""
+        """Return the function that replaces the original."""
         inner = getattr(self.original, "__func__", self.original)
 
         def method(*args: Any, **kwargs: Any) -> Any:
@@ -75,11 +75,11 @@ class Hook:
         return type(self.original)(told) if inner is not self.original else told
 
     def wrapped(self) -> Any:
-        """What is there now."""
+        """Return the currently bound function."""
         return vars(self.owner)[self.name]
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """What is wrong with one call through the wrapper; empty if nothing is."""
+        """Return what is wrong with one call through the wrapper; empty if nothing is."""
         self.calls.clear()
         on_class = isinstance(self.wrapped(), classmethod)
         callee = getattr(self.owner, self.name) if on_class else self.wrapped()
@@ -100,7 +100,7 @@ class Hook:
         return "" if same else "given other arguments"
 
     def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
-        """Which object is which argument, whether it came by place or by name."""
+        """Return which object is which argument, whether passed by position or by name."""
         inner = getattr(self.original, "__func__", self.original)
         try:
             bound = inspect.signature(inner).bind(*args, **kwargs).arguments
@@ -130,7 +130,7 @@ MODULES = (
 
 @pytest.fixture
 def hooks(traced: Start) -> Iterator[Made]:
-    """Makes a stand-in of every method of this version that is wrapped, and attaches over them."""
+    """Replace every wrapped method of this version by a stand-in, and attach over them."""
     for name in MODULES:
         with contextlib.suppress(ImportError, AttributeError):  # what a CPU or this version has not
             import_module(name)
@@ -178,7 +178,7 @@ ANSWERS: tuple[Callable[[], Any], ...] = (
 
 
 def owners(hook: Hook) -> list[Any]:
-    """Whose method it may be called as: an instance that was never built, and things that are none."""
+    """Yield objects as ``self``: an instance that was never initialised, and unrelated ones."""
     try:
         never_built: Any = object.__new__(hook.owner)
     except TypeError:
@@ -187,7 +187,7 @@ def owners(hook: Hook) -> list[Any]:
 
 
 def calls_of(hook: Hook) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Calls that the original would take, by position and by name."""
+    """Yield calls that the original would accept, by position and by name."""
     inner = getattr(hook.original, "__func__", hook.original)
     asked = [
         one
@@ -205,7 +205,7 @@ def calls_of(hook: Hook) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def faults(made: list[Hook], internal_errors: list[str]) -> str:
-    """What is wrong with which hook, a line each."""
+    """Return what is wrong with which hook, one line each."""
     wrong: dict[str, None] = {}
     for hook in made:
         for number, (args, kwargs) in enumerate(calls_of(hook)):
@@ -220,7 +220,7 @@ def faults(made: list[Hook], internal_errors: list[str]) -> str:
 def test_every_call_reaches_sglang_once_and_comes_back_as_it_was(
     hooks: Made, internal_errors: list[str]
 ) -> None:
-    """The same arguments, one call, the same result or exception: any owner, any value, by place or by name."""
+    """Same arguments, one call, same result or exception: any owner, any value, by position or by name."""
     made = hooks(says_what_it_takes=True)
     assert len(made) > 80
     assert not faults(made, internal_errors)
@@ -229,7 +229,7 @@ def test_every_call_reaches_sglang_once_and_comes_back_as_it_was(
 def test_methods_that_do_not_say_what_they_take_are_called_as_they_were(
     hooks: Made, internal_errors: list[str]
 ) -> None:
-    """Of another version's signature nothing is known: left alone, or followed by place, and never changed."""
+    """Methods with an unknown signature are left alone or followed by position, and never changed."""
     made = hooks(says_what_it_takes=False)
     assert len(made) > 40
     assert not faults(made, internal_errors)

@@ -1,4 +1,4 @@
-"""Gates of device pools inside device pools: the outer one waits, the inner ones are read."""
+"""Gates of nested device pools: the outer pool waits, the inner pools are read."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -20,7 +20,7 @@ def _events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(traced: Start, read: Read) -> tuple[Traced, Any, Any]:
-    """Tracing that has begun, a pool, and the counter that it was given."""
+    """Return started tracing, a pool, and the counter that it was given."""
     from sglang.srt.managers.cache_controller import LayerDoneCounter
 
     run = traced()
@@ -32,7 +32,7 @@ def prepared(traced: Start, read: Read) -> tuple[Traced, Any, Any]:
 
 @pytest.mark.parametrize("name", INNER)
 def test_a_layer_that_is_read_past_the_outer_pool_is_found(traced: Start, name: str) -> None:
-    """The inner pool has no gate of its own: read before its layer came, with the gate's number of it."""
+    """The inner pool has no gate: an early read of it is found, with the gate's number of the layer."""
     read = INNER[name]
     run, pool, counter = prepared(traced, read)
     with on_its_way(counter, read.layer):
@@ -46,7 +46,7 @@ def test_a_layer_that_is_read_past_the_outer_pool_is_found(traced: Start, name: 
 
 @pytest.mark.parametrize("name", INNER)
 def test_its_gated_twin_is_silent(traced: Start, name: str) -> None:
-    """Through the outer pool the same layer is waited for; and once it came, nobody is asked."""
+    """Through the outer pool the same layer is waited for, and gives no finding."""
     read = INNER[name]
     run, pool, counter = prepared(traced, read)
     with on_its_way(counter, read.layer):
@@ -59,7 +59,7 @@ def test_its_gated_twin_is_silent(traced: Start, name: str) -> None:
 
 @pytest.mark.parametrize("name", INNER)
 def test_a_wait_for_the_layer_before_is_too_early(traced: Start, name: str) -> None:
-    """The inner pool's own number is smaller than the gate's: a wait for that is no wait."""
+    """The inner pool's layer number is smaller than the gate's, so waiting for it is not enough."""
     read = INNER[name]
     run, pool, counter = prepared(traced, read)
     with on_its_way(counter, read.layer):

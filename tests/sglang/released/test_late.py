@@ -1,4 +1,4 @@
-"""Attaching to SGLang that runs: pools are found, their copies are followed, and nothing stays behind."""
+"""Attaching to a running SGLang: pools are found, their copies followed, and nothing is left behind."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -32,7 +32,7 @@ PAGES = [5, 0, 7]
 
 @pytest.fixture
 def board() -> Iterator[Switchboard]:
-    """A switch of this process, off again at the end."""
+    """The switch of this process; off again at the end."""
     gc.collect()  # pools of other tests are none of this one's
     one = Switchboard()
     yield one
@@ -40,14 +40,14 @@ def board() -> Iterator[Switchboard]:
 
 
 def told(board: Switchboard, do: str) -> Reply:
-    """The switch's answer."""
+    """Return the switch's reply."""
     said: list[Reply] = []
     board.answer(Ask(do=do, settings=QUIET), said.append)
     return said[0]
 
 
 def round_trip(setup: Any) -> None:
-    """There and back, and the bytes are the same."""
+    """Back up and load, and check that the bytes are the same."""
     host = indices(PAGES, setup.page)
     before = [bytes_of(tensor, setup.rows)[[1, 4, 2]].clone() for tensor in setup.devices]
     backup(setup, host, indices([1, 4, 2], setup.page), "kernel")
@@ -57,7 +57,7 @@ def round_trip(setup: Any) -> None:
 
 
 def test_pools_that_were_there_are_registered_and_their_copies_compared(board: Switchboard) -> None:
-    """Geometry of both ends from the first moment; a round trip is verified, and the end is as the begin."""
+    """The geometry of both ends is known at once, a round trip is verified, and detaching restores all."""
     before = functions()
     latent, index = mla("page_first"), index_k("layer_first")
     round_trip(latent)
@@ -82,7 +82,7 @@ def test_pools_that_were_there_are_registered_and_their_copies_compared(board: S
 def test_what_was_bound_before_is_named(
     board: Switchboard, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The storage functions that a controller keeps, in the reply and in the start line."""
+    """Storage functions that a controller holds are named in the reply and in the start line."""
     owner = controller(mha_of_sglang("layer_first"), "kernel")
     on = told(board, "on")
     name = "HiCacheController._generic_page_get: bound before we came, called as it was"
@@ -96,7 +96,7 @@ def test_what_was_bound_before_is_named(
 
 @pytest.mark.skipif(VERSION == "0.5.23", reason="mended there")
 def test_a_wrong_pool_is_found_before_its_next_copy(board: Switchboard) -> None:
-    """The story's pool, already built when we come: its widths are told without a copy."""
+    """A mis-sized pool that already exists is reported without a copy."""
     kept = index_k("layer_first", bf16=True)
     told(board, "on")
     report = told(board, "off").report
@@ -106,7 +106,7 @@ def test_a_wrong_pool_is_found_before_its_next_copy(board: Switchboard) -> None:
 
 
 def test_gates_that_were_registered_before_are_known(board: Switchboard) -> None:
-    """A device pool, and those inside it, keep the counter that they were given."""
+    """A device pool and the pools inside it keep the counter that they were given."""
     setup = mha_of_sglang("layer_first")
     owner = controller(setup, "kernel")
     setup.pool_device.register_layer_transfer_counter(owner.layer_done_counter)
@@ -116,7 +116,7 @@ def test_gates_that_were_registered_before_are_known(board: Switchboard) -> None
 
 
 def test_a_group_that_was_there_tells_whose_pages_a_pool_rides_on(board: Switchboard) -> None:
-    """Allocations of the anchor count for its riders, from now on."""
+    """From now on, allocations of the anchor count for the pools that share its pages."""
     from sglang.srt.mem_cache import memory_pool_host
 
     logical = memory_pool_host.LogicalHostPool(16 * 256, 256)
@@ -130,7 +130,7 @@ def test_a_group_that_was_there_tells_whose_pages_a_pool_rides_on(board: Switchb
 
 
 def test_frozen_pools_are_found_too() -> None:
-    """gc.freeze() hides objects from the collector, not from the scheduler's own variables."""
+    """gc.freeze() hides objects from the collector, but not from the scheduler's attributes."""
     scheduler = mla("layer_first")
     holder = [scheduler.pool]
     gc.freeze()
@@ -181,7 +181,7 @@ print(json.dumps([trips, wrong, functions() == before]), flush=True)
 
 @pytest.fixture
 def running() -> Iterator[subprocess.Popen[str]]:
-    """A process that SGLang has loaded its plugins in, armed, and that copies without a pause."""
+    """Run an armed process with SGLang's plugins loaded that copies continuously."""
     here = Path(__file__).parent
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD],
@@ -202,7 +202,7 @@ def running() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_process_that_copies_is_traced_for_a_while(running: subprocess.Popen[str]) -> None:
-    """Armed it holds a sleeping thread; on and off under copies that go on, and not one of them fails."""
+    """Tracing is switched on and off under continuous copies, and none of them fails."""
     assert running.stdout is not None
     assert running.stdin is not None
     assert json.loads(running.stdout.readline()) == [

@@ -1,4 +1,4 @@
-"""Device allocators whose indices lie on a device: kept in order, read later, judged all the same."""
+"""Allocator calls whose indices are on a device: kept in order, read later, judged all the same."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -20,12 +20,12 @@ BUILT = {"token": (token, 1), "paged": (paged, 4), "states": (states, 1)}
 
 
 def found(run: Traced) -> list[tuple[FaultClass, tuple[int, ...]]]:
-    """Class and pages of each finding so far."""
+    """Return class and pages of each finding so far."""
     return [(finding.cls, finding.pages) for finding in run.sink.of(Finding)]
 
 
 def errors(run: Traced) -> dict[str, int]:
-    """Failures of ours so far."""
+    """Return our own failures so far."""
     session = run.attachment.observer.session()
     assert session is not None
     counts: dict[str, int] = session.errors.counts()
@@ -34,7 +34,7 @@ def errors(run: Traced) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_double_free_is_found_late_but_rightly(traced: Start, name: str) -> None:
-    """Nothing is known before the device has come; then the second free is found, with both places."""
+    """Nothing is known until the device is done; then the second free is found, with both call sites."""
     run = traced()
     device = late(run)
     build, page = BUILT[name]
@@ -56,7 +56,7 @@ def test_a_double_free_is_found_late_but_rightly(traced: Start, name: str) -> No
 
 @pytest.mark.parametrize("name", BUILT)
 def test_nothing_is_read_on_the_callers_thread(traced: Start, name: str) -> None:
-    """Every value of an index is read on the bus's thread, whatever the allocator does."""
+    """Every index value is read on the bus thread, whatever the allocator does."""
     run = traced()
     late(run)
     build, page = BUILT[name]
@@ -71,7 +71,7 @@ def test_nothing_is_read_on_the_callers_thread(traced: Start, name: str) -> None
 
 
 def test_indices_that_are_written_afterwards_are_read_as_they_were(traced: Start) -> None:
-    """SGLang frees views of its table of requests, and fills the table again."""
+    """SGLang frees views of its request table and then overwrites the table."""
     run = traced()
     device = late(run)
     allocator = paged()
@@ -90,7 +90,7 @@ def test_indices_that_are_written_afterwards_are_read_as_they_were(traced: Start
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_found_late_is_what_is_found_at_once(traced: Start, seed: int) -> None:
-    """Any order of calls, some of them wrong: the same findings, in the same order."""
+    """Any order of valid and invalid calls gives the same findings in the same order."""
 
     def play(run: Traced, device: Device | None) -> list[tuple[FaultClass, tuple[int, ...]]]:
         allocator, chance, taken = paged(), np.random.default_rng(seed), []
@@ -117,7 +117,7 @@ def test_what_is_found_late_is_what_is_found_at_once(traced: Start, seed: int) -
 
 
 def test_a_device_that_is_far_behind_is_read_in_one_go(traced: Start) -> None:
-    """What waits is read together: as many copies to the host as the device was looked at, not as calls."""
+    """Pending indices are read together: one copy to the host per poll of the device, not per call."""
     run = traced()
     device = late(run)
     allocator = paged()
@@ -134,7 +134,7 @@ def test_a_device_that_is_far_behind_is_read_in_one_go(traced: Start) -> None:
 def test_beyond_the_bound_calls_are_skipped_and_counted(
     traced: Start, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str], limit: str
 ) -> None:
-    """No room: counted, everything forgotten in its turn, nobody accused; then it goes on."""
+    """Calls without room are counted and the books reset in order, without a finding; then it goes on."""
     monkeypatch.setattr(late_indices, limit, 3 if limit == "MOST_CALLS" else 3 * 4 * 8)
     run = traced()
     device = late(run)
@@ -155,7 +155,7 @@ def test_beyond_the_bound_calls_are_skipped_and_counted(
 def test_a_device_that_fails_costs_the_host_nothing(
     traced: Start, internal_errors: list[str]
 ) -> None:
-    """Our failure is counted, what was lost is forgotten, and the next call is read again."""
+    """Our failure is counted, the lost calls are forgotten, and the next call is read again."""
     run = traced()
     device = late(run)
     allocator = paged()
@@ -175,7 +175,7 @@ def test_a_device_that_fails_costs_the_host_nothing(
 def test_a_device_page_freed_under_a_load_is_found(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The load's pages were open when they were freed, though both are known only later."""
+    """The load's pages were in use when freed, though both are known only later."""
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
     device_events(monkeypatch)

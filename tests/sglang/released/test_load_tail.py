@@ -1,4 +1,4 @@
-"""Where a load's digests stand among SGLang's own steps: behind its last gate, before it takes the load for over."""
+"""The place of a load's digests among SGLang's steps: after its last gate, before its end event."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -23,7 +23,7 @@ HOST, FROM, TO = [5, 0, 7], [1, 4, 2], [0, 3, 5]
 def test_a_loads_tail_is_behind_its_last_gate_and_before_its_end(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every layer's gate opens as SGLang's own, then the digests, then the event that gives the pages away."""
+    """Every layer's gate opens first, then the digests run, then the event that releases the pages."""
     device_events(monkeypatch)
     monkeypatch.setattr(Event, "cuda_event", property(id), raising=False)
     run = traced(checksum=Checksum.LOADS)
@@ -41,9 +41,9 @@ def test_a_loads_tail_is_behind_its_last_gate_and_before_its_end(
         steps.append(("gate", gates[id(event)]) if id(event) in gates else ("event", id(event)))
         record(event, stream)
 
-    def digesting(op: DeviceOp, on: int) -> None:
+    def digesting(op: DeviceOp, on: int, *, during: bool) -> None:
         steps.append(("digest", 0))
-        digest(op, on)
+        digest(op, on, during=during)
 
     def recording_again(lane: HostLane, event: int, stream: int) -> None:
         steps.append(("again", event))

@@ -1,4 +1,4 @@
-"""What a wrapped method looks like from outside: as it did, to whoever asks, compiles it or wraps it as well."""
+"""Wrapped methods are transparent to callers, compilers and other wrappers."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ LOOKS = ("__name__", "__qualname__", "__module__", "__doc__", "__isabstractmetho
 
 
 def test_every_wrapped_method_looks_as_it_did(traced: Start) -> None:
-    """Name, module, documentation and signature, and what it wraps is the function that was there."""
+    """Name, module, docstring and signature are the original's, and so is what it wraps."""
     run = traced()
     done = run.attachment.hooks.patches._done
     assert len(done) > 60
@@ -37,7 +37,7 @@ def test_every_wrapped_method_looks_as_it_did(traced: Start) -> None:
 def test_what_sglang_raises_has_its_own_traceback(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The very exception, raised where it was raised, with nothing of ours for its cause."""
+    """The same exception is raised from the same place, without ours as its cause."""
     setup = mla("layer_first")
     error = RuntimeError("out of its own depth")
 
@@ -67,7 +67,7 @@ def test_what_sglang_raises_has_its_own_traceback(
 
 @pytest.mark.parametrize("loading", [False, True], ids=["quiet", "while a load is on its way"])
 def test_an_accessor_is_compiled_in_one_piece(traced: Start, *, loading: bool) -> None:
-    """A model's function that reads a layer has no break because of us, and reads what it read."""
+    """A model function that reads a layer compiles without a graph break and reads the same value."""
     setup = mha_of_sglang("layer_first")
     device = setup.pool_device
 
@@ -90,13 +90,13 @@ def test_an_accessor_is_compiled_in_one_piece(traced: Start, *, loading: bool) -
 
 
 class Other:
-    """A plugin of somebody else that counts the calls of a method."""
+    """Another plugin that counts the calls of a method."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """As SGLang's own hooks stand around a function."""
+        """Wrap a function as SGLang's own hooks do."""
 
         @wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ METHODS = ("backup_from_device_all_layer", "load_to_device_per_layer", "alloc")
 def test_another_plugin_on_the_same_methods_is_called_once_a_call(
     traced: Start, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Before us or after us: both see every call once, tiles are verified, and each goes without the other."""
+    """In either order both see every call once, tiles are verified, and each detaches alone."""
     setup = mla("layer_first")
     other = Other()
     owners = {

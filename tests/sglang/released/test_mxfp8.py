@@ -1,4 +1,4 @@
-"""MXFP8: rows of values, and the scales of each page in one piece beside them."""
+"""MXFP8: rows of values, and the scales of each page in one block beside them."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(NUMBER < (0, 5, 22), reason="the class came late
 
 
 def test_both_ends_of_values_and_scales_are_told(traced: Start) -> None:
-    """The start says four components, and that a page of scales has as many bytes at both ends."""
+    """The start has four components, and a page of scales has the same size at both ends."""
     run = traced()
     setup = mxfp8("page_first")
     backup(setup, indices([5], PAGE), indices([1], PAGE), "kernel")
@@ -36,7 +36,7 @@ def test_both_ends_of_values_and_scales_are_told(traced: Start) -> None:
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_changed_scale_is_found(traced: Start, *, on_device: bool) -> None:
-    """One byte of V's scales, of one layer and page; values and K's scales stay verified."""
+    """One byte of V's scales changes in one layer and page; values and K's scales stay verified."""
     run = traced(checksum=Checksum.LOADS)
     setup = mxfp8("page_first")
     if on_device:
@@ -52,7 +52,7 @@ def test_a_changed_scale_is_found(traced: Start, *, on_device: bool) -> None:
 
 
 def test_tokens_that_are_no_pages_are_an_index_space(traced: Start) -> None:
-    """Values go token by token, scales by the first token's page: of unaligned tokens they part."""
+    """Values go by token, scales by the first token's page: for unaligned tokens they diverge."""
     run = traced(checksum=Checksum.LOADS)
     setup = mxfp8("page_first")
     tokens = torch.arange(PAGE) + 17

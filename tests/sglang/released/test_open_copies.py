@@ -1,4 +1,4 @@
-"""Copies that have pages open, closed by whichever thread of SGLang comes along: each of them, once."""
+"""Open copies are closed exactly once, by whichever SGLang thread comes first."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from released_driving import backup, indices
+from released_lane import HostSlot, beside
 from released_rows import mla
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopies, OpenCopy
 from hicache_dbg.tracer.checks.violation import Access
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding
+from hicache_dbg.tracer.settings import Checksum
 
 #: How long the first thread lets the second one try.
 TRY_S = 0.2
@@ -35,7 +39,7 @@ class Over:
 def test_a_copy_is_closed_once_by_two_threads(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread for storage frees a host page while the scheduler does: the copy's pages close once."""
+    """A storage thread and the scheduler free host pages at once: the copy's pages close once."""
     run = traced()
     mla("layer_first")
     closed: list[OpenCopy] = []
@@ -48,3 +52,52 @@ def test_a_copy_is_closed_once_by_two_threads(
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join(10.0)
     assert closed == [copy]
+
+
+@pytest.mark.parametrize("ms", [-0.5, 0.0, 0.5])
+def test_copies_clash_where_one_began_before_the_other_was_over(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, ms: float
+) -> None:
+    """Two backups write one host page: the device's clock decides whether they overlapped."""
+    monkeypatch.setattr(HostSlot, "ms", ms)
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    lane.over = False
+    for page in (1, 2):
+        backup(setup, indices([5], setup.page), indices([page], setup.page), "kernel")
+    for slot in lane.begun:
+        slot.come()
+    assert len(run.sink.of(Copied)) == 2
+    found = [(one.cls, one.pages) for one in run.sink.of(Finding)]
+    assert found == ([(FaultClass.SLOT_REUSE, (5,))] if ms < 0 else [])
+
+
+def test_a_copy_that_the_bus_has_seen_to_be_over_is_closed_by_the_next(traced: Start) -> None:
+    """Without a free or a query of the event, a finished copy is still removed from the books."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    lane = beside(run, setup)
+    for _ in range(5):
+        backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+        assert run.sink.of(Copied)
+    copies = run.attachment.observer.owners.copies
+    assert [len(under_way) for under_way in copies.under_way.values()] == [1]
+    assert run.sink.of(Finding) == []
+    assert len(lane.begun) == 5
+
+
+def test_a_copy_that_a_full_ring_dropped_is_not_kept(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dropped copy is never read, so nothing may hold its device memory."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+    assert run.sink.of(Copied)
+    observer = run.attachment.observer
+    plan = next(iter(observer.devices.by_pool[id(setup.pool)].plans.values()))
+    monkeypatch.setattr(plan, "push", lambda _: False)
+    backup(setup, indices([6], setup.page), indices([2], setup.page), "kernel")
+    assert [len(under_way) for under_way in observer.owners.copies.under_way.values()] == [1]

@@ -1,4 +1,4 @@
-"""Which of SGLang's ranks a process is: told by the scheduler's own arguments."""
+"""The process's rank, taken from the arguments of SGLang's scheduler."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,17 +18,17 @@ def run_scheduler_process(  # noqa: PLR0917 - SGLang's own
     dp_rank: int | None,
     load_plugins: Callable[[], Place | None],
 ) -> Place | None:
-    """Has the name and the arguments of SGLang's, and calls the plugins first as that does."""
+    """Has SGLang's name and arguments, and loads the plugins first, as SGLang's does."""
     return load_plugins()
 
 
 def scheduler(tp: int, pp: int, dp: int | None, **args: object) -> Place | None:
-    """The place that a plugin finds in that process."""
+    """Return the rank that a plugin finds in that process."""
     return run_scheduler_process(SimpleNamespace(**args), None, 0, tp, pp, dp, of_caller)
 
 
 def test_the_real_scheduler_has_these_arguments() -> None:
-    """In this release too: the names that are read, in the function that loads the plugins."""
+    """This release still has the argument names that we read, in the function that loads the plugins."""
     import ast
     from importlib.util import find_spec
     from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_real_scheduler_has_these_arguments() -> None:
 
 
 def test_ranks_are_one_number_in_all_worlds() -> None:
-    """Two replicas of two stages of two ranks: eight processes, eight numbers."""
+    """Two replicas of two stages of two ranks are eight processes with eight numbers."""
     sizes = {"tp_size": 2, "pp_size": 2, "dp_size": 2}
     places = [
         scheduler(tp, pp, dp, **sizes) for dp in range(2) for pp in range(2) for tp in range(2)
@@ -61,7 +61,7 @@ def test_ranks_are_one_number_in_all_worlds() -> None:
 
 
 def test_attention_groups_are_one_world() -> None:
-    """With attention data parallelism the tensor ranks count all processes already."""
+    """With attention data parallelism the tensor ranks already count all processes."""
     sizes = {"tp_size": 4, "pp_size": 1, "dp_size": 2, "enable_dp_attention": True}
     place = scheduler(3, 0, 1, **sizes)
     assert place is not None
@@ -69,7 +69,7 @@ def test_attention_groups_are_one_world() -> None:
 
 
 def test_a_replica_that_is_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLANG_DP_RANK, where the controller passes no number."""
+    """SGLANG_DP_RANK is used if the controller passes no number."""
     monkeypatch.setenv("SGLANG_DP_RANK", "3")
     place = scheduler(0, 0, None, tp_size=1, dp_size=4)
     assert place is not None
@@ -77,7 +77,7 @@ def test_a_replica_that_is_named_in_the_environment(monkeypatch: pytest.MonkeyPa
 
 
 def test_elsewhere_there_is_no_place() -> None:
-    """Outside the scheduler: rank 0 of 1, as the environment says."""
+    """Outside the scheduler the process is rank 0 of 1, as the environment says."""
     assert of_caller() is None
     assert placed(Settings(), None) == Settings()
     assert placed(Settings(), Place(1, 0, 0, 2, 1, 1)).rank == 1

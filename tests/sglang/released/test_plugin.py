@@ -1,4 +1,4 @@
-"""The entry point as SGLang's own load_plugins() calls it, in processes of its own."""
+"""The entry point as SGLang's own load_plugins() calls it, in separate processes."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a script in a process in which SGLang finds the entry point that we install, and no other."""
+    """Run a script in a process in which SGLang finds only our entry point."""
     path = f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}"
     environ = os.environ | {"PYTHONPATH": path, "SGLANG_PLUGINS": "hicache_dbg"}
 
@@ -46,12 +46,12 @@ def run() -> Run:
 
 
 def ours(text: str) -> list[str]:
-    """The lines that are ours, of an output that SGLang writes to as well."""
+    """Return our lines of an output that SGLang writes to as well."""
     return [line for line in text.splitlines() if "hicache" in line.lower()]
 
 
 def test_with_the_gate_off_nothing_is_imported(run: Run) -> None:
-    """SGLang runs the plugin, and of ours there is the entry point's module and its folders."""
+    """SGLang runs the plugin, and only the entry point's module and its packages are imported."""
     done = run(PLUGINS + OURS)
     assert done.returncode == 0, done.stderr
     name, parts = "hicache_dbg", ("tracer", "attach", "sglang", "plugin")
@@ -60,7 +60,7 @@ def test_with_the_gate_off_nothing_is_imported(run: Run) -> None:
 
 
 def test_one_variable_is_all_it_takes(run: Run) -> None:
-    """HICACHE_DBG=1: start line with both ends' geometry, the copy's path, the last word."""
+    """HICACHE_DBG=1 gives the start line with both ends' geometry, the copy's path, the final summary."""
     engine = "print('hicache_dbg.pools' in sys.modules)\n"
     done = run(PLUGINS + POOL + engine, HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_a_process_without_pools_says_nothing(run: Run) -> None:
 
 
 def test_a_bad_value_is_said_and_sglang_runs(run: Run) -> None:
-    """The server starts all the same, and the line names variable, value and what is allowed."""
+    """The server starts anyway, and the line names variable, value and what is allowed."""
     done = run(PLUGINS + POOL, HICACHE_DBG="1", HICACHE_DBG_CHECKSUM="crc")
     assert done.returncode == 0, done.stderr
     assert any("HICACHE_DBG_CHECKSUM='crc' is not allowed" in line for line in ours(done.stderr))

@@ -1,4 +1,4 @@
-"""Whatever else a process of SGLang's does: it loads plugins twice, forks, is stopped, or never has a host pool."""
+"""SGLang processes that load plugins twice, fork, are killed, or never have a host pool."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -34,7 +34,7 @@ def there_and_back(pages=(1,)):
 
 
 def started(script: str, folder: Path, **gate: str) -> subprocess.Popen[str]:
-    """The script in a process of its own, traced into ``folder``."""
+    """Start the script in its own process, traced into ``folder``."""
     path = f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}"
     environ = {
         "PYTHONPATH": path,
@@ -53,7 +53,7 @@ def started(script: str, folder: Path, **gate: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it printed; it is over by then, and was well."""
+    """Wait for its successful exit and return its output."""
     try:
         out, err = process.communicate(timeout=LIMIT_S)
     finally:
@@ -63,7 +63,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def recordings(folder: Path) -> list[list[Event]]:
-    """The events of each recording, the longest first."""
+    """Return the events of each recording, the longest first."""
     found = []
     for file in folder.glob("*.jsonl"):
         lines = file.read_bytes().splitlines()
@@ -72,12 +72,12 @@ def recordings(folder: Path) -> list[list[Event]]:
 
 
 def of(events: list[Event], kind: type) -> list[Event]:
-    """Those of a kind."""
+    """Return the events of one type."""
     return [event for event in events if isinstance(event, kind)]
 
 
 def test_plugins_that_are_loaded_twice_attach_once(tmp_path: Path) -> None:
-    """SGLang's own guard, or without it, or called by hand: one wrapper, one line a copy."""
+    """With SGLang's own guard, without it, or called by hand: one wrapper, one line per copy."""
     twice = """
 plugins.load_plugins()
 plugins._plugins_loaded = False
@@ -92,7 +92,7 @@ register()
 
 
 def test_a_child_of_a_fork_goes_on_and_its_copies_are_its_own(tmp_path: Path) -> None:
-    """Forked in the middle of serving: neither hangs, both copy, and neither says what the other did."""
+    """After a fork while serving, neither hangs, both copy, and each records only its own copies."""
     fork = """
 there_and_back()
 child = os.fork()
@@ -110,7 +110,7 @@ if child:
 
 
 def test_a_signal_ends_it_as_it_would_without_us(tmp_path: Path) -> None:
-    """At once, with the signal's own status, in the middle of copies; what was recorded can be read."""
+    """It ends at once with the signal's own status, during copies, and the recording is readable."""
     on_and_on = """
 there_and_back()
 print("going", flush=True)
@@ -132,7 +132,7 @@ while True:
 
 
 def test_a_process_that_ends_with_copies_open_ends(tmp_path: Path) -> None:
-    """Their event never comes: the process does not wait for it, and its last word is written."""
+    """Their events never complete: the process does not wait, and writes its final summary."""
     stuck = """
 from types import SimpleNamespace
 from hicache_dbg.tracer.attach.sglang.start import current
@@ -158,7 +158,7 @@ print("done", flush=True)
 
 
 def test_a_scheduler_without_a_host_cache_says_so_and_runs_as_it_would(tmp_path: Path) -> None:
-    """Device pools, allocators, trees and batches alone: nothing starts, and one line says why."""
+    """With device pools, allocators, trees and batches only, nothing starts, and one line says why."""
     without = """
 import threading
 import conftest, test_trees, torch

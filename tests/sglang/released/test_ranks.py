@@ -1,4 +1,4 @@
-"""Two ranks over gloo: layers that one has and the other gets are digested after the broadcast, on both."""
+"""Two ranks over gloo: layers broadcast from one to the other are digested on both afterwards."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ Played = Callable[[str], list[list[Event]]]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """The events of both ranks, by scene: all of them are played once, by two processes."""
+    """Return the events of both ranks by scene; two processes play all scenes once."""
     if not any(map(has, released_ranks.SCENES)):
         pytest.skip("every rank keeps what is its own")
     folder = tmp_path_factory.mktemp("ranks")
@@ -58,7 +58,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 
 def tiles(events: list[Event]) -> dict[tuple[str, str, int], tuple[str, ...]]:
-    """What was stated of each page: a digest a layer."""
+    """Return the digests stated for each page, one per layer."""
     return {
         (said.request, said.component, said.page): said.values
         for said in events
@@ -70,7 +70,7 @@ def tiles(events: list[Event]) -> dict[tuple[str, str, int], tuple[str, ...]]:
     ("scene", "name"), [("deduplicated", "broadcast 1"), ("shared_out", "load 1")]
 )
 def test_every_rank_states_what_arrived(played: Played, scene: str, name: str) -> None:
-    """Both pages, every layer, the same on both ranks; joined, there is nothing to say."""
+    """Both pages have the same digests in every layer on both ranks, and a join finds nothing."""
     ranks = played(scene)
     first, second = map(tiles, ranks)
     assert first == second
@@ -87,7 +87,7 @@ def test_every_rank_states_what_arrived(played: Played, scene: str, name: str) -
 
 @pytest.mark.parametrize("scene", ["deduplicated_damaged", "shared_out_damaged"])
 def test_a_byte_that_changed_on_the_way_is_found(played: Played, scene: str) -> None:
-    """Neither rank sees it alone; together they name the layer and the page."""
+    """Neither rank sees it alone; a join names the layer and the page."""
     ranks = played(scene)
     assert [one for rank in ranks for one in rank if isinstance(one, Finding)] == []
     (finding,) = join(ranks)
@@ -96,7 +96,7 @@ def test_a_byte_that_changed_on_the_way_is_found(played: Played, scene: str) -> 
 
 
 def test_a_load_without_a_host_page_is_a_line(played: Played) -> None:
-    """The rank that keeps no bytes says what it got; the one that loaded has its own line, verified."""
+    """The rank without host bytes records what it received; the one that loaded has its own line, verified."""
     first, second = (
         [one for one in rank if isinstance(one, Copied)] for rank in played("deduplicated")
     )

@@ -1,4 +1,4 @@
-"""For which requests pages are copied, and what became of the prefixes that they asked for."""
+"""The requests that pages are copied for, and the lookup results of their prefixes."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -21,7 +21,7 @@ from hicache_dbg.tracer.sink import LookedUp
 
 
 def queued(setup: Any) -> tuple[Any, SmallTree]:
-    """SGLang's controller over a pool, whose loads get pages 4, 5, ... of the device, and a tree."""
+    """Return SGLang's controller over a pool whose loads get device pages 4, 5, ..., and a tree."""
     owner = controller(setup, "kernel")
     pages = iter(range(4, 7))
     owner.mem_pool_device_allocator.alloc = lambda count: indices([next(pages)], count)
@@ -30,7 +30,7 @@ def queued(setup: Any) -> tuple[Any, SmallTree]:
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_an_operation_names_the_requests_that_queued_it(traced: Start, *, on_device: bool) -> None:
-    """A backup is for whoever's pages it keeps, a load of two nodes for the two that wait for it."""
+    """A backup is for the requests whose pages it stores, a load of two nodes for the two that wait."""
     run = traced(checksum=Checksum.LOADS)
     setup = mha_of_sglang("layer_first")
     if on_device:
@@ -51,7 +51,7 @@ def test_an_operation_names_the_requests_that_queued_it(traced: Start, *, on_dev
 
 
 def test_a_finding_names_the_request(traced: Start) -> None:
-    """Whose answer is wrong is the first thing that somebody asks."""
+    """Whose answer is wrong is the first question about a finding."""
     run = traced()
     setup = mha_of_sglang("layer_first")
     owner, tree = queued(setup)
@@ -64,7 +64,7 @@ def test_a_finding_names_the_request(traced: Start) -> None:
 
 
 def test_what_nobody_asked_for_is_nobodys(traced: Start) -> None:
-    """A copy outside any queue, and a node that nobody named, have no request."""
+    """A copy outside any queue, and a node without a request, have no request."""
     run = traced()
     setup = mha_of_sglang("layer_first")
     owner, tree = queued(setup)
@@ -77,7 +77,7 @@ def test_what_nobody_asked_for_is_nobodys(traced: Start) -> None:
 
 
 def test_spans_of_requests_are_those_that_sglang_gave_them(traced: Start) -> None:
-    """Its own root span, carried in its own place, is the one that the copy's event names."""
+    """SGLang's own root span, carried on the request, is the one that the copy's event names."""
     trace = pytest.importorskip("opentelemetry.trace")
     from types import SimpleNamespace
 
@@ -98,7 +98,7 @@ def test_spans_of_requests_are_those_that_sglang_gave_them(traced: Start) -> Non
 def test_only_the_latest_nodes_are_remembered(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many nodes a tree has, the map stays as small as it was made."""
+    """However many nodes a tree has, the map stays bounded."""
     monkeypatch.setattr(asked, "MOST_NODES", 2)
     run = traced()
     setup = mha_of_sglang("layer_first")
@@ -113,22 +113,22 @@ def test_only_the_latest_nodes_are_remembered(
 
 
 def counted(run: Traced) -> dict[tuple[str, str], int]:
-    """Pages by tier and end, as a scrape reads them."""
+    """Return pages by tier and outcome, as a scrape reads them."""
     states = [state for state in run.attachment.pool_state() if isinstance(state, LookedUp)]
     return {(state.tier, state.end): state.pages for state in states}
 
 
 def taken(run: Traced, *names: str) -> None:
-    """These requests are taken into a batch, through the wrapper of SGLang's method."""
+    """Take these requests into a batch, through the wrapper of SGLang's method."""
 
     def prepare_for_extend(_: Any) -> None:
-        """SGLang's own needs a model."""
+        """Do nothing: SGLang's own needs a model."""
 
     run.attachment.hooks.lookups.batching(prepare_for_extend)(batch(*names))
 
 
 def test_the_last_lookup_before_a_batch_counts_once(traced: Start) -> None:
-    """A request that waits is looked up again and again; what it found in the end is what it got."""
+    """A waiting request is looked up repeatedly; only its last result counts."""
     run = traced()
     setup = mha_of_sglang("layer_first")
     _, tree = queued(setup)
@@ -150,7 +150,7 @@ def test_the_last_lookup_before_a_batch_counts_once(traced: Start) -> None:
 
 @pytest.mark.parametrize(("asks", "end"), [(True, "no_room"), (False, "unused")])
 def test_what_stays_on_the_host_says_why(traced: Start, *, asks: bool, end: str) -> None:
-    """Found there and not brought back: no room for it, or nobody asked."""
+    """Pages found there and not loaded: there was no room for them, or nobody asked."""
     run = traced()
     setup = mha_of_sglang("layer_first")
     _, tree = queued(setup)
@@ -166,7 +166,7 @@ def test_what_stays_on_the_host_says_why(traced: Start, *, asks: bool, end: str)
 def test_requests_that_never_come_to_a_batch_are_forgotten(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Aborted requests do not add up."""
+    """Aborted requests do not accumulate."""
     monkeypatch.setattr(lookups, "MOST_REQUESTS", 2)
     run = traced()
     setup = mha_of_sglang("layer_first")
@@ -177,7 +177,7 @@ def test_requests_that_never_come_to_a_batch_are_forgotten(
 
 
 def test_sglangs_own_batches_are_followed(traced: Start) -> None:
-    """Its trees, its controllers and its batches have the methods that are wrapped."""
+    """SGLang's trees, controllers and batches have the methods that are wrapped."""
     traced()
     from sglang.srt.managers.cache_controller import HiCacheController
     from sglang.srt.mem_cache.radix_cache import RadixCache

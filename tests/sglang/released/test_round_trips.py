@@ -1,4 +1,4 @@
-"""Every host pool class and layout of this version of SGLang, there and back."""
+"""A round trip of every host pool class and layout of this version of SGLang."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -61,7 +61,7 @@ def test_a_flipped_byte_on_the_host_is_found(traced: Start, case: Case) -> None:
 
 
 def flip(address: int) -> None:
-    """Change every bit of the byte at ``address``."""
+    """Invert the byte at ``address``."""
     import ctypes
 
     byte = ctypes.c_uint8.from_address(address)

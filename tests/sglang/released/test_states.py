@@ -1,4 +1,4 @@
-"""States that a Mamba model registers besides its layers' own: they go with their slot, and are compared."""
+"""Additional states that a Mamba model registers: they move with their slot and are compared."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -22,7 +22,7 @@ HOST, FROM, TO = [5, 0, 7], [1, 4, 2], [0, 3, 5]
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_byte_of_a_registered_state_that_changed_is_found(traced: Start, number: int) -> None:
-    """In the state's own name and slot, and nothing else is said."""
+    """The finding has the state's own name and slot, and there is no other finding."""
     run = traced()
     setup = mamba_beside("page_first")
     host = indices(HOST, 1)
@@ -37,7 +37,7 @@ def test_a_byte_of_a_registered_state_that_changed_is_found(traced: Start, numbe
 
 
 def test_a_row_that_does_not_divide_is_compared_to_its_last_byte(traced: Start) -> None:
-    """Five values among two layers: the parts overlap, and every value is in one."""
+    """Five values over two layers: the parts overlap, and every value is in one."""
     run = traced()
     setup = mamba("page_first", beside=[torch.rand(7, 5)])
     host = indices(HOST, 1)
@@ -50,7 +50,7 @@ def test_a_row_that_does_not_divide_is_compared_to_its_last_byte(traced: Start) 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
 def test_parts_of_a_row_are_all_of_it(width: int, count: int, slots: int) -> None:
-    """As many parts as asked for, equal ones, and together every value of every slot."""
+    """There are as many equal parts as requested, which together cover every value of every slot."""
     rows = torch.arange(slots * width).view(slots, width)
     parts = row_parts(rows, count)
     assert len(parts) == count

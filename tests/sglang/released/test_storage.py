@@ -1,4 +1,4 @@
-"""Pages into SGLang's own file backend and back: what comes back must be what went in."""
+"""Pages to SGLang's own file backend and back: what is read must equal what was written."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -28,7 +28,7 @@ TOKENS = list(range(100, 112))
 
 
 def config() -> Any:
-    """One rank of one model."""
+    """Return the configuration of one rank of one model."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
     return HiCacheStorageConfig(
@@ -42,7 +42,7 @@ def config() -> Any:
 
 @dataclass
 class Tier3:
-    """A controller with the real file backend under it."""
+    """A controller over the real file backend."""
 
     run: Traced
     setup: Setup
@@ -50,7 +50,7 @@ class Tier3:
     folder: Path
 
     def store(self, pages: list[int], keys: list[str], tokens: list[int] = TOKENS) -> None:
-        """As the backup thread does."""
+        """Store as the backup thread does."""
         from sglang.srt.managers.cache_controller import StorageOperation
 
         operation = StorageOperation(indices(pages, self.setup.page), tokens, hash_value=list(keys))
@@ -58,7 +58,7 @@ class Tier3:
         assert operation.completed_tokens == len(keys) * self.setup.page
 
     def fetch(self, pages: list[int], keys: list[str], tokens: list[int] = TOKENS) -> int:
-        """As the prefetch thread does: how many pages came."""
+        """Fetch as the prefetch thread does; return how many pages came."""
         from sglang.srt.managers.cache_controller import PrefetchOperation
 
         host = indices(pages, self.setup.page)
@@ -69,19 +69,19 @@ class Tier3:
         return int(operation.completed_tokens // self.setup.page if hits is None else hits)
 
     def file(self, key: str) -> Path:
-        """What holds a page."""
+        """Return the file of a page."""
         (found,) = self.folder.glob(f"{key}*.bin")
         return found
 
 
 @pytest.fixture
 def tier(traced: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tier3:
-    """Three pages backed up, over SGLang's own pools."""
+    """Three backed-up pages over SGLang's own pools."""
     return tier_of(traced(), mha_of_sglang("page_first"), tmp_path, monkeypatch)
 
 
 def tier_of(run: Traced, setup: Setup, folder: Path, patch: pytest.MonkeyPatch) -> Tier3:
-    """The controller of a pool, as ``attach_storage_backend`` leaves it."""
+    """Return the controller of a pool, in the state that ``attach_storage_backend`` leaves."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile
 
     patch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(folder))
@@ -92,12 +92,12 @@ def tier_of(run: Traced, setup: Setup, folder: Path, patch: pytest.MonkeyPatch) 
 
 
 def keys_of(count: int = 3, seed: str = "") -> list[str]:
-    """Keys as SGLang makes them: hex of a hash."""
+    """Return keys in SGLang's form: hex of a hash."""
     return [hashlib.sha256(f"{seed}{number}".encode()).hexdigest() for number in range(count)]
 
 
 def test_what_was_stored_is_fetched_and_verified(tier: Tier3) -> None:
-    """To a file and back to other pages, then to the device: every tile is verified on the whole way."""
+    """To a file, back to other pages and to the device: every tile is verified at every step."""
     tier.store(HOST, keys_of())
     assert tier.fetch(BACK, keys_of()) == 3
     setup = tier.setup
@@ -121,7 +121,7 @@ def test_what_was_stored_is_fetched_and_verified(tier: Tier3) -> None:
 
 
 def test_pages_that_go_on_to_storage_are_for_who_filled_them(tier: Tier3) -> None:
-    """The node was backed up for a request; the thread for storage carries out what its tree sends on."""
+    """The backup was for a request, and so is the storage write that follows from the tree."""
     queue: list[Any] = []
     tier.owner.backup_queue = SimpleNamespace(put=queue.append)
     tree = SmallTree(tier.owner, tier.setup.page)
@@ -133,7 +133,7 @@ def test_pages_that_go_on_to_storage_are_for_who_filled_them(tier: Tier3) -> Non
 
 
 def test_pages_that_another_process_stored_are_unwitnessed(tier: Tier3) -> None:
-    """Nobody here knows what is under the key: not compared, and the load is compared with what came."""
+    """The content under the key is unknown: it is not compared, but the later load is, with what came."""
     tier.owner._generic_page_set.__wrapped__(tier.owner, keys_of(), indices(HOST, tier.setup.page))
     assert tier.fetch(BACK, keys_of()) == 3
     tiles = 3 * LAYERS * 2
@@ -145,14 +145,14 @@ def test_pages_that_another_process_stored_are_unwitnessed(tier: Tier3) -> None:
 
 
 def only(tier: Tier3) -> Finding:
-    """The one finding there is."""
+    """Return the single finding."""
     found: list[Finding] = tier.run.sink.of(Finding)
     (finding,) = found
     return finding
 
 
 def test_a_changed_file_is_storage_damage(tier: Tier3) -> None:
-    """One byte of one file: SGLang reads it without a word, the page is named before it is loaded."""
+    """SGLang reads a file with a changed byte silently; the page is named before it is loaded."""
     tier.store(HOST, keys_of())
     file = tier.file(keys_of()[1])
     content = bytearray(file.read_bytes())
@@ -168,7 +168,7 @@ def test_a_changed_file_is_storage_damage(tier: Tier3) -> None:
 
 
 def test_files_that_changed_places_name_the_other_key(tier: Tier3) -> None:
-    """The bytes of another page under this key: damage, and whose they are."""
+    """Another page's bytes under this key are damage, and the finding says whose they are."""
     tier.store(HOST, keys_of())
     first, second = (tier.file(key) for key in keys_of()[:2])
     first.write_bytes(second.read_bytes())
@@ -179,7 +179,7 @@ def test_files_that_changed_places_name_the_other_key(tier: Tier3) -> None:
 
 
 def test_a_truncated_file_is_storage_damage(tier: Tier3) -> None:
-    """The backend itself raises; the exception goes on, and the finding says which page."""
+    """The backend's own exception is passed on, and the finding names the page."""
     tier.store(HOST, keys_of())
     file = tier.file(keys_of()[0])
     file.write_bytes(file.read_bytes()[:-1])
@@ -192,7 +192,7 @@ def test_a_truncated_file_is_storage_damage(tier: Tier3) -> None:
 
 
 def test_a_page_that_is_gone_is_a_stale_index(tier: Tier3) -> None:
-    """Listed, asked for, and not there: the first missing page is named, what follows was not asked for."""
+    """A listed page is missing: the first one is named; the ones after it were not requested."""
     tier.store(HOST, keys_of())
     tier.file(keys_of()[1]).unlink()
     assert tier.fetch(BACK, keys_of()) == 1
@@ -208,7 +208,7 @@ def test_a_key_that_was_never_stored_here_is_no_finding(tier: Tier3) -> None:
 
 
 def test_one_key_for_two_contents_is_key_identity(tier: Tier3) -> None:
-    """Another prompt's tokens under a key that is taken: SGLang skips the write and serves the first."""
+    """Another prompt's tokens under a used key: SGLang skips the write and serves the first content."""
     key = keys_of(1)
     tier.store(HOST[:1], key, TOKENS[:4])
     tier.store(HOST[1:2], key, TOKENS[4:8])
@@ -220,7 +220,7 @@ def test_one_key_for_two_contents_is_key_identity(tier: Tier3) -> None:
 
 
 def test_the_same_tokens_computed_again_are_no_finding(tier: Tier3) -> None:
-    """Other last bits under the same key and tokens: the first stay on disk, and are what is expected."""
+    """The same tokens with other low bits: the first bytes stay on disk, and are expected."""
     key, setup = keys_of(1), tier.setup
     tier.store(HOST[:1], key, TOKENS[:4])
     setup.devices[0][setup.page * 3] += 1
@@ -234,7 +234,7 @@ def test_the_same_tokens_computed_again_are_no_finding(tier: Tier3) -> None:
 def test_a_get_that_delivers_nothing_is_a_failed_load(
     tier: Tier3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reported as fetched while the host page holds what it held before."""
+    """The get reports success while the host page keeps its old bytes."""
     tier.store(HOST, keys_of())
     monkeypatch.setattr(type(tier.setup.pool), "set_from_flat_data_page", lambda *_: None)
     assert tier.fetch(BACK, keys_of()) == 3
@@ -243,7 +243,7 @@ def test_a_get_that_delivers_nothing_is_a_failed_load(
 
 
 def test_a_host_page_that_changed_is_said_before_it_is_stored(tier: Tier3) -> None:
-    """What goes to disk is not what was backed up."""
+    """The bytes to be stored are not those that were backed up."""
     page = tier.setup.page
     tier.setup.pool.kv_buffer[0][HOST[2] * page].view(torch.uint8)[0] ^= 0xFF
     tier.store(HOST, keys_of())
@@ -254,7 +254,7 @@ def test_a_host_page_that_changed_is_said_before_it_is_stored(tier: Tier3) -> No
 def test_digests_off_says_so(
     traced: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the checksum off crossings are lines and nothing is compared."""
+    """With checksums off the transfers are recorded and nothing is compared."""
     run = traced(checksum=Checksum.OFF)
     tier = tier_of(run, mha_of_sglang("page_first"), tmp_path, monkeypatch)
     tier.store(HOST, keys_of())
@@ -263,7 +263,7 @@ def test_digests_off_says_so(
 
 
 class ByAddress:
-    """A store of the zero-copy kind: it is given addresses of host memory, and copies from and to them."""
+    """A zero-copy store: it gets addresses of host memory, and copies from and to them."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -276,25 +276,25 @@ class ByAddress:
         return [pieces[at * each : (at + 1) * each] for at in range(len(keys))]
 
     def batch_set_v1(self, keys: list[str], host: torch.Tensor, _: Any) -> list[bool]:
-        """Keep the bytes."""
+        """Store the bytes."""
         for key, pieces in zip(keys, self._pieces(keys, host), strict=True):
             self._pages[key] = [ctypes.string_at(address, size) for address, size in pieces]
         return [True] * len(keys)
 
     def batch_get_v1(self, keys: list[str], host: torch.Tensor, _: Any) -> list[bool]:
-        """Bring them back."""
+        """Return the bytes to memory."""
         for key, pieces in zip(keys, self._pieces(keys, host), strict=True):
             for (address, size), kept in zip(pieces, self._pages[key], strict=True):
                 ctypes.memmove(address, kept, size)
         return [True] * len(keys)
 
     def swap(self, one: str, other: str) -> None:
-        """Two pages change places."""
+        """Exchange two pages."""
         self._pages[one], self._pages[other] = self._pages[other], self._pages[one]
 
 
 def test_zero_copy_backends_are_followed_as_well(tier: Tier3) -> None:
-    """The methods for stores that are given addresses: verified, and a page under another key named."""
+    """Their methods are traced: pages are verified, and one under another key is named."""
     store, owner = ByAddress(tier.setup.pool), tier.owner
     owner.storage_backend = store
     owner.page_set_func, owner.page_get_func = owner._page_set_zero_copy, owner._page_get_zero_copy
@@ -310,7 +310,7 @@ def test_zero_copy_backends_are_followed_as_well(tier: Tier3) -> None:
 def test_side_pools_cross_with_the_backend_itself(
     traced: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``batch_set_v2`` and ``batch_get_v2``: index-K under the same keys, verified; damage is its own."""
+    """``batch_set_v2`` and ``batch_get_v2`` move index-K under the same keys; its damage is its own."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheFile, PoolName, PoolTransfer
 
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path))

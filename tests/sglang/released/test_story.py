@@ -17,7 +17,7 @@ from hicache_dbg.tracer.settings import Action
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first"])
 def test_act_one_is_told_before_a_byte_moves(traced: Start, layout: str) -> None:
-    """256 B a token on the device, 132 on the host: found as the pool is built, with what really moves."""
+    """256 B per token on the device, 132 on the host: found as the pool is built, with what will move."""
     run = traced()
     index_k(layout, bf16=True)
     (finding,) = run.sink.of(Finding)
@@ -32,7 +32,7 @@ def test_act_one_is_told_before_a_byte_moves(traced: Start, layout: str) -> None
 
 
 def test_what_the_finding_says_is_what_moves(traced: Start) -> None:
-    """A backup and load of page 1 through the real class bring device tokens 33..65, and no other."""
+    """A backup and load of page 1 through the real class restore device tokens 33..65 and no other."""
     run = traced()
     setup = index_k("layer_first", bf16=True)
     device = setup.devices[0]
@@ -57,14 +57,14 @@ def test_what_the_finding_says_is_what_moves(traced: Start) -> None:
 
 
 def test_action_raise_stops_the_server_at_construction(traced: Start) -> None:
-    """HICACHE_DBG_ACTION=raise: the pool is refused, as the pool is built."""
+    """HICACHE_DBG_ACTION=raise refuses the pool as it is built."""
     traced(action=Action.RAISE)
     with pytest.raises(CorruptionFoundError, match=r"page p moves device tokens 33p\.\.33p\+32"):
         index_k("layer_first", bf16=True)
 
 
 def test_act_two_says_which_class_was_never_built(traced: Start) -> None:
-    """A model on DeepSeekV4PagedHostPool: the start line names DSAIndexerPoolHost as not built."""
+    """For a model on DeepSeekV4PagedHostPool the start line names DSAIndexerPoolHost as not built."""
     run = traced()
     setup = v4("deepseek_v4_c128", 1728, 256)("page_first")
     backup(setup, indices([5, 0], 256), indices([1, 4], 256), "kernel")

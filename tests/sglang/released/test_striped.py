@@ -1,4 +1,4 @@
-"""Host pools whose pages are dealt out to the ranks that share them: each rank keeps its own."""
+"""Host pools whose pages are distributed over the ranks that share them."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -19,7 +19,7 @@ RANKS, RANK = 2, 1
 
 
 def striped(setup: Any) -> Any:
-    """SGLang's facade over a host pool, on the second of two ranks."""
+    """Return SGLang's facade over a host pool, on the second of two ranks."""
     from sglang.srt.mem_cache.page_interleave import PageInterleavePlacement, PageShardSpec
     from sglang.srt.mem_cache.pool_host.page_interleave import PageInterleaveHostPool
 
@@ -34,7 +34,7 @@ def striped(setup: Any) -> Any:
 
 
 def test_a_ranks_own_pages_come_back_verified(traced: Start) -> None:
-    """What the facade gives away is narrowed to this rank's rows, and those are compared."""
+    """The facade's allocations are narrowed to this rank's rows, which are compared."""
     run = traced()
     setup = mla("layer_first")
     facade = striped(setup)
@@ -50,7 +50,7 @@ def test_a_ranks_own_pages_come_back_verified(traced: Start) -> None:
 
 
 def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None:
-    """Freed, given to somebody else and filled by nobody: another life of the rank's own page."""
+    """Freed and reallocated without a write, the rank's own page has another generation."""
     run = traced()
     setup = mla("layer_first")
     facade = striped(setup)
@@ -69,7 +69,7 @@ def test_a_page_that_was_given_away_again_is_not_compared(traced: Start) -> None
 
 
 def test_slots_freed_twice_are_found(traced: Start) -> None:
-    """The facade's free list takes a page twice without a word."""
+    """The facade's free list silently accepts a page twice."""
     run = traced()
     setup = mla("layer_first")
     facade = striped(setup)

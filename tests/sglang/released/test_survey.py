@@ -1,4 +1,4 @@
-"""The table that doctor prints, for this version of SGLang."""
+"""The table that doctor prints for this version of SGLang."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -14,7 +14,7 @@ from hicache_dbg.tracer.cli.main import main
 
 
 def test_every_known_class_of_this_version_is_there() -> None:
-    """What the table says of this version is what the release has: no class, no method missing."""
+    """The table for this version matches the release: no class or method is missing."""
     found = survey()
     assert (found.version, found.supported) == (VERSION, True)
     states = {row.name: row for row in found.rows}
@@ -25,7 +25,7 @@ def test_every_known_class_of_this_version_is_there() -> None:
 
 
 def test_every_class_that_is_tested_is_in_the_survey(traced: Start) -> None:
-    """Each class of the round trips is one that the survey calls attached, and none is forgotten."""
+    """The survey lists each class of the round-trip tests as attached, and omits none."""
     built = {type(case.build(case.layout).pool).__name__ for case in CASES}
     assert built <= known_classes(VERSION)
     untested = known_classes(VERSION) - built
@@ -34,7 +34,7 @@ def test_every_class_that_is_tested_is_in_the_survey(traced: Start) -> None:
 
 
 def test_everything_else_that_is_followed_is_there() -> None:
-    """Gates, allocators, storage and transfers: each method that is wrapped exists in this version."""
+    """Gates, allocators, storage and transfers: each wrapped method exists in this version."""
     states = {row.name: row for row in survey().rows}
     for what in (
         "LayerDoneCounter",
@@ -50,7 +50,7 @@ def test_everything_else_that_is_followed_is_there() -> None:
 
 
 def test_looking_wraps_nothing() -> None:
-    """A survey leaves every function as it was."""
+    """A survey leaves every function unchanged."""
     from hicache_dbg.tracer.attach.sglang.classes import host_pool_classes, is_ours
 
     survey()

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's choice between tokens and pages by the number of indices, and what it costs."""
+"""DeepSeek-V4's choice between the token and the page path by number of indices, and its cost."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -17,18 +17,18 @@ C4 = v4("dsv4_hisparse_c4", 37440, 64)
 
 
 def scattered(count: int, slots: int, seed: int) -> torch.Tensor:
-    """Single slots, no two alike, in no order."""
+    """Return distinct single slots in random order."""
     return torch.randperm(slots, generator=torch.Generator().manual_seed(seed))[:count]
 
 
 def slot(pages: torch.Tensor, number: int) -> torch.Tensor:
-    """The 576 value and 8 scale bytes of one C4 slot."""
+    """Return the 576 value and 8 scale bytes of one C4 slot."""
     page, at = pages[number // 64], number % 64
     return torch.cat([page[at * 576 :][:576], page[64 * 576 + at * 8 :][:8]])
 
 
 def call(setup: Setup, kind: Op, host: torch.Tensor, device: torch.Tensor) -> None:
-    """As HiSparse calls the pool: no engine between."""
+    """Call the pool directly, as HiSparse does, without an engine."""
     if kind is Op.BACKUP:
         setup.pool.backup_from_device_all_layer(setup.pool_device, host, device, "kernel")
         return
@@ -38,7 +38,7 @@ def call(setup: Setup, kind: Op, host: torch.Tensor, device: torch.Tensor) -> No
 
 @pytest.mark.parametrize("count", [1, 3, 63, 65])
 def test_single_tokens_are_token_granular_and_clean(traced: Start, count: int) -> None:
-    """A number of slots that is no multiple of a page moves slot by slot: right bytes, no finding."""
+    """A slot count that is no multiple of a page moves slot by slot: right bytes, no finding."""
     run = traced()
     setup = C4("layer_first")
     host = scattered(count, HOST_PAGES * 64, 1)
@@ -55,7 +55,7 @@ def test_single_tokens_are_token_granular_and_clean(traced: Start, count: int) -
 
 
 def test_a_run_of_slots_is_verified(traced: Start) -> None:
-    """3 consecutive slots of one page, there and back: digested as a range, verified at both ends."""
+    """3 consecutive slots of one page make a round trip, digested as a range and verified at both ends."""
     run = traced()
     setup = C4("layer_first")
     before = setup.devices[1].clone()
@@ -72,7 +72,7 @@ def test_a_run_of_slots_is_verified(traced: Start) -> None:
 @pytest.mark.parametrize("kind", [Op.BACKUP, Op.LOAD])
 @pytest.mark.parametrize("count", [64, 128, 256])
 def test_64_scattered_tokens_take_the_page_path(traced: Start, kind: Op, count: int) -> None:
-    """As many slots as make up pages are copied as pages: wrong bytes, said before they are used."""
+    """A page's number of slots is copied as pages: wrong bytes, reported before they are used."""
     run = traced()
     setup = C4("layer_first")
     host = scattered(count, HOST_PAGES * 64, 1)
@@ -94,7 +94,7 @@ def test_64_scattered_tokens_take_the_page_path(traced: Start, kind: Op, count: 
 
 
 def test_whole_pages_are_no_finding(traced: Start) -> None:
-    """64 slots that are one page, and pages in any order, are what the page path is for."""
+    """The page path is for 64 slots of one page, and for pages in any order."""
     run = traced()
     setup = C4("layer_first")
     call(setup, Op.BACKUP, indices([3, 1], 64), indices([0, 5], 64))
@@ -103,7 +103,7 @@ def test_whole_pages_are_no_finding(traced: Start) -> None:
 
 
 def test_unaligned_ids_of_c128_write_other_rows(traced: Start) -> None:
-    """3 ids of page 2 go to rows 173, 174 and 194: the kernel's page is another pool's."""
+    """3 ids of page 2 go to rows 173, 174 and 194: the kernel assumes another pool's page."""
     run = traced()
     from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool
 
@@ -129,7 +129,7 @@ def test_unaligned_ids_of_c128_write_other_rows(traced: Start) -> None:
 
 @pytest.mark.skipif(VERSION != "0.5.23", reason="the method came with 0.5.23")
 def test_the_method_for_tokens_copies_64_tokens_right(traced: Start) -> None:
-    """0.5.23 has a method for tokens only: 64 scattered slots are right, one event, no finding."""
+    """0.5.23 has a token-only method: 64 scattered slots are right, in one event without a finding."""
     run = traced()
     setup = C4("layer_first")
     host = scattered(64, HOST_PAGES * 64, 1)

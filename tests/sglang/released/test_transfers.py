@@ -1,4 +1,4 @@
-"""Prefill to decode with SGLang's own contract: what both ends say, hand over, and take over."""
+"""Prefill to decode with SGLang's own contract: what both ends state, send and receive."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -6,6 +6,7 @@
 import ctypes
 import inspect
 import struct
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +23,14 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 
 from hicache_dbg.tracer.checks.contract import check_contract
 from hicache_dbg.tracer.checks.processes import processes
-from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Op, Stated, Tier
+from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Health, Op, Stated, Tier
 
 PAGES, ITEM = 6, 4 * 24 * 2
 FROM, TO = [1, 3, 5], [0, 4, 2]
 
 
 def kv_args(buffers: list[torch.Tensor], **other: Any) -> Any:
-    """What a scheduler registers: a buffer a layer, pages of ``ITEM`` bytes."""
+    """Return what a scheduler registers: a buffer per layer, pages of ``ITEM`` bytes."""
     args = KVArgs()
     given = {
         "engine_rank": 0,
@@ -51,7 +52,7 @@ def kv_args(buffers: list[torch.Tensor], **other: Any) -> Any:
 
 
 class End:
-    """One service: its memory, its manager, and the requests it has."""
+    """One service: its memory, its manager, and its requests."""
 
     def __init__(self, mode: DisaggregationMode, *, mla_pool: bool = True, **other: Any) -> None:
         self.buffers = [random_bytes(PAGES, 4 * 24) for _ in range(LAYERS)]
@@ -69,7 +70,7 @@ class End:
 
 
 class Sender(FakeKVSender):  # type: ignore[misc]
-    """Copies pages as a transfer engine does: by address and item length, from one to the other."""
+    """Copies pages by address and item length, as a transfer engine does."""
 
     to: tuple[Any, list[int]] | None = None
 
@@ -86,17 +87,17 @@ class Sender(FakeKVSender):  # type: ignore[misc]
 
 
 class Receiver(FakeKVReceiver):  # type: ignore[misc]
-    """Takes what the sender wrote."""
+    """Receives what the sender wrote."""
 
 
 def sender(end: End, room: int) -> Any:
-    """A request at the prefill service."""
+    """Return a request at the prefill service."""
     early = "dest_tp_ranks" in inspect.signature(FakeKVSender.__init__).parameters
     return Sender(end.manager, "here:1", room, *(([0], 0) if early else ()))
 
 
 def hand_over(prefill: End, decode: End, room: int = 7) -> None:
-    """One request, in one chunk."""
+    """Hand one request over in one chunk."""
     receiver = Receiver(decode.manager, "here:1", room)
     receiver.init(0)
     receiver.send_metadata(np.array(TO, np.int32), 0)
@@ -109,7 +110,7 @@ def hand_over(prefill: End, decode: End, room: int = 7) -> None:
 
 @pytest.fixture
 def run(traced: Start) -> Traced:
-    """Tracing that has begun."""
+    """Started tracing."""
     begun = traced()
     mla("layer_first")
     return begun
@@ -118,7 +119,7 @@ def run(traced: Start) -> Traced:
 def test_managers_that_were_there_before_are_followed(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken over with what decode has registered with them: the disagreement is told, requests are followed."""
+    """An existing manager and its registrations are adopted: a disagreement is found, requests are traced."""
     prefill, decode = End(DisaggregationMode.PREFILL), End(DisaggregationMode.DECODE)
     begun = traced()
     mla("layer_first")
@@ -139,14 +140,15 @@ def test_managers_that_were_there_before_are_followed(
 
 
 def joined(run: Traced) -> list[Finding]:
-    """What a join of both services' recordings says."""
+    """Return the findings of a join of both services' recordings, which have come to their end."""
     events = run.sink.of(Stated)
     parts: list[list[Event]] = [[e for e in events if e.role == r] for r in ("prefill", "decode")]
-    return check_contract(*processes(parts))
+    last = Health(time_ns=time.time_ns(), closing=True)
+    return check_contract(*processes([[*part, last] for part in parts]))
 
 
 def test_a_clean_transfer_is_stated_alike_at_both_ends(run: Traced) -> None:
-    """Contract, count and every tile agree; a line for what was sent and one for what came."""
+    """Contract, count and every tile agree; each end has a line for its side."""
     prefill, decode = End(DisaggregationMode.PREFILL), End(DisaggregationMode.DECODE)
     hand_over(prefill, decode)
     assert decode.buffers[1][TO].equal(prefill.buffers[1][FROM])
@@ -160,7 +162,7 @@ def test_a_clean_transfer_is_stated_alike_at_both_ends(run: Traced) -> None:
 
 
 def test_a_page_that_arrives_otherwise_is_named(run: Traced) -> None:
-    """The bytes of one page change on the way: page 1 of request 7, in its layer."""
+    """One page's bytes change on the way: page 1 of request 7 is named, with its layer."""
     prefill, decode = End(DisaggregationMode.PREFILL), End(DisaggregationMode.DECODE)
     receiver = Receiver(decode.manager, "here:1", 7)
     receiver.init(0)
@@ -199,7 +201,7 @@ def test_a_request_that_is_committed_short_is_named(run: Traced) -> None:
 def test_services_that_mean_other_memory_are_named_by_field(
     run: Traced, field: str, other: dict[str, Any]
 ) -> None:
-    """Each field in which the two disagree, and no other."""
+    """Each differing field is named, and no other."""
     End(DisaggregationMode.PREFILL)
     End(DisaggregationMode.DECODE, **other)
     (finding,) = joined(run)
@@ -209,21 +211,21 @@ def test_services_that_mean_other_memory_are_named_by_field(
 
 
 def registration(args: Any, *, tp: int = 1) -> list[bytes]:
-    """The message with which decode registers its memory, as mooncake's receiver packs it."""
+    """Return decode's registration message as mooncake's receiver packs it."""
     pointers = struct.pack(f"{len(args.kv_data_ptrs)}Q", *args.kv_data_ptrs)
     fields = [b"None", b"here", b"1", b"session", pointers, b"", b"", b"0"]
     return [*fields, str(tp).encode(), str(args.kv_item_lens[0]).encode()]
 
 
 def test_a_registration_that_fits_is_silent(run: Traced) -> None:
-    """Decode registers the same geometry: nothing to say."""
+    """Decode registers the same geometry: no finding."""
     prefill = End(DisaggregationMode.PREFILL)
     KVArgsRegisterInfo.from_zmq(registration(prefill.args))
     assert run.sink.of(Finding) == []
 
 
 def test_a_registration_of_other_pages_is_found_before_a_byte_moves(run: Traced) -> None:
-    """Half the bytes a page, a layer less: the handshake says which fields differ."""
+    """With half the bytes per page and one layer less, the handshake names the differing fields."""
     prefill = End(DisaggregationMode.PREFILL)
     other = kv_args(prefill.buffers[:1], kv_item_lens=[ITEM // 2])
     KVArgsRegisterInfo.from_zmq(registration(other))
@@ -235,7 +237,7 @@ def test_a_registration_of_other_pages_is_found_before_a_byte_moves(run: Traced)
 
 
 def test_other_shares_of_the_heads_are_resharded_and_not_compared(run: Traced) -> None:
-    """Two ranks of prefill to one of decode: half the heads a page each, no tile is compared."""
+    """Two prefill ranks with half the heads each, one decode rank: no tile is compared."""
     prefill = End(DisaggregationMode.PREFILL, mla_pool=False, tp=2)
     other = kv_args(prefill.buffers, kv_item_lens=[2 * ITEM] * LAYERS)
     KVArgsRegisterInfo.from_zmq(registration(other, tp=1))
@@ -247,7 +249,7 @@ def test_other_shares_of_the_heads_are_resharded_and_not_compared(run: Traced) -
 
 
 def test_latent_rows_are_whole_on_every_rank(run: Traced) -> None:
-    """MLA with two ranks and one: the same pages, compared as if alone."""
+    """MLA with two ranks and one: the pages are the same and are compared as on one rank."""
     prefill = End(DisaggregationMode.PREFILL, tp=2)
     KVArgsRegisterInfo.from_zmq(registration(prefill.args, tp=1))
     sender(prefill, 7).send(np.array(FROM, np.int32))
@@ -256,7 +258,7 @@ def test_latent_rows_are_whole_on_every_rank(run: Traced) -> None:
 
 
 def test_warm_up_requests_are_no_transfers(run: Traced) -> None:
-    """SGLang's own fakes move nothing, and nothing is said of them."""
+    """SGLang's warm-up requests move nothing, and nothing is recorded of them."""
     prefill = End(DisaggregationMode.PREFILL)
     early = "dest_tp_ranks" in inspect.signature(FakeKVSender.__init__).parameters
     FakeKVSender(prefill.manager, "x", 0, *(([0], 0) if early else ())).send(np.array(FROM))

@@ -1,4 +1,4 @@
-"""SGLang's own trees: what they find is what is counted, and what they load is for whoever asked."""
+"""SGLang's own trees: lookups are counted, and loads are attributed to their requests."""
 
 # mypy: disable-error-code="import-not-found,attr-defined"
 # pyright: reportMissingImports=false
@@ -23,14 +23,14 @@ PAGE = 4
 
 
 def allocator_over(device: Any) -> Any:
-    """SGLang's paged allocator of a device pool."""
+    """Return SGLang's paged allocator of a device pool."""
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
     return PagedTokenToKVPoolAllocator(24, PAGE, torch.bfloat16, "cpu", device, need_sort=False)
 
 
 def parameters(allocator: Any) -> Any:
-    """What every tree is made with."""
+    """Return the constructor arguments common to every tree."""
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 
     return CacheInitParams(
@@ -42,42 +42,42 @@ def parameters(allocator: Any) -> Any:
 
 
 def keyed(tokens: int) -> Any:
-    """A prefix of so many tokens."""
+    """Return a prefix of so many tokens."""
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
     return RadixKey(array("q", range(tokens)), None)
 
 
 def look_up(tree: Any, name: str, tokens: int) -> Any:
-    """A request looks its prefix up."""
+    """Look up a request's prefix."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
     return tree.match_prefix(MatchPrefixParams(key=keyed(tokens), req=request(name)))
 
 
 def insert(tree: Any, tokens: int, value: torch.Tensor) -> None:
-    """Pages that a request has filled become the tree's."""
+    """Insert a request's filled pages into the tree."""
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
     tree.insert(InsertParams(key=keyed(tokens), value=value))
 
 
 def counted(run: Traced, *names: str) -> dict[tuple[str, str], int]:
-    """Pages by tier and end, once these requests are in a batch."""
+    """Return pages by tier and outcome, once these requests are in a batch."""
     run.attachment.hooks.lookups.batching(lambda _: None)(batch(*names))
     states = [state for state in run.attachment.pool_state() if isinstance(state, LookedUp)]
     return {(state.tier, state.end): state.pages for state in states if state.pages}
 
 
 def radix(allocator: Any) -> Any:
-    """The tree without any other tier."""
+    """Return the tree without any other tier."""
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
     return RadixCache(parameters(allocator))
 
 
 def unified(allocator: Any) -> Any:
-    """The tree of components, in Python where there is a choice."""
+    """Return the tree of components, in Python if there is a choice."""
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -91,7 +91,7 @@ def unified(allocator: Any) -> Any:
 def test_a_lookup_in_a_tree_on_the_device_is_counted(
     traced: Start, build: Callable[[Any], Any]
 ) -> None:
-    """Three of five pages were there, the others nowhere."""
+    """Three of five pages were found, the others missing."""
     if build is unified and NUMBER < (0, 5, 17):
         pytest.skip("made of other parts")
     run = traced()
@@ -105,7 +105,7 @@ def test_a_lookup_in_a_tree_on_the_device_is_counted(
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A group of one process, which SGLang's trees ask for."""
+    """A process group of one, which SGLang's trees require."""
     from torch import distributed
 
     store = distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
@@ -157,7 +157,7 @@ def test_a_prefix_that_comes_back_from_the_host_is_for_who_asked(
 
 
 def server() -> Any:
-    """What the tree asks of the server's arguments; everything else is unset."""
+    """Return the server arguments that the tree reads; everything else is unset."""
 
     class Arguments(SimpleNamespace):
         def __getattr__(self, name: str) -> None:

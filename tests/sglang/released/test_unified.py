@@ -1,4 +1,4 @@
-"""SGLang's tree of components, end to end: inserted, backed up, evicted, loaded, and the same as before."""
+"""SGLang's tree of components end to end: inserted, backed up, evicted, loaded, unchanged."""
 
 # mypy: disable-error-code="import-not-found,attr-defined"
 # pyright: reportMissingImports=false
@@ -23,7 +23,7 @@ Made = Callable[..., tuple[Traced, Stack]]
 
 @pytest.fixture
 def made(traced: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    """Attaches, then builds a stack in a group of one process."""
+    """Attach, then build a stack in a group of one process."""
     from torch import distributed
 
     store = distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
@@ -43,7 +43,7 @@ def made(traced: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
 def test_pages_go_to_the_host_and_come_back_for_who_asked(
     made: Made, name: str, layout: str
 ) -> None:
-    """Every pool of the stack: each tile verified, one operation a direction, the load for its request alone."""
+    """Each tile of every pool is verified, with one operation per direction; the load names its request."""
     run, cache = made(name, layout)
     cache.insert(3)
     cache.look_up("first", 3)
@@ -70,7 +70,7 @@ def test_pages_go_to_the_host_and_come_back_for_who_asked(
 
 @pytest.mark.parametrize("name", STACKS)
 def test_a_byte_that_changed_on_the_host_is_found_in_the_load(made: Made, name: str) -> None:
-    """In its own pool, layer and page, and it names the request that was given the page."""
+    """The finding has its pool, layer and page, and the request that got the page."""
     run, cache = made(name)
     cache.insert(3)
     entry = cache.tree.host_pool_group.entries[-1]
@@ -90,7 +90,7 @@ def test_a_byte_that_changed_on_the_host_is_found_in_the_load(made: Made, name: 
 
 
 def test_pages_that_left_the_host_are_others_when_they_come_again(made: Made) -> None:
-    """Evicted from both tiers, computed anew, backed up and loaded: verified against the new bytes, nothing is said."""
+    """Evicted from both tiers, recomputed, backed up and loaded: verified against the new bytes."""
     run, cache = made("mha")
     cache.insert(3)
     cache.evict(3)

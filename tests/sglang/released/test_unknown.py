@@ -1,4 +1,4 @@
-"""A wheel that nobody has seen: what is missing or otherwise is said, everything else is attached all the same."""
+"""Unknown releases: what is missing or different is reported, everything else is attached."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
@@ -27,14 +27,14 @@ Place = tuple[str, str, str]
 
 
 def there(place: Place) -> type | None:
-    """The class, if its module is imported and the class itself has the method."""
+    """Return the class if its module is imported and the class itself has the method."""
     module, name, method = place
     cls = getattr(sys.modules.get(module), name, None)
     return cls if isinstance(cls, type) and method in vars(cls) else None
 
 
 def places(version: str) -> list[Place]:
-    """Every operation and method that is followed and that this wheel has, of the modules that are imported."""
+    """Return every followed method that this release has, of the imported modules."""
     mine = [
         (one.module, one.cls, one.method) for one in versions.OPERATIONS if version in one.versions
     ]
@@ -42,23 +42,23 @@ def places(version: str) -> list[Place]:
 
 
 def attached() -> set[str]:
-    """What is wrapped now."""
+    """Return what is currently wrapped."""
     return {f"{cls}.{method}" for _, cls, method in places(released()) if is_wrapped(cls, method)}
 
 
 def released() -> str:
-    """The version on the path."""
+    """Return the version on the path."""
     return str(VERSION)
 
 
 def is_wrapped(cls: str, method: str) -> bool:
-    """Whether a followed method is ours."""
+    """Return whether a followed method is wrapped."""
     found = [there(place) for place in places(released()) if place[1:] == (cls, method)]
     return any(is_ours(vars(one)[method]) for one in found if one is not None)
 
 
 def round_trip(run: Traced) -> list[str]:
-    """Pages go and come, whatever is missing; what was not recognised is the answer."""
+    """Back up and load with something missing; return what was not recognised."""
     setup = mla("layer_first")
     host = setup.pool.alloc(setup.page)
     backup(setup, host, indices([1], setup.page), "kernel")
@@ -71,7 +71,7 @@ def round_trip(run: Traced) -> list[str]:
 
 
 def other_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, that takes something else first."""
+    """Return the same method with another first argument."""
 
     def method(self: Any, *, something: Any = None, **given: Any) -> Any:
         return original(self, **given)
@@ -80,7 +80,7 @@ def other_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asynchronous(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, to be awaited."""
+    """Return the same method as a coroutine."""
 
     @wraps(original)
     async def method(*args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ OTHERWISE: dict[str, Callable[[Any], Any]] = {
 
 
 def test_a_method_that_is_gone_is_named(traced: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them, one after the other: it alone is not attached, and the start says so."""
+    """Each missing method alone is not attached, and the start says so."""
     first = traced()
     everything = attached()
     first.attachment.detach()
@@ -127,7 +127,7 @@ def test_a_method_that_is_gone_is_named(traced: Start, monkeypatch: pytest.Monke
 
 
 def test_a_module_that_is_gone_is_named(traced: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that nobody has imported and nobody could is said; one that is only not imported yet is not."""
+    """A module that cannot be imported is reported; one that is only not imported yet is not."""
     gone, waiting = "sglang.srt.managers.hisparse_coordinator", BATCH[0]
     for name in (gone, waiting):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -140,7 +140,7 @@ def test_a_module_that_is_gone_is_named(traced: Start, monkeypatch: pytest.Monke
 
 
 def test_pools_that_are_kept_elsewhere_are_a_doubt(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is built that anybody knows, and requests are served: an unknown version is named for it."""
+    """If requests are served and no known class was built, the unknown version is reported."""
     for version, doubt in (("0.5.23", False), ("0.6.0", True)):
         caplog.clear()
         serve = Idle(lambda: False, version).batching(lambda: "served")
@@ -153,7 +153,7 @@ def test_pools_that_are_kept_elsewhere_are_a_doubt(caplog: pytest.LogCaptureFixt
 def test_a_method_of_another_kind_is_left_alone(
     traced: Start, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """What is no plain method stays the very same object, and the start says what it is."""
+    """What is not a plain method stays the same object, and the start says what it is."""
     found = [(there(place), place[2]) for place in places(released())]
     changed = {}
     for cls, method in found:
@@ -174,7 +174,7 @@ def test_a_method_of_another_kind_is_left_alone(
 def test_a_copy_method_that_takes_something_else_is_left_alone(
     traced: Start, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Its arguments would be taken for others: SGLang's own runs, and the start says what it takes."""
+    """Its arguments would be misread: SGLang's own runs, and the start says what it takes."""
     first = traced()
     owners = [owner for owner, name, *_ in first.attachment.hooks.patches._done if name == method]
     first.attachment.detach()
@@ -193,7 +193,7 @@ def test_a_copy_method_that_takes_something_else_is_left_alone(
 def test_pages_go_and_come_where_half_of_it_is_gone(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gates, trees, storage and device allocators are not what they were: copies are verified all the same."""
+    """With changed gates, trees, storage and device allocators, copies are still verified."""
     copies = {"start_writing", "start_loading", "submit_device_to_host", "submit_host_to_device"}
     for place in places(released()):
         cls = there(place)
@@ -204,7 +204,7 @@ def test_pages_go_and_come_where_half_of_it_is_gone(
 
 
 class Otherwise:
-    """A method made of something else: an object that is called."""
+    """A method that is a callable object."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -213,12 +213,12 @@ class Otherwise:
         return self._function.__get__(instance, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the function."""
+        """Call the function."""
         return self._function(*args, **kwargs)
 
 
 def test_a_class_that_comes_later_is_followed(traced: Start) -> None:
-    """A subclass out of nowhere, made while tracing runs: its own copy methods are wrapped before their first call."""
+    """A subclass defined during tracing: its own copy methods are wrapped before their first call."""
     run = traced()
     setup = mla("layer_first")
 

@@ -1,8 +1,8 @@
-"""For which requests SGLang copies pages: what its tree does for a request names the nodes that it queues.
+"""For which requests SGLang copies pages.
 
-A request is known while a method of the tree runs for it. What is queued meanwhile is known by its node,
-and the operation that carries the queue out by the nodes that it names. Nothing is kept of a request but
-its name and its span, and of the latest nodes only.
+A method of the tree runs for one request. A node that is queued meanwhile belongs to that request, and an
+operation that processes the queue belongs to the requests of its nodes. Only the name and the span of a
+request are kept, for the latest nodes.
 """
 
 from collections import OrderedDict
@@ -20,8 +20,8 @@ __all__ = ["FOR_REQUESTS", "MOST_NODES", "QUEUES", "Asked"]
 
 Function = Callable[..., Any]
 
-#: Methods of SGLang's trees that are called for one request, which comes first: itself, its name, or
-#: in the parameters.
+#: Methods of SGLang's trees that are called for one request. Their first argument is the request, its
+#: name, or parameters that hold it.
 FOR_REQUESTS = frozenset(
     {
         *("match_prefix", "init_load_back", "prefetch_from_storage"),
@@ -30,15 +30,15 @@ FOR_REQUESTS = frozenset(
         *("retraction_backup", "retraction_restore"),
     }
 )
-#: Methods of a controller that carry a queue out, and the queue.
+#: Methods of a controller that process a queue, and the queue.
 QUEUES = {"start_writing": "write_queue", "start_loading": "load_queue"}
 
-#: Nodes, and operations of storage, of which it is remembered who asked.
+#: The most nodes, and storage operations, whose requests are remembered.
 MOST_NODES = 4096
 
 
 class _Latest(OrderedDict[Any, tuple[Request, ...]]):
-    """Who asked for the latest nodes."""
+    """The requests of the latest nodes."""
 
     def keep(self, key: Any, requests: tuple[Request, ...]) -> None:
         self[key] = requests
@@ -58,7 +58,7 @@ class Asked:
     # -- wrappers -------------------------------------------------------------------------------
 
     def asking(self, original: Function) -> Function:
-        """Around a method of the tree that is called for one request."""
+        """Wrap a method of the tree that is called for one request."""
         told = argument(original, "", at=1)
 
         @wraps(original)
@@ -75,9 +75,9 @@ class Asked:
         return ours(for_request)
 
     def queueing(self, original: Function) -> Function:
-        """Around ``write`` or ``load`` of a controller: the node is of the request at hand.
+        """Wrap ``write`` or ``load`` of a controller: the node belongs to the current request.
 
-        It is noted before the call: some controllers carry the queue out at once.
+        It is noted before the call, because some controllers process the queue at once.
         """
         node_of = argument(original, "node_id")
 
@@ -89,7 +89,7 @@ class Asked:
         return around(self._say, "attach/queue", original, before, lambda *_: None)
 
     def carrying(self, original: Function, queue: str) -> Function:
-        """Around what carries a controller's queue out: it is for whoever queued."""
+        """Wrap a method that processes a controller's queue: it serves the requests that queued."""
 
         @wraps(original)
         def carry(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ class Asked:
         return ours(carry)
 
     def storing(self, original: Function) -> Function:
-        """Around ``write_backup_storage`` of the tree: a node's pages go on to storage."""
+        """Wrap ``write_backup_storage`` of the tree: a node's pages go on to storage."""
         node_of = argument(original, "", at=1)
 
         @wraps(original)
@@ -124,7 +124,7 @@ class Asked:
         return ours(write_backup_storage)
 
     def sending(self, original: Function) -> Function:
-        """Around ``write_storage`` of a controller, which names the operation that a thread will carry out."""
+        """Wrap ``write_storage`` of a controller, which names the operation that a thread will run."""
 
         def after(requests: Any, operation: Any, _: BaseException | None) -> None:
             if operation is not None:
@@ -138,7 +138,7 @@ class Asked:
     # -- what is asked --------------------------------------------------------------------------
 
     def of_storage(self, operation: Any) -> tuple[Request, ...]:
-        """Who is behind an operation of the controller's threads for storage."""
+        """Return the requests of an operation of the controller's storage threads."""
         name = getattr(operation, "request_id", None)
         if name is not None:
             return (Request(str(name)),)

@@ -20,7 +20,7 @@ __all__ = ["AskedCopy", "Given", "Reading", "layer_of", "read_call"]
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take three times as long
 class Given:
-    """What a copy method was called with, and by ``whom`` the operation was asked for."""
+    """The arguments of a copy method, and the requests (``whom``) that the operation serves."""
 
     pool: Any
     method: str
@@ -34,17 +34,17 @@ class Given:
 
 @dataclass(slots=True, eq=False)
 class AskedCopy(Copy):
-    """A copy, and the names of the requests that it is for."""
+    """A copy, and the names of the requests that it serves."""
 
     names: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A call as a copy, and how it used its indices, where that has to be looked at.
+    """A call as a copy, and how it used its indices, where that needs a check.
 
-    ``use`` is None where they cannot be read here, and where they are whole pages that there are.
-    ``tokens`` is for how many indices of the pool the call stands.
+    ``use`` is None if the indices cannot be read here, or are whole pages within the pool.
+    ``tokens`` is how many of the pool's indices the call covers.
     """
 
     copy: Copy
@@ -53,7 +53,7 @@ class Reading:
 
 
 def layer_of(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None:
-    """The views' layer of a load's layer number; None where the pool moves nothing for it."""
+    """Return the layer in the views for a load's layer number; None if the pool moves nothing for it."""
     if record.geometry is None:
         told = int(named["layer_id"])
         return told if told < record.mirror.layers else None
@@ -72,10 +72,10 @@ def read_call(
     layers: tuple[int, ...] | None = None,
     generations: Callable[[Pages], Pages] | None = None,
 ) -> Reading:
-    """What the call moves: all layers; a load that turns out to move fewer is cut down later.
+    """Return what the call moves: all layers; a load that moves fewer is reduced later.
 
-    Where it is over already, ``layers`` says which it moved, and ``generations`` those of host pages
-    as it began.
+    For a call that is over, ``layers`` are those it moved, and ``generations`` returns the generations
+    of host pages as it began.
     """
     host, device, readable = _indices(given)
     path = _path(record, given, host, device)
@@ -106,10 +106,10 @@ def read_call(
 
 
 def _indices(given: Given) -> tuple[Pages, Pages, bool]:
-    """Both ends' indices as int64, and whether these are the real ones.
+    """Return both ends' indices as int64, and whether they are the real ones.
 
-    Indices on a GPU are not read: that would wait for the stream. As many from 0 up stand in for
-    them, which is all that a choice by length asks for.
+    Indices on a GPU are not read, because that would wait for the stream. The numbers from 0 up
+    replace them: a choice by length needs no more.
     """
     host, device = given.host_indices, given.device_indices
     if host.is_cpu and device.is_cpu:
@@ -166,6 +166,6 @@ def _use(record: PoolRecord, given: Given, path: Path) -> IndexUse:
 
 
 def _unplaced(path: Path) -> Path:
-    """As many pages, nobody knows which: -1, which lies in no tensor."""
+    """Return as many unknown pages, as -1, which lies in no tensor."""
     pages = np.full(len(path.host_pages), -1, np.int64)
     return replace(path, host_pages=pages, device_pages=pages)

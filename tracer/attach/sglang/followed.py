@@ -1,4 +1,4 @@
-"""What is followed besides the pools' copies: where it is, and which methods it goes through."""
+"""The methods that are wrapped besides the pools' copies, and where they are defined."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ __all__ = ["FOLLOWED", "followed"]
 _CONTROLLER = (versions.GATES_MODULE, "HiCacheController")
 _BACKENDS = versions.STORAGE_MODULES[-1]
 
-#: Module, class, methods; in every version that is supported.
+#: Module, class and methods, in every supported version.
 FOLLOWED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (versions.GATES_MODULE, "LayerDoneCounter", ("update_producer", "wait_until")),
     (versions.GATES_MODULE, "LayerLoadingEvent", ("complete",)),
@@ -32,12 +32,12 @@ FOLLOWED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (TRANSFERS[0], "BaseKVSender", ("send",)),
     (TRANSFERS[0], "BaseKVReceiver", ("send_metadata", "poll")),
 )
-#: Wrapped when the first of a process is made: what a class defines itself.
+#: Wrapped when the first instance is created: what a class defines itself.
 _LATER = {"BaseKVSender", "BaseKVReceiver"}
 
 
 def followed() -> Iterator[tuple[str, str, str]]:
-    """Module, class and method of everything that is wrapped as soon as its module is there."""
+    """Yield module, class and method of everything that is wrapped as soon as its module is imported."""
     for module, cls, methods in FOLLOWED:
         if cls not in _LATER:
             yield from ((module, cls, method) for method in methods)

@@ -1,17 +1,19 @@
-"""Which operation this thread is in: what belongs to one submit is one operation."""
+"""Which operation this thread is in: everything that belongs to one submit is one operation."""
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hicache_dbg.tracer.attach.sglang.copies import Given
 from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopy
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
+from hicache_dbg.tracer.attach.sglang.whose import Request
 
-__all__ = ["Begun", "Call", "Frame", "Frames"]
+__all__ = ["Begun", "Call", "Frame", "Frames", "HostCopies"]
 
 _ids = itertools.count(1)
 
@@ -23,74 +25,78 @@ Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A load, and what it was given: kept so that nothing else takes the identity meanwhile."""
+    """A load and what it was given, kept so that no other object takes its identity meanwhile."""
 
     load: OpenLoad
     given: Given
 
 
-class Frame:
-    """One operation: its number, the loads that it has begun, and the copies that it has open.
+@dataclass(slots=True)
+class HostCopies:
+    """The copies of an operation whose both ends are in the host's memory."""
 
-    ``over`` is the event that says that it is over; None where it is by its end; ``start`` the one of
-    its begin, and ``timed`` whether they tell the time. ``alone`` says
-    that it is a single call of a pool, no operation of SGLang's; ``call`` is what that was called with.
-    ``on_device`` are the copies whose ends are on a GPU.
-    """
-
-    __slots__ = (
-        "alone",
-        "call",
-        "done",
-        "loads",
-        "loads_on_device",
-        "on_device",
-        "op_id",
-        "opened",
-        "over",
-        "probe",
-        "start",
-        "status",
-        "timed",
-    )
-
-    def __init__(self, probe: LayerProbe, call: Call | None = None, *, alone: bool = False) -> None:
-        self.probe, self.call, self.alone = probe, call, alone
-        self.op_id = next(_ids)
-        self.loads: dict[LoadKey, Begun] = {}
-        self.done: list[OpenLoad] = []
-        self.opened: list[OpenCopy] = []
-        self.on_device: list[Any] = []
-        self.loads_on_device: dict[LoadKey, Any] = {}
-        self.status = "ok"
-        self.over: Any = None
-        self.start: Any = None
-        self.timed = False
+    loads: dict[LoadKey, Begun] = field(default_factory=dict)
+    done: list[OpenLoad] = field(default_factory=list)
+    opened: list[OpenCopy] = field(default_factory=list)
 
     def begin(self, key: LoadKey, load: OpenLoad, given: Given) -> None:
-        """A load under ``key``; the same indices loaded once more are another load."""
+        """Begin a load under ``key``; loading the same indices once more is another load."""
         if key in self.loads:
             self.done.append(self.loads[key].load)
         self.loads[key] = Begun(load, given)
 
+    def close(self, probe: LayerProbe) -> None:
+        """Close every load that was begun."""
+        for load in (*self.done, *(begun.load for begun in self.loads.values())):
+            probe.close(load)
 
-class Frames(threading.local):
-    """The operation of the current thread, and the pools whose methods it is in.
 
-    Args:
-        submitted: told which copies an operation has open, and of the event that ends it.
-        concluded: told of an operation that has copies on a GPU as it ends, before.
-        running: the numbers of those that are under way, of all threads.
+class Frame:
+    """One operation, from its begin until all of it has been submitted.
+
+    Attributes:
+        call: What SGLang called; None for a single call of a pool (``alone``).
+        start: SGLang's event of the operation's begin.
+        over: SGLang's event of its end; None where the operation is over when the call returns.
+        timed: Whether the two events tell the time.
+        status: ``ok``, or the exception of SGLang's call.
+        on_device: Its copies whose device end is on a GPU, each a
+            :class:`~hicache_dbg.tracer.attach.sglang.gpu_ops.DeviceOp`.
+        on_host: The others; None until there is one.
     """
 
-    def __init__(
-        self,
-        submitted: Callable[[list[OpenCopy], Any], None],
-        concluded: Callable[[Frame], None],
-        running: set[int],
-    ) -> None:
-        self._submitted = submitted
-        self._concluded = concluded
+    # Set only where they differ: SGLang's thread creates a frame for each operation.
+    start: Any = None
+    over: Any = None
+    timed = False
+    status = "ok"
+    on_host: HostCopies | None = None
+    ended_ns = 0
+    thread = ""
+    whom: tuple[Request, ...] = ()
+
+    def __init__(self, probe: LayerProbe, call: Call | None = None, *, alone: bool = False) -> None:
+        self.probe, self.call, self.alone = probe, call, alone
+        self.op_id, self.began_ns = next(_ids), time.time_ns()
+        self.on_device: list[Any] = []
+
+    def here(self) -> HostCopies:
+        """Return the copies in the host's memory."""
+        if self.on_host is None:
+            self.on_host = HostCopies()
+        return self.on_host
+
+
+class Frames(threading.local):
+    """The operation of the current thread, and the pools whose methods are running on it.
+
+    Args:
+        end: Called when an operation has been submitted or has failed.
+        running: The numbers of the operations of all threads that are being submitted.
+    """
+
+    def __init__(self, end: Callable[[Frame], None], running: set[int]) -> None:
+        self._end = end
         self._running = running
         #: The name of this thread.
         self.thread = threading.current_thread().name
@@ -99,28 +105,18 @@ class Frames(threading.local):
         self.pools: set[int] = set()
 
     def begin(self, probe: LayerProbe, call: Call | None = None, *, alone: bool = False) -> Frame:
-        """An operation begins on this thread, which is in none; to be closed with :meth:`end`."""
+        """Begin an operation on this thread, which is in none; close it with :meth:`end`."""
         self.current = frame = Frame(probe, call, alone=alone)
         self._running.add(frame.op_id)
         return frame
 
     def end(self, frame: Frame) -> None:
-        """The operation has been submitted, or has failed."""
-        self.current = None
-        try:
-            if frame.on_device:
-                self._concluded(frame)
-            if frame.loads:
-                for load in (*frame.done, *(begun.load for begun in frame.loads.values())):
-                    frame.probe.close(load)
-            if frame.opened:
-                self._submitted(frame.opened, frame.over)
-        finally:
-            self._running.discard(frame.op_id)
+        """End the operation: it has been submitted, or has failed."""
+        self._end(frame)
 
     @contextmanager
     def operation(self, probe: LayerProbe) -> Iterator[Frame]:
-        """An operation; inside another one it is part of that."""
+        """Yield an operation: the current one, or else a new one for the length of the context."""
         if self.current is not None:
             yield self.current
             return
@@ -134,12 +130,12 @@ class Frames(threading.local):
             self.end(frame)
 
     def is_inside(self, pool: Any) -> bool:
-        """Whether a method of this pool is being observed on this thread already."""
+        """Return whether a method of this pool is being observed on this thread already."""
         return id(pool) in self.pools
 
     @contextmanager
     def inside(self, pool: Any) -> Iterator[None]:
-        """While a method of ``pool`` is observed."""
+        """Mark ``pool`` as being observed."""
         self.pools.add(id(pool))
         try:
             yield

@@ -1,9 +1,9 @@
 """Digests beside SGLang's own copies: enqueued when an operation is submitted, done before it is over.
 
-Nothing here waits for a device or reads an index: page ids are read on the device, when the digests
-run. Where SGLang records an event for the operation's end, that event is recorded once more, behind
-the digests and on their stream: whoever waits for it waits for them, and the next operation's copies
-for nothing. Where there is none, the copy's stream waits.
+Nothing here waits for the device or reads an index on the host: the kernels read the page ids when they
+run. If SGLang records an event at an operation's end, we record that event again behind the digests,
+on their stream. Whoever waits for it then waits for the digests too, and the next operation's copies
+wait for nothing. Without such an event the copies' stream waits for the digests.
 """
 
 import threading
@@ -20,21 +20,22 @@ from hicache_dbg.tracer.digest.driver import check, driven, driver
 from hicache_dbg.tracer.digest.mark import Mark
 from hicache_dbg.tracer.digest.select import DeviceDigester, digester_for
 
-__all__ = ["A_LAUNCH_BYTES", "IN_LINE_BYTES", "Job", "Lane", "Part", "Slot"]
+__all__ = ["IN_LINE_BYTES", "LARGE_BYTES", "Job", "Lane", "Part", "Slot"]
 
-#: Up to so many bytes digests run in the copy's own stream: such copies wait for the host, not for the
-#: device. Beyond, they run beside the copies that follow.
+#: Operations of up to this many bytes are digested on the copies' own stream: they are bound by the
+#: host, not by the device. Larger ones are digested on a stream of ours.
 IN_LINE_BYTES = 8 << 20
-#: So many bytes, 8 us of an H200, of a large backup are digested by one launch, from its begin on.
-A_LAUNCH_BYTES = 32 << 20
+#: Backups of more bytes than this are digested while they are being copied, smaller ones afterwards.
+LARGE_BYTES = 32 << 20
 
+#: The fewest words of a slot, 32 KB of device memory.
 _SMALLEST = 4096
-#: Slots that are kept for later, 32 KB of the device each at least.
+#: The most slots kept for reuse.
 _MOST_SLOTS = 256
 
 
 class Part(NamedTuple):
-    """Digests of one component's layers ``first .. last - 1``, from word ``at`` of the slot on."""
+    """Digests of a component's layers ``first .. last - 1``, starting at word ``at`` of the slot."""
 
     component: str
     first: int
@@ -43,10 +44,10 @@ class Part(NamedTuple):
 
 
 class Slot:
-    """Room on the device for the digests of one operation at a time, and the event behind them.
+    """Device memory for the digests of one operation at a time, and the event recorded behind them.
 
-    ``parts`` are the digests, in ``words`` words; ``refused`` says why there are none. ``stream`` is one
-    of ours: what lay in the room before was ours too.
+    ``parts`` are the digests, in ``words`` words; ``refused`` is the reason if there are none. The
+    memory is allocated on ``stream``, one of ours, so that no other stream's pending work can be using it.
     """
 
     def __init__(self, words: int, stream: torch.cuda.Stream) -> None:
@@ -57,12 +58,12 @@ class Slot:
         self.address, self.size = self.room.data_ptr(), words
         self.parts: list[Part] = []
         self.words, self.refused = 0, ""
-        #: On which it was used.
+        #: The streams that have used it.
         self.streams: set[int] = set()
         self._views: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def view(self, at: int, layers: int, pages: int) -> torch.Tensor:
-        """Words ``at ..`` as int64 [layers, pages]."""
+        """Return the words from ``at`` on as int64 [layers, pages]."""
         view = self._views.get((at, layers, pages))
         if view is None:
             if len(self._views) >= 64:
@@ -72,51 +73,56 @@ class Slot:
         return view
 
     def used_on(self, stream: int, device: torch.device) -> None:
-        """Should the slot be dropped, its memory is not given away before this stream is done."""
+        """Keep the memory from being reused before ``stream`` is done with it, should the slot be dropped."""
         self.streams.add(stream)
         self.room.record_stream(torch.cuda.ExternalStream(stream, device))
 
 
 class Job(Protocol):
-    """What is digested of an operation: what its copies on ``stream`` moved.
+    """One pool's part of an operation, whose copies are enqueued on ``stream``.
 
-    ``loads``: it is there behind the copies, no earlier. ``slot`` is where the digests go, and
-    ``clock`` the events of its begin, if somebody takes that time, and its end.
+    ``slot`` receives the digests. ``clock`` holds the events of the operation's begin, if that time is
+    taken, and of its end.
     """
 
     stream: int
-    loads: bool
     slot: "Slot | None"
     clock: tuple[Any, Any]
 
-    def prepare(self) -> int:
-        """Take a slot; how many bytes are to be digested."""
+    @property
+    def loads(self) -> bool:
+        """Whether it is a load, which can be digested behind its copies only."""
         ...
 
-    def digest(self, on: int) -> None:
-        """Enqueue the digests on a stream."""
+    def prepare(self) -> int:
+        """Take a slot, and return how many bytes are to be digested."""
+        ...
+
+    def digest(self, on: int, *, during: bool) -> None:
+        """Enqueue the digests on a stream; ``during`` its copies, with few programs."""
         ...
 
 
 class Lane:
-    """The digests of one device: its digester, slots that are used again, and the streams beside SGLang's.
+    """The digests of one device: its digester, slots for reuse, and the streams beside SGLang's.
 
-    An operation takes three calls of the driver: a wait, a launch a component, a record. A small one
-    takes two, a large backup a launch for each 32 MB, and a wait or a record more.
+    An operation takes three driver calls: a wait, one launch per component, and a record. A small one
+    takes no wait, a large backup a second one, and an operation whose events of SGLang's have no timing
+    takes two more records.
     """
 
     def __init__(self, device: str) -> None:
-        # There is no such driver on ROCm: said when the pool is built.
+        # Raises on ROCm, which has no such driver: reported when the pool is built.
         self.raw_record = driver().cuEventRecord
         self.wait = driver().cuStreamWaitEvent
-        #: Asks whether an event has come, by its handle: 0 if it has.
+        #: Queries an event by its handle; 0 if it has come.
         self.query = driver().cuEventQuery
         self.digester = digester_for(device)
         self.device = self.digester.device
         index = self.device.index or 0
-        #: Whether this thread's stream takes what is enqueued into a graph; without a look at the build.
+        #: Whether the current stream is capturing a graph; independent of how torch was built.
         self.captures = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001
-        #: This thread's stream, as a raw handle: 0.2 us, not 8.
+        #: The current stream's raw handle, in 0.2 us rather than 8.
         self.stream = partial(torch._C._cuda_getCurrentRawStream, index)  # noqa: SLF001
         self.slots: deque[Slot] = deque()
         self._marks: deque[torch.cuda.Event] = deque()
@@ -124,11 +130,11 @@ class Lane:
         self.sides = Sides(self.device, getattr(self.digester, "send", None))
         self._order = Mark()
         self._none = torch.empty(0, dtype=torch.int64)
-        #: For who enqueues: what one operation takes follows on each other.
+        #: Held while an operation enqueues: its calls must not interleave with another's.
         self.lock = threading.Lock()
 
     def mark(self, stream: int) -> torch.cuda.Event:
-        """An event that tells when ``stream`` came here; whose it is gives it back."""
+        """Record a timed event on ``stream``, and return it; :meth:`give_back` takes it back."""
         try:
             event = self._marks.popleft()
         except IndexError:
@@ -137,7 +143,7 @@ class Lane:
         return event
 
     def slot(self, words: int) -> Slot:
-        """Room for ``words`` digests."""
+        """Return an empty slot for ``words`` digests."""
         try:
             slot = self.slots.popleft()
         except IndexError:
@@ -148,50 +154,47 @@ class Lane:
         return slot
 
     def conclude(self, jobs: Sequence[Job], start: Any, over: Any, *, timed: bool) -> None:
-        """Everything of one operation is in its streams: digest, and say when that is done.
+        """Digest an operation whose copies have all been enqueued, and say when the digests are done.
 
-        ``start`` and ``over`` are SGLang's events of its begin and its end, recorded before and behind
-        its copies; ``timed`` says that they tell the time. Where there is no ``over`` the copies'
-        streams are held up until the digests are done.
+        Args:
+            jobs: the operation's parts.
+            start: SGLang's event of its begin, recorded before its copies and behind what they read.
+            over: SGLang's event of its end, recorded behind its copies. Without it the copies' streams
+                wait for the digests.
+            timed: whether these events tell the time.
         """
         handle: int = getattr(over, "cuda_event", 0)
         with self.lock:
             size = sum([job.prepare() for job in jobs])
             streams = list(dict.fromkeys(job.stream for job in jobs))
-            on = last = streams[0]
-            side = self.sides[on]
-            early = (
-                size > A_LAUNCH_BYTES and handle and start and _backs_up(jobs) and not streams[1:]
-            )
-            if early and start.query():  # what is read is there already: nothing waits for it
-                on = side
-            elif size > IN_LINE_BYTES or streams[1:]:
-                on = last = side
-                self._follow(streams, start.cuda_event if early else handle, side)
+            on = streams[0]
+            beside = size > IN_LINE_BYTES or len(streams) > 1
+            during = size > LARGE_BYTES and _may_run_during(jobs, streams, start, handle)
+            if beside:
+                on = self.sides[on]
+                self._follow(streams, start.cuda_event if during else handle, on)
             for job in jobs:
-                job.digest(on)
-            if on != last:
-                self._hold(on, streams)
-            elif early:
-                self._wait_for(handle, side)
+                job.digest(on, during=during)
+            if during:
+                self._wait_for(handle, on)
             for job in jobs:
                 if handle and timed:
                     job.clock = start, over
                 elif job.slot is not None:
-                    self.record(job.slot.handle, last)
+                    self.record(job.slot.handle, on)
             if handle:
-                self.record(handle, last)
-            elif on == side:
+                self.record(handle, on)
+            elif beside:
                 self._hold(on, streams)
 
     def record(self, event: int, stream: int) -> None:
-        """Record an event on a stream, by their handles."""
+        """Record an event on a stream, both given by their handles."""
         code = self.raw_record(event, stream)
         if code:
             check("cuEventRecord", code)
 
     def _follow(self, streams: list[int], event: int, on: int) -> None:
-        """What is enqueued in ``on`` comes behind ``event``, or else behind all that is in ``streams``."""
+        """Make ``on`` wait for ``event`` or, without one, for everything enqueued on ``streams``."""
         if event and len(streams) == 1:
             self._wait_for(event, on)
             return
@@ -205,36 +208,38 @@ class Lane:
             check("cuStreamWaitEvent", code)
 
     def _hold(self, on: int, streams: list[int]) -> None:
-        """What is enqueued in ``streams`` comes behind all that is in ``on``."""
+        """Make ``streams`` wait for everything enqueued on ``on``."""
         self._order.record(on)
         for stream in streams:
             self._order.hold(stream)
 
     def read(self, slot: Slot | None, *indices: torch.Tensor) -> Sequence[torch.Tensor]:
-        """An operation's digests, if it has any, and ``indices``, on the CPU; blocks the calling thread alone."""
+        """Return an operation's digests, if any, and ``indices``, on the CPU; blocks this thread alone."""
         return self._reader.read(self._none if slot is None else slot.room[: slot.words], *indices)
 
     def give_back(self, slot: Slot | None, mark: torch.cuda.Event | None) -> None:
-        """What an operation had may be used again: its work is over."""
+        """Take back what an operation used, now that its work is over."""
         if slot is not None and len(self.slots) < _MOST_SLOTS:
             self.slots.append(slot)
         if mark is not None:
             self._marks.append(mark)
 
 
-def _backs_up(jobs: Sequence[Job]) -> bool:
-    return not any(job.loads for job in jobs)
+def _may_run_during(jobs: Sequence[Job], streams: list[int], start: Any, over: int) -> bool:
+    """Return whether digests may run beside the copies: the source is complete when they begin."""
+    backups = not any(job.loads for job in jobs)
+    return backups and len(streams) == 1 and start is not None and bool(over)
 
 
 def timed_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event that tells the time; torch makes it when it is first recorded."""
+    """Create an event with timing; torch creates it on its first record."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event
 
 
 def sender(digester: DeviceDigester) -> Callable[[int, int, int, int], None]:
-    """How words get from a digester's device into pinned memory."""
+    """Return how a digester's device copies words into pinned memory."""
     send: Callable[[int, int, int, int], None] | None = getattr(digester, "send", None)
     return send or _copied
 

@@ -1,26 +1,33 @@
 """What runs on SGLang's threads around copies whose device end is on a GPU: as little as there can be.
 
 A call of a pool is noted as it comes. The digests are enqueued when the operation that it belongs to
-has been submitted as a whole, and everything else is done on the bus's thread. Of a load's calls, one
-a layer, the first is looked at; the others go straight to SGLang's own method wherever it is sure that
-they bring the same load's other layers.
+has been submitted, and everything else is left to the bus's thread. Of a load's calls, one a layer,
+the first is looked at; the others go straight to SGLang's own method wherever they are certain to
+bring the other layers of the same load.
+
+SGLang's pools are given an attribute and lose it again; their ``__dict__`` is never asked for: from
+then on CPython 3.11 and 3.12 take twice as long for each attribute of the pool that SGLang reads.
 """
 
 import time
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 
-from hicache_dbg.tracer.attach.sglang.classes import is_ours
+from hicache_dbg.tracer.attach.sglang.classes import is_ours, ours
 from hicache_dbg.tracer.attach.sglang.copies import layer_of
-from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames
+from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames, HostCopies
 from hicache_dbg.tracer.attach.sglang.gates import NO_PAGES, Gates
-from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp
+from hicache_dbg.tracer.attach.sglang.gpu_booked import Booked
+from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool, Plan
+from hicache_dbg.tracer.attach.sglang.gpu_pools import DevicePools
 from hicache_dbg.tracer.attach.sglang.kinds import LOAD, PHYSICAL
 from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopies
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
+from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.versions import layers_brought
 from hicache_dbg.tracer.attach.sglang.whose import HERE
 
@@ -30,151 +37,173 @@ Function = Callable[..., Any]
 
 
 class DeviceCalls:
-    """Follows the calls of pools on a GPU; ``frames`` are the operations that threads are in.
+    """Follows calls of pools on a GPU, and the operations that threads are in (``frames``).
 
     Args:
-        booked: what operations need once they are over, by the session's probe.
-        copies: told of each copy as its operation is submitted, before the bus gets it.
-        gates: told of each load's.
-        over: names of the host pools whose copies were given a device pool, by its identity.
+        devices: The pools on a GPU.
+        booked: Returns what operations need once they are over, by the session's probe.
+        copies: Takes each copy as its operation is submitted.
+        gates: Takes each load's.
+        over: Names of the host pools whose copies were given a device pool, by its identity.
+        entered: Returns the session where operations are traced.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
+        devices: DevicePools,
         booked: Callable[[LayerProbe], Booked],
         copies: OpenCopies,
         gates: Gates,
         over: dict[int, set[str]],
+        entered: Callable[[], SglangSession | None],
     ) -> None:
-        #: The numbers of operations that are under way, of all threads.
+        #: The numbers of operations that are being submitted, of all threads.
         self.running: set[int] = set()
-        self.frames = self._frames = Frames(copies.submitted, self.conclude, self.running)
-        self._booked = booked
-        self._opening, self._here, self._over = copies.opening, gates.here, over
+        self.frames = self._frames = Frames(self.end, self.running)
+        self._pools, self._history = devices.by_pool, devices.history
+        self._booked, self._entered = booked, entered
+        self._submitted, self._under_way = copies.submitted, copies.under_way
+        self._here, self._over = gates.here, over
         self._books: tuple[LayerProbe, Booked] | None = None
         self._plain: dict[type, bool] = {}
 
-    def alone(  # noqa: PLR0917
+    def copying(self, original: Function, method: str, elsewhere: Function) -> Function:
+        """Return the wrapper of a copy method of host pools.
+
+        ``elsewhere`` runs the calls of pools that are not on a GPU, are not known yet, or whose work
+        would become part of a CUDA graph; it is given the wrapper, the pool and its arguments.
+        """
+        pools, frames, layered = self._pools, self._frames, method.startswith(LOAD)
+
+        @wraps(original)
+        def copy(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            known, frame = pools.get(id(pool)), frames.current
+            if known is None or known.lane.captures():
+                return elsewhere(copy, pool, args, kwargs)
+            if frame is None:
+                return self._alone(copy, original, pool, args, kwargs)
+            inside = frames.pools
+            if id(pool) in inside:
+                return original(pool, *args, **kwargs)
+            op: DeviceOp | None = None
+            layer: int | None = None
+            try:
+                plan = known.plans.get(method)
+                if plan is None or plan.probe is not frame.probe:
+                    plan = self._plan(known, method, frame.probe)
+                host, device = (
+                    args[1:3] if plan.usual and len(args) > 2 else plan.ends(args, kwargs)
+                )
+                if (
+                    plan.wanted
+                    and host is not None
+                    and device is not None
+                    and (host.numel() or device.numel())
+                ):
+                    if layered:
+                        op, layer = self._load(
+                            frame, plan, pool, host, device, args, kwargs, original
+                        )
+                    else:
+                        op = DeviceOp(plan, frame, pool, host, device, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
+                frame.probe.errors.record("digest/device", error)
+            if op is None:
+                return original(pool, *args, **kwargs)
+            inside.add(id(pool))
+            try:
+                result = original(pool, *args, **kwargs)
+            except BaseException as error:
+                op.status = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                inside.discard(id(pool))
+            if layer is not None:
+                self._came(op, layer, original)
+            return result
+
+        return ours(copy)
+
+    def end(self, frame: Frame) -> None:
+        """End an operation, which was submitted or has failed: enqueue its digests, and tell the bus.
+
+        Nothing of ours stays in a cache between two operations of SGLang: what the usual one needs is
+        in here and in :meth:`DeviceOp.at_once`.
+        """
+        self._frames.current = None
+        ops: list[DeviceOp] = frame.on_device
+        probe, history = frame.probe, self._history
+        frame.ended_ns, frame.whom, frame.thread = time.time_ns(), HERE.carried, self._frames.thread
+        for op in ops:
+            op.moment = history.now
+            history.begun(op.moment)
+            if op.is_aside:
+                try:  # noqa: SIM105 - on SGLang's thread, where a context is one function more
+                    delattr(op.owner, op.plan.method)
+                except AttributeError:  # another load of the same pool has done it
+                    pass
+        try:
+            if frame.on_host is not None:
+                self._end_on_host(frame, frame.on_host)
+            if ops and frame.status == "ok":
+                one = ops[0]
+                if len(ops) > 1 or one.status != "ok" or not one.at_once():
+                    self._enqueue(frame)
+        except Exception as error:  # noqa: BLE001 - those that were not digested are unwitnessed
+            probe.errors.record("digest/device", error)
+        try:
+            for op in ops:
+                plan = op.plan
+                plan.timed = frame.timed
+                if plan.loads and self._here.loading is not None:
+                    self._here.loading.pages.setdefault(plan.pool, NO_PAGES)
+                if not op.args or id(op.args[0]) != plan.over:
+                    self._moved_over(op)
+                self._under_way[op.stream].append(op)
+                if not plan.push(op):
+                    op.drop()
+        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
+            probe.errors.record("digest/device", error)
+        self.running.discard(frame.op_id)
+        probe.overhead_s += (time.time_ns() - frame.ended_ns) * 1e-9
+
+    def _enqueue(self, frame: Frame) -> None:
+        """Enqueue the digests of an operation that takes more than one launch a component."""
+        jobs = [op for op in frame.on_device if op.status == "ok"]
+        if jobs:
+            jobs[0].plan.lane.conclude(jobs, frame.start, frame.over, timed=frame.timed)
+
+    def _end_on_host(self, frame: Frame, copies: HostCopies) -> None:
+        copies.close(frame.probe)
+        self._submitted(copies.opened, frame.over)
+
+    def _moved_over(self, op: DeviceOp) -> None:
+        """Note the device pool that a call names, where that is another than the last time."""
+        over = op.plan.argument("device_pool", op.args, op.kwargs)
+        op.plan.over = id(over)
+        if over is not None:
+            self._over.setdefault(id(over), set()).add(op.plan.pool)
+
+    def _alone(
         self,
-        probe: LayerProbe,
-        known: DevicePool,
+        copy: Function,
         original: Function,
-        method: str,
         pool: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """As :meth:`around`, for a call that no operation of SGLang's makes: it is one."""
-        frame = self._frames.begin(probe, alone=True)
+        """Run a call that no operation of SGLang's makes: it is one."""
+        session = self._entered()
+        if session is None:
+            return original(pool, *args, **kwargs)
+        frame = self._frames.begin(session.probe, alone=True)
         try:
-            return self.around(frame, known, original, method, pool, args, kwargs)
+            return copy(pool, *args, **kwargs)
         finally:
             self._frames.end(frame)
 
-    def around(  # noqa: C901, PLR0912, PLR0917 - each function more is a microsecond more of SGLang's
-        self,
-        frame: Frame,
-        known: DevicePool,
-        original: Function,
-        method: str,
-        pool: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run ``original``, a copy method of ``pool``, and note what it moves."""
-        inside = self._frames.pools
-        if id(pool) in inside:
-            return original(pool, *args, **kwargs)
-        op: DeviceOp | None = None
-        layer: int | None = None
-        try:
-            plan = known.plans.get(method)
-            if plan is None or plan.probe is not frame.probe:
-                plan = self._plan(known, method, frame.probe)
-            if plan.usual and len(args) > 2:
-                host, device = args[1], args[2]
-            else:
-                host, device = plan.ends(args, kwargs)
-            if (
-                plan.wanted
-                and host is not None
-                and device is not None
-                and (host.numel() or device.numel())
-            ):
-                if plan.loads and not self._brings_every(frame, plan, pool):
-                    op, layer = self._one_layer(frame, plan, pool, host, device, args, kwargs)
-                else:
-                    if frame.alone:  # whoever called may write its indices afterwards
-                        host, device = host.clone(), device.clone()
-                    op = DeviceOp(plan, pool, host, device, args, kwargs, frame.op_id)
-                    frame.on_device.append(op)
-                    if plan.loads:  # out of the way of its other calls, until it is submitted
-                        op.layers, own = plan.all, pool.__dict__
-                        own[method], op.leave = original.__get__(pool), (own.pop, method)
-        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
-            frame.probe.errors.record("digest/device", error)
-        if op is None:
-            return original(pool, *args, **kwargs)
-        inside.add(id(pool))
-        try:
-            result = original(pool, *args, **kwargs)
-        except BaseException as error:
-            op.status = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            inside.discard(id(pool))
-        if layer is not None:
-            op.layers = (*op.layers, layer)
-            if len(op.layers) == 1 and not frame.alone:
-                self._let_pass(op, original, pool)
-        return result
-
-    def conclude(self, frame: Frame) -> None:
-        """An operation has been submitted, or has failed: its digests are enqueued, and the bus gets it.
-
-        All that the usual one needs is in here or in C, but for five calls: between two of SGLang's
-        operations nothing of ours stays in a cache, and each function costs a microsecond.
-        """
-        ops, probe, jobs = frame.on_device, frame.probe, frame.on_device
-        start, over, timed = frame.start, frame.over, frame.timed
-        now, whom, thread = time.time_ns(), HERE.carried, self._frames.thread
-        for op in ops:
-            if op.leave is not None:
-                pop, name = op.leave
-                pop(name, None)
-            op.time_ns, op.whom, op.thread = now, whom, thread
-            if frame.status != "ok" or op.status != "ok":
-                op.status = frame.status if op.status == "ok" else op.status
-                jobs = [job for job in jobs if job is not op]
-        try:
-            if jobs and (len(jobs) > 1 or not jobs[0].at_once(start, over, timed=timed)):
-                jobs[0].pool.lane.conclude(jobs, start, over, timed=timed)
-        except Exception as error:  # noqa: BLE001 - those that were not digested are unwitnessed
-            probe.errors.record("digest/device", error)
-        for op in ops:
-            plan, args = op.plan, op.args
-            try:
-                plan.timed = timed
-                device_pool = (
-                    args[0]
-                    if plan.usual and args
-                    else plan.argument("device_pool", args, op.kwargs)
-                )
-                if id(device_pool) != plan.over and device_pool is not None:
-                    plan.over = id(device_pool)
-                    self._over.setdefault(plan.over, set()).add(plan.pool)
-                self._opening(op)
-                loading = self._here.loading
-                if loading is not None and plan.loads:
-                    loading.pages.setdefault(plan.pool, NO_PAGES)
-            except Exception as error:  # noqa: BLE001 - it is judged all the same
-                probe.errors.record("digest/device", error)
-            if not plan.push(op):
-                op.drop()
-        probe.overhead_s += (time.time_ns() - now) * 1e-9
-
     def _plan(self, known: DevicePool, method: str, probe: LayerProbe) -> Plan:
-        """Of a method, under the settings of this session: made when it is first called."""
+        """Return the plan of a method under this session's settings, made when it is first called."""
         plan = known.plan(method, probe)
         books = self._books
         if books is None or books[0] is not probe:
@@ -182,7 +211,9 @@ class DeviceCalls:
         plan.booked = books[1]
         return plan
 
-    def _one_layer(  # noqa: PLR0917
+    # -- loads, a call a layer ------------------------------------------------------------------
+
+    def _load(  # noqa: PLR0917
         self,
         frame: Frame,
         plan: Plan,
@@ -191,44 +222,49 @@ class DeviceCalls:
         device: torch.Tensor,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        original: Function,
     ) -> tuple[DeviceOp | None, int | None]:
-        """The load that a call belongs to, begun if it is the first, and the layer that it brings."""
+        """Return the load that a call belongs to, begun if it is the first, and the layer it brings.
+
+        The layer is None where no other call of the load is looked at.
+        """
+        if self._brings_every(frame, plan, pool):
+            op = DeviceOp(plan, frame, pool, host, device, args, kwargs)
+            op.layers, op.is_aside = plan.all, True
+            setattr(pool, plan.method, original.__get__(pool))
+            return op, None
         layer = _layer(pool, plan, args, kwargs)
         if layer is None:
             return None, None
-        key = (id(pool), id(host), id(device))
-        op = frame.loads_on_device.get(key)
-        if op is None or layer in op.layers:
-            if frame.alone:
-                host, device = host.clone(), device.clone()
-            op = DeviceOp(plan, pool, host, device, args, kwargs, frame.op_id)
-            frame.loads_on_device[key] = op
-            frame.on_device.append(op)
-        return op, layer
-
-    # -- the other layers of a load -------------------------------------------------------------
+        for op in reversed(frame.on_device):
+            if op.owner is pool and op.host is host and op.device is device:
+                if layer not in op.layers:
+                    return op, layer
+                break
+        return DeviceOp(plan, frame, pool, host, device, args, kwargs), layer
 
     def _brings_every(self, frame: Frame, plan: Plan, pool: Any) -> bool:
-        """Whether a load's operation has the pool once, and each of its layers, so that all calls are alike."""
+        """Return whether the operation has the pool once and each of its layers: all calls are alike."""
         if (
             frame.call is None
             or (getattr(pool, "target_layer_num", None) or plan.layers) < plan.layers
         ):
-            return False  # it has layers of a draft's
+            return False  # it has layers of a draft model
         if plan.passes is None:
             plan.passes = self._passes(plan, pool)
         return plan.passes and layers_brought(*frame.call) > plan.highest
 
-    def _let_pass(self, op: DeviceOp, original: Function, pool: Any) -> None:
-        """Let the load's other layers pass, as their calls' own indices tell them."""
-        if self._passes(op.plan, pool):
-            own, name = vars(pool), op.plan.method
+    def _came(self, op: DeviceOp, layer: int, original: Function) -> None:
+        """Note a layer that came; behind the first one, let the others pass."""
+        op.layers = (*op.layers, layer)
+        if len(op.layers) == 1 and not op.frame.alone and self._passes(op.plan, op.owner):
+            pool, name = op.owner, op.plan.method
             wrapped = getattr(type(pool), name).__get__(pool)
-            own[name] = _same(op, original.__get__(pool), wrapped)
-            op.leave = own.pop, name
+            setattr(pool, name, _same(op, original.__get__(pool), wrapped))
+            op.is_aside = True
 
     def _passes(self, plan: Plan, pool: Any) -> bool:
-        """Whether a pool has one such method of ours, and no layers of a draft's."""
+        """Return whether a pool has one such method of ours, and no layers of a draft model."""
         if (getattr(pool, "target_layer_num", None) or plan.layers) < plan.layers:
             return False
         plain = self._plain.get(type(pool))
@@ -243,7 +279,7 @@ class DeviceCalls:
 
 
 def _same(op: DeviceOp, bound: Function, wrapped: Function) -> Function:
-    """Counts a call that brings another layer of ``op``, and lets every other one be looked at."""
+    """Return a method that notes the layers of ``op``, and lets every other call be looked at."""
     host, device = op.host, op.device
     positions = op.pool.record.geometry.positions  # type: ignore[union-attr]
 

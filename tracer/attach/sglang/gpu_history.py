@@ -1,4 +1,4 @@
-"""Generations of host pages as they were when an operation began, asked for when it is over."""
+"""The generations of host pages at the start of an operation, looked up once it is over."""
 
 import threading
 from collections import deque
@@ -13,17 +13,17 @@ from hicache_dbg.tracer.ledger import Pages
 
 __all__ = ["History"]
 
-#: Allocations that are kept at most while operations are under way.
+#: The most allocations that are kept while operations are under way.
 MOST = 1 << 14
-#: Moments are noted without a lock: the oldest is one of the first so many, as many as threads may race.
+#: Moments are noted without a lock: with racing threads, the oldest is one of the first so many.
 _ABOUT_FIRST = 16
 
 
 class History:
-    """Remembers which pages were given away since the oldest operation that is under way.
+    """Remembers which pages were handed out since the oldest operation under way began.
 
-    Where the indices of an operation are on a GPU its pages are known only afterwards, when they
-    may have been given to somebody else.
+    If the indices of an operation are on a GPU, its pages become known only afterwards, when they
+    may have been handed out again.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class History:
         self.now = 0
         self._log: deque[_Given] = deque()
         self._open: deque[int] = deque()
-        #: Given the moment of its begin, keeps what is asked of it until :meth:`end`. No lock: nobody
-        #: gives pages away that are being copied.
+        #: Opens an operation that began at a moment, until :meth:`end`. It takes no lock: pages that
+        #: are being copied are not handed out.
         self.begun = self._open.append
         self._known_since = 0
 
     def note(self, source: Allocations, indices: Any) -> None:
-        """``source`` gave ``indices`` away."""
+        """Note that ``source`` handed out ``indices``."""
         with self._lock:
             source.count(indices)
             if not self._open:
@@ -49,13 +49,13 @@ class History:
                 self._known_since = self._log.popleft().when
 
     def begin(self) -> int:
-        """The moment of now, to be closed with :meth:`end`."""
+        """Return the current moment, and keep what follows it until :meth:`end`."""
         moment = self.now
         self.begun(moment)
         return moment
 
     def end(self, moment: int) -> None:
-        """Nobody asks for ``moment`` any more."""
+        """Drop what was kept for ``moment`` alone."""
         with self._lock:
             self._open.remove(moment)
             oldest = min(islice(self._open, _ABOUT_FIRST), default=self.now)
@@ -63,9 +63,9 @@ class History:
                 self._log.popleft()
 
     def at(self, record: PoolRecord, pages: Pages, moment: int) -> Pages:
-        """How often each page had been given away at ``moment``.
+        """Return how often each page had been handed out at ``moment``.
 
-        Where that is not known any more, numbers that are nobody else's.
+        If that is no longer known, return numbers that match no other.
         """
         with self._lock:
             if moment < self._known_since:
@@ -81,7 +81,7 @@ class History:
 
 
 class _Given:
-    """Indices that were given away at a moment, and their pages once somebody asked for them."""
+    """Indices handed out at a moment, and their pages once they were asked for."""
 
     __slots__ = ("_indices", "_pages", "source", "when")
 
@@ -90,7 +90,7 @@ class _Given:
         self._pages: Pages | None = None
 
     def pages(self) -> Pages:
-        """Each page once, as the counts take them."""
+        """Return each page once, as the counts have it."""
         if self._pages is None:
             self._pages = _pages(self.source, self._indices)
         return self._pages

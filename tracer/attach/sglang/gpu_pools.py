@@ -1,4 +1,4 @@
-"""The pools of this process whose device end is on a GPU."""
+"""This process's pools whose device end is on a GPU."""
 
 import weakref
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["DevicePools"]
 
 
 class DevicePools:
-    """Made ready when they are built, so that nothing compiles or allocates while copies run."""
+    """The pools by identity, prepared when they are built so that nothing compiles while copies run."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -22,7 +22,7 @@ class DevicePools:
         self._lanes: dict[str, Lane] = {}
 
     def add(self, pool: Any, record: PoolRecord) -> None:
-        """Compile what digests of this pool need, where its device end is on a GPU."""
+        """Compile and upload what digests of this pool need, if its device end is on a GPU."""
         views = record.mirror.device
         devices = {view.device for view in views.values()}
         if record.geometry is None or len(devices) != 1:
@@ -30,7 +30,7 @@ class DevicePools:
         (device,) = devices
         if torch.device(device).type != "cuda":
             return
-        with torch.cuda.device(device):  # a thread that came late has no device of its own yet
+        with torch.cuda.device(device):  # a thread that attaches late has no current device yet
             lane = self._lanes.get(device) or self._lanes.setdefault(device, Lane(device))
             for view in views.values():
                 lane.digester.prepare(view)
@@ -44,7 +44,7 @@ class DevicePools:
         weakref.finalize(pool, self.by_pool.pop, id(pool), None)
 
     def of(self, pool: Any) -> DevicePool | None:
-        """The pool, if its device end is on a GPU; None while a graph is captured, which keeps out."""
+        """Return the pool, or None if its device end is not on a GPU or a graph is being captured."""
         known = self.by_pool.get(id(pool))
         if known is not None and known.lane.captures():
             return None

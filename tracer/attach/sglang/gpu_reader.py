@@ -1,4 +1,4 @@
-"""Words of a device's memory, brought to the host by a thread that may wait for them."""
+"""Reading words of a device's memory, on a thread that may wait for them."""
 
 import threading
 from collections.abc import Callable
@@ -13,14 +13,12 @@ _SMALLEST = 1 << 14
 
 
 class Reader:
-    """Reads int64 of one device on a stream of its own.
-
-    Who reads waits without the interpreter's lock.
+    """Reads int64 tensors of one device on a stream of its own, without holding the GIL.
 
     Args:
         device: The device.
-        send: Enqueues a copy into pinned memory: target, source, words, stream. A kernel does it: a copy
-            engine would bring them behind all that it has to copy.
+        send: Enqueues a copy into pinned memory, given target, source, words and stream. It should be a
+            kernel: a copy engine runs it behind all the copies queued there.
     """
 
     def __init__(self, device: torch.device, send: Callable[[int, int, int, int], None]) -> None:
@@ -30,10 +28,10 @@ class Reader:
         self._room = torch.empty(_SMALLEST, dtype=torch.int64, pin_memory=True)
         with torch.cuda.stream(self.stream):
             one = torch.zeros(1, dtype=torch.int64, device=device)
-        self.read(one)  # compiles what sends
+        self.read(one)  # compiles the kernel
 
     def read(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Each on the CPU, in one dimension, the caller's own. What wrote them on the device is over."""
+        """Return copies on the CPU, in one dimension. The work that wrote the tensors must be over."""
         with self._lock, torch.cuda.device(self.stream.device):
             return self._read(tensors)
 
@@ -46,7 +44,7 @@ class Reader:
         for tensor, size in zip(tensors, sizes, strict=True):
             if tensor.is_cuda and size:
                 plain = self._plain(tensor)
-                kept.append(plain)  # alive until it was read
+                kept.append(plain)  # keeps it alive until it is read
                 self._send(self._room.data_ptr() + 8 * at, plain.data_ptr(), size, stream)
             elif size:
                 self._room[at : at + size] = tensor.reshape(-1)

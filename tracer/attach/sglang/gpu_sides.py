@@ -1,8 +1,8 @@
-"""Which stream of ours digests beside which of SGLang's.
+"""Choosing a stream of ours to digest beside each of SGLang's.
 
-While a kernel waits in one stream, each launch in some others takes up to 6 us longer, though nothing of
-theirs waits. Which pairs are concerned stays as it is for as long as both live and cannot be asked for,
-so it is measured (docs/sglang_gpu.md).
+While a kernel is waiting on one stream, every launch on some other streams takes up to 6 us longer,
+although those wait for nothing. Which pairs are affected cannot be queried, but stays the same as long
+as both streams live, so we measure it (docs/sglang_gpu.md).
 """
 
 from collections.abc import Callable
@@ -16,16 +16,17 @@ from hicache_dbg.tracer.digest.own_stream import own_stream
 __all__ = ["Sides"]
 
 _CANDIDATES = 6
-#: Launches that are timed, twice with each candidate, and cycles that the device waits for all of them.
+#: How many launches are timed, twice for each candidate, and the cycles for which they are held back.
 _LAUNCHES, _CYCLES = 16, 600_000
 
 
 class Sides(dict[int, int]):
-    """For each stream of copies, by its handle, the one beside it; the first of ours until it was measured.
+    """Maps a stream of copies to the stream beside it, by their handles; to our first one until measured.
 
     Args:
-        device: Of all of them.
-        send: Enqueues a small kernel: target, source, words, stream. None where there is none: nothing is measured.
+        device: The streams' device.
+        send: Enqueues a small kernel, given target, source, words and stream; without it nothing is
+            measured.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Sides(dict[int, int]):
         return self._candidates[0]
 
     def settle(self, stream: int) -> None:
-        """Choose once, on the bus's thread, when nothing runs in ``stream``: that takes it 5 ms."""
+        """Choose the stream beside ``stream``, once, while that is idle; takes the bus's thread 5 ms."""
         if stream in self or self._send is None or not stream:
             return
         with torch.cuda.device(self._device):
             if driver().cuStreamQuery(stream) == 0:
-                self[stream] = self._candidates[0]  # not tried again, should this fail
+                self[stream] = self._candidates[0]  # not tried again if this fails
                 took = {
                     beside: min(self.launches_ms(stream, beside) for _ in range(2))
                     for beside in self._candidates
@@ -54,10 +55,10 @@ class Sides(dict[int, int]):
                 self[stream] = min(took, key=lambda beside: took[beside])
 
     def launches_ms(self, stream: int, beside: int) -> float:
-        """What launches in ``stream`` take while a kernel in ``beside`` waits for them."""
+        """Return the milliseconds that launches on ``stream`` take while a kernel on ``beside`` waits."""
         theirs = torch.cuda.ExternalStream(stream, self._device)
         with torch.cuda.stream(theirs):
-            torch.cuda._sleep(_CYCLES)  # noqa: SLF001 - until all of it is enqueued
+            torch.cuda._sleep(_CYCLES)  # noqa: SLF001 - until everything is enqueued
         self._begin.record(theirs)
         for _ in range(_LAUNCHES):
             self._launch(stream)

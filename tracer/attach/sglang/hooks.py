@@ -42,11 +42,11 @@ _log = logging.getLogger("hicache_dbg")
 
 
 class Hooks:
-    """Wraps what a module has, each method once; what cannot be wrapped is said.
+    """Wraps the methods of each module, once each, and reports what it cannot wrap.
 
     Args:
-        observer: what the wrappers report to.
-        version: of SGLang.
+        observer: What the wrappers report to.
+        version: The version of SGLang.
     """
 
     def __init__(self, observer: Observer, version: str) -> None:
@@ -57,7 +57,7 @@ class Hooks:
         self.idle = Idle(lambda: observer.session() is not None, version)
         self.broadcasts = Broadcasts(observer.say, observer.owners.indices)
         self.operations = [op for op in versions.OPERATIONS if version in op.versions]
-        #: Methods that are other than our wrappers of them were written for.
+        #: Methods whose form is not the one that our wrappers expect.
         self.refused: set[str] = set()
         self._wrap = Wrappers(observer)
         self._pools: set[type] = set()
@@ -65,7 +65,7 @@ class Hooks:
         observer.storage.whom = self.asked.of_storage
 
     def modules(self) -> tuple[str, ...]:
-        """Every module in which something is wrapped."""
+        """Return every module in which something is wrapped."""
         return (
             *versions.POOL_MODULES,
             *versions.DEVICE_MODULES,
@@ -78,7 +78,7 @@ class Hooks:
         )
 
     def wrap(self, module: ModuleType) -> None:
-        """Wrap what a module has; of what cannot be wrapped everything else is wrapped all the same."""
+        """Wrap what a module has; a step that fails does not keep the others from running."""
         for step in (
             self.wrap_pools,
             self._wrap_readers,
@@ -118,7 +118,7 @@ class Hooks:
                 self._own(owner, "__init__", self._wrap.ownership)
 
     def wrap_pools(self, _: ModuleType | None = None) -> None:
-        """Every class there is by now: a subclass may live in a module that nobody told us of."""
+        """Wrap every host pool class that exists: a subclass may live in a module we do not know."""
         for cls in host_pool_classes():
             self._pools.add(cls)
             self._own(cls, "__init__", self._building)
@@ -131,7 +131,7 @@ class Hooks:
                 self._own(cls, method, partial(make, method=method, cls=cls))
 
     def _building(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Around ``__init__`` of a host pool; a class that came since is wrapped before its first call."""
+        """Wrap ``__init__`` of a host pool, and any new class before its first call."""
         build = self._wrap.construction(original)
 
         @wraps(original)
@@ -193,17 +193,17 @@ class Hooks:
             self._wrap_backends(backend)
 
     def _wrap_backends(self, base: type) -> None:
-        """Every backend there is by now; those that come later, when they are told of a pool."""
+        """Wrap every storage backend that exists; later ones are wrapped when they are given a pool."""
         for cls in subclasses([base]):
             for method, op in OF_BACKENDS.items():
                 self._own(cls, method, partial(self.observer.storage.batching, op=op))
 
     def _operating(self, method: str) -> Callable[[Any], Any]:
-        """What goes around a method that is one operation."""
+        """Return what wraps a method that is one operation."""
         return partial(_both, self._queue(method), self._wrap.operation)
 
     def _queue(self, method: str) -> Callable[[Any], Any]:
-        """What goes around a method that carries a queue out: for whom, and what other ranks will get of it."""
+        """Return what wraps a method that processes a queue: it tracks the requests, and broadcasts to other ranks."""
         if method not in QUEUES:
             return lambda original: original
         carrying = partial(self.asked.carrying, queue=QUEUES[method])
@@ -229,7 +229,7 @@ class Hooks:
             self._own(cls, "_bcast_layer", broadcasts.received)
 
     def _wrap_trees(self, _: ModuleType) -> None:
-        """Every class there is by now."""
+        """Wrap every tree class that exists."""
         asked, lookups = self.asked.asking, self.lookups
         counted = {"match_prefix": lookups.matching, "init_load_back": lookups.loading}
         for cls in tree_classes():
@@ -268,14 +268,14 @@ class Hooks:
     def _wrap_one(
         self, module: ModuleType, place: tuple[str, str, str], make: Callable[[Any], Any]
     ) -> None:
-        """One method: its module, class and name."""
+        """Wrap one method, given by its module, class and name."""
         home, name, method = place
         cls = vars(module).get(name)
         if module.__name__ == home and isinstance(cls, type):
             self._own(cls, method, make)
 
     def _wrap_end(self, cls: type) -> None:
-        """What a sender or receiver and its bases define of their own."""
+        """Wrap what a sender or receiver class and its bases define themselves."""
         transfers = self.observer.transfers
         for base in cls.__mro__:
             self._own(base, "send", transfers.sending)
@@ -289,7 +289,7 @@ class Hooks:
             self._own(group, "add_entry", self._wrap.grouping)
 
     def _own(self, cls: type, name: str, make: Callable[[Any], Any]) -> None:
-        """Wrap what a class defines itself, if it is what the wrapper was written for."""
+        """Wrap a method that the class itself defines, if it has the form that the wrapper expects."""
         if name not in vars(cls):
             return
         why = unfit(name, vars(cls)[name])

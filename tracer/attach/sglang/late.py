@@ -1,4 +1,4 @@
-"""Attaching to an SGLang that runs: what is there already is found, and what stays out of reach is said."""
+"""Attaches to a running SGLang: finds what exists already, and reports what stays out of reach."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -24,21 +24,21 @@ from hicache_dbg.tracer.sink import PoolStateReader, Sink
 
 __all__ = ["LateAttachment", "NoPoolsError", "attach_late"]
 
-#: Makes the sinks of a rank; they ask the reader for the pools' pages.
+#: Creates the sinks of a rank; they ask the reader for the pools' pages.
 SinksOf = Callable[[Settings, PoolStateReader], Sequence[Sink]]
 
-#: What is out of reach whenever one comes late.
+#: What is out of reach of every late attachment.
 UNDER_WAY = (
     "loads and hand-overs that are under way now: followed from the next one on",
     "CUDA graphs that were captured before now: replayed as they were captured",
 )
 
-#: Bound anew for each load, and gone with it.
+#: Bound anew for each load, and released with it.
 _OF_ONE_LOAD = {"LayerLoadingEvent.complete"}
 
 
 class NoPoolsError(RuntimeError):
-    """SGLang is imported here, and nothing that moves pages was ever built."""
+    """SGLang is imported here, but nothing that moves pages was ever built."""
 
 
 class LateAttachment(SglangAttachment):
@@ -56,9 +56,9 @@ class LateAttachment(SglangAttachment):
         )
 
     def attach(self) -> None:
-        """As the base, and what is there is taken for built now.
+        """Attach as the base does, and treat what exists as built now.
 
-        The host goes on meanwhile: a pool that it copies before we have come to it is read then.
+        The host keeps running: a pool that it copies before we have read it is read then.
         """
         if self.attached:
             return
@@ -86,15 +86,15 @@ class LateAttachment(SglangAttachment):
             self.observer.registry.inventory.not_recognised(unknown)
 
     def notes(self) -> tuple[str, ...]:
-        """What this attachment cannot reach, by name."""
+        """Return what this attachment cannot reach, by name."""
         return (*UNDER_WAY, *self.observer.registry.inventory.unrecognised)
 
 
 def attach_late(settings: Settings, sinks_of: SinksOf) -> tuple[Runtime, tuple[str, ...]]:
-    """Attach to what runs in this process; what stays out of reach is the second value.
+    """Attach to this process; return the runtime, and what stays out of reach.
 
     Raises:
-        NoPoolsError: there is nothing to attach to.
+        NoPoolsError: If there is nothing to attach to.
     """
     place = of_running()
     ranked = placed(settings, place)
@@ -112,7 +112,7 @@ def attach_late(settings: Settings, sinks_of: SinksOf) -> tuple[Runtime, tuple[s
 
 
 def _bound_before(alive: Alive) -> list[str]:
-    """Methods that somebody keeps bound to the functions that are wrapped now."""
+    """Return the methods that are still bound to functions that are wrapped now."""
     old = {_name(method) for method in alive.methods if _is_old(method)}
     return sorted(old - _OF_ONE_LOAD)
 

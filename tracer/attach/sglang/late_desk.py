@@ -1,4 +1,4 @@
-"""Hands notes to the bus: each in its turn, and those about late indices when these are here."""
+"""Hands notes to the bus in order; a note about indices on a GPU waits until they have been read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,25 +25,25 @@ class LateDesk:
 
     @property
     def errors(self) -> InternalErrors:
-        """The session's."""
+        """The session's errors."""
         return self.session.errors
 
     @property
     def settings(self) -> Settings:
-        """The gate."""
+        """The session's settings."""
         return self.session.settings
 
     @property
     def probe(self) -> Probe:
-        """Whether anything is traced now."""
+        """The session's probe, which tells whether anything is traced now."""
         return self.session.probe
 
     def check(self, detect: Callable[[], Sequence[Finding]]) -> bool:
-        """Run ``detect`` in its turn; False if there was no room for it."""
+        """Run ``detect`` in its turn; return False if there was no room for it."""
         return self.session.check(detect)
 
     def push(self, record: Note) -> bool:
-        """Let a note have its turn, when its indices are here; False if there was no room for it."""
+        """Run a note in its turn, once its indices are here; return False if there was no room for it."""
         if isinstance(record.about, Kept) and not record.about.here:
             return self.session.bus.push(_LateNote(record, record.about, self))
         return self.session.push(record)
@@ -51,7 +51,7 @@ class LateDesk:
 
 @dataclass(frozen=True, slots=True)
 class _LateNote:
-    """The bus's record of a note that waits for a device: so does what comes behind it."""
+    """The bus's record of a note that waits for a device, as does everything behind it."""
 
     note: Note
     about: Kept

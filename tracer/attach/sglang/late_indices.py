@@ -1,8 +1,8 @@
-"""Indices that lie on a GPU: kept as they are now, read on the bus's thread when the device has come there.
+"""Indices on a GPU: copied as they are now, and read on the bus's thread once the device is done.
 
-Whoever holds an index tensor may write it afterwards, and its values may not be computed yet. So a
-copy is enqueued behind them in the caller's stream; nobody waits for it but the bus, which reads all
-that wait in one go, on a stream of its own.
+The caller may write an index tensor afterwards, and its values may not be computed yet. So a copy is
+enqueued behind them on the caller's stream. Only the bus waits for it, and reads all pending copies
+together on a stream of its own.
 """
 
 import threading
@@ -19,13 +19,13 @@ from hicache_dbg.tracer.ledger import Pages
 
 __all__ = ["MOST_BYTES", "MOST_CALLS", "CudaReader", "Kept", "LateIndices", "Reader", "Reading"]
 
-#: What is kept at most, of one device: beyond, calls are skipped and counted.
+#: The most that is kept per device; further calls are skipped and counted.
 MOST_CALLS, MOST_BYTES = 4096, 32 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """The indices of one call: ``slots`` once they are read, None before and where they are ``lost``."""
+    """The indices of one call: ``slots`` once they are read, None before that or if they are ``lost``."""
 
     slots: Pages | None = None
     lost: bool = False
@@ -41,7 +41,7 @@ class Reading(Protocol):
     """Copies that are under way to the host."""
 
     def come(self) -> list[Pages] | None:
-        """The indices, flat int64, in order; None as long as the device has not come there."""
+        """Return the indices, flat int64, in order; None while the device is not done."""
         ...
 
 
@@ -49,16 +49,16 @@ class Reader(Protocol):
     """Keeps and reads indices of one device."""
 
     def keep(self, indices: torch.Tensor) -> Any:
-        """On the caller's thread: what :meth:`read` reads later. Waits for nothing."""
+        """Return what :meth:`read` reads later. Runs on the caller's thread and does not wait."""
         ...
 
     def read(self, kept: Sequence[Any]) -> Reading:
-        """On the bus's thread: begin to read what was kept. Waits for nothing either."""
+        """Begin to read what was kept. Runs on the bus's thread and does not wait."""
         ...
 
 
 class CudaReader:
-    """Copies within the device, behind the caller's work; then one copy to the host for all of them."""
+    """Copies indices within the device, behind the caller's work, then all of them to the host at once."""
 
     def __init__(self, device: torch.device) -> None:
         driver()  # there is none on ROCm
@@ -68,10 +68,10 @@ class CudaReader:
         self._events: deque[torch.cuda.Event] = deque()
 
     def keep(self, indices: torch.Tensor) -> "tuple[torch.Tensor, torch.cuda.Event]":
-        """A copy, and the event behind it.
+        """Return a copy, and the event behind it.
 
         Raises:
-            RuntimeError: a graph is being captured, which would take both.
+            RuntimeError: If a graph is being captured, which would record both.
         """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("indices inside the capture of a CUDA graph are not read")
@@ -86,7 +86,7 @@ class CudaReader:
         return copy, event
 
     def read(self, kept: "Sequence[tuple[torch.Tensor, torch.cuda.Event]]") -> "_CudaReading":
-        """Begin, on a stream that waits for the callers' own."""
+        """Begin to read, on a stream that waits for the callers' streams."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for _, event in kept:
                 self._stream.wait_event(event)
@@ -96,7 +96,7 @@ class CudaReader:
         return _CudaReading(self, list(kept), flat, done)
 
     def finish(self, reading: "_CudaReading") -> list[Pages]:
-        """Read what has come; its events are used again."""
+        """Return the indices, and recycle their events."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             flat = reading.flat.cpu().numpy()
         self._events.extend(event for _, event in reading.kept)
@@ -116,7 +116,7 @@ class _CudaReading:
 
 
 class _Line:
-    """What waits on one device, in the order of the calls."""
+    """The indices that wait on one device, in the order of the calls."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -127,7 +127,7 @@ class _Line:
         self._calls = self._bytes = 0
 
     def keep(self, indices: torch.Tensor) -> Kept | None:
-        """None where there is no room."""
+        """Keep a call's indices; return None if there is no room."""
         size = indices.numel() * indices.element_size()
         with self._lock:
             if self._calls >= MOST_CALLS or self._bytes + size > MOST_BYTES:
@@ -144,7 +144,7 @@ class _Line:
         return kept
 
     def advance(self) -> None:
-        """On the bus's thread: take what has come, then begin to read what waits."""
+        """Take what was read, then begin to read what waits. Runs on the bus's thread."""
         try:
             if self._reading is not None:
                 arrays = self._reading.come()
@@ -176,8 +176,8 @@ class LateIndices:
     """Indices of every device; those on the CPU are copied at once.
 
     Args:
-        reader: makes the reader of a device.
-        is_late: whether indices are to be read later.
+        reader: Creates the reader of a device.
+        is_late: Returns whether indices are to be read later.
     """
 
     def __init__(
@@ -191,10 +191,10 @@ class LateIndices:
         self._lock = threading.Lock()
 
     def keep(self, indices: Any) -> Kept | None:
-        """The indices of a call as they are now, lost where there is no room; None where nobody reads them.
+        """Keep a call's indices as they are now; they are lost without room. Return None if nobody reads them.
 
         Raises:
-            Exception: whatever the device's reader has met; they are lost.
+            Exception: Whatever the device's reader raised; the indices are lost.
         """
         if not isinstance(indices, torch.Tensor):
             return None
@@ -206,13 +206,13 @@ class LateIndices:
         return Kept(np.array(indices.reshape(-1).numpy(), np.int64))
 
     def come(self, kept: Kept) -> bool:
-        """On the bus's thread: whether the indices are here, or never will be."""
+        """Return whether the indices are here, or never will be. Runs on the bus's thread."""
         if not kept.here and kept.line is not None:
             kept.line.advance()
         return kept.here
 
     def _line(self, device: torch.device) -> _Line | None:
-        """None where the device has no reader, which its first call was told of."""
+        """Return a device's line; None if it has no reader, which its first call was told."""
         if device not in self._lines:
             with self._lock:
                 if device not in self._lines:

@@ -13,9 +13,9 @@ from hicache_dbg.tracer.attach.sglang.classes import ANCHOR, is_host_pool, is_ou
 from hicache_dbg.tracer.attach.sglang.copies import Given, Reading, layer_of, read_call
 from hicache_dbg.tracer.attach.sglang.counters import ByteCounters
 from hicache_dbg.tracer.attach.sglang.gates import Gates
+from hicache_dbg.tracer.attach.sglang.gpu_booked import Booked
 from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
-from hicache_dbg.tracer.attach.sglang.gpu_ops import Booked, DeviceOp
-from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
+from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_pools import DevicePools
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, BACKUP, LOAD
 from hicache_dbg.tracer.attach.sglang.owners import Owners
@@ -37,7 +37,7 @@ _log = logging.getLogger("hicache_dbg")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A call that moves bytes: ``layer`` is the views' layer of a load, None for all."""
+    """A call that moves bytes; ``layer`` is the layer of a load in the views, None for all layers."""
 
     session: SglangSession
     record: PoolRecord
@@ -46,12 +46,12 @@ class Seen:
 
 
 class Observer:
-    """Keeps the session, made when the first host pool is built, and what is known of the pools.
+    """Keeps the session, which the first host pool starts, and what is known of the pools.
 
     Args:
-        version: of SGLang.
-        start: makes the session; called once.
-        announce: says what is attached to what.
+        version: The version of SGLang.
+        start: Starts the session; called once.
+        announce: Reports what is attached to what.
     """
 
     def __init__(
@@ -68,11 +68,16 @@ class Observer:
         self.say = Say(self.session, self.over)
         self.gates = Gates(self.say)
         self.owners = Owners(self.say, self.registry, self.given_away)
-        self.calls = DeviceCalls(self._booked, self.owners.copies, self.gates, self.over)
+        self.calls = DeviceCalls(
+            *(self.devices, self._booked, self.owners.copies),
+            *(self.gates, self.over, self.entered),
+        )
         self.frames = self.calls.frames
         self.storage = Storage(self.say, self.registry)
         self.transfers = Transfers(self.say, self.started)
-        self.on = False
+        #: The session, while nothing needs to be asked as SGLang begins an operation.
+        self.ready: SglangSession | None = None
+        self._on = False
         self._start = start
         self._announce = announce
         self._announced = True
@@ -80,13 +85,22 @@ class Observer:
         self._failed = False
         self._lock = threading.RLock()
 
+    @property
+    def on(self) -> bool:
+        """Whether anything is traced."""
+        return self._on
+
+    @on.setter
+    def on(self, on: bool) -> None:
+        self._on, self.ready = on, None
+
     def session(self) -> SglangSession | None:
-        """The session if there is one already."""
-        return self._session if self.on else None
+        """Return the session, if there is one already."""
+        return self._session if self._on else None
 
     def started(self) -> SglangSession | None:
-        """The session, made now if it is not yet; None if that failed before."""
-        if self._session is None and self.on and not self._failed:
+        """Return the session, started now if needed; None if that failed before."""
+        if self._session is None and self._on and not self._failed:
             with self._lock:
                 if self._session is None and not self._failed:
                     self._failed = True
@@ -102,13 +116,13 @@ class Observer:
         return self.session()
 
     def settle(self, within_s: float) -> None:
-        """Wait until no operation is under way, but no longer than so many seconds."""
+        """Wait until no operation is being submitted, for at most ``within_s`` seconds."""
         until, pause = time.monotonic() + within_s, threading.Event()
         while self.calls.running and time.monotonic() < until:
             pause.wait(0.001)
 
     def announce(self) -> None:
-        """Say what is attached to what, if something is new."""
+        """Report what is attached to what, if anything changed."""
         session = self.session()
         if session is not None and not self._announced:
             self._announced = True
@@ -116,18 +130,18 @@ class Observer:
                 self._announce(session)
 
     def built(self, pool: Any, arguments: tuple[Any, ...]) -> None:
-        """A host pool was constructed: read it, and check both ends before a byte moves."""
+        """Read a host pool that was just constructed, and check both ends before a byte moves."""
         session = self.started()
         if session is not None:
             self.adopt(session, pool, arguments)
             session.enforce()
 
     def adopt(self, session: SglangSession, pool: Any, arguments: tuple[Any, ...] = ()) -> None:
-        """Read a host pool, and check both ends; ``arguments`` are what it was built from."""
+        """Read a host pool and check both ends; ``arguments`` are those of its constructor."""
         with session.errors.at("attach/pool"):
             if type(pool).__name__ == ANCHOR:
                 self.registry.inventory.built.add(ANCHOR)
-                self._announced = False
+                self._announced, self.ready = False, None
                 return
             self._add(session, pool)
             for argument in arguments:
@@ -135,14 +149,14 @@ class Observer:
                     self.registry.follow(pool, argument)
 
     def given_away(self, pool: Any, indices: Any) -> None:
-        """A pool's allocator gave ``indices`` away."""
+        """Note that a pool's allocator handed out ``indices``."""
         session = self.session()
         if session is not None and indices is not None:
             with session.errors.at("attach/alloc"):
                 self.devices.history.note(self.registry.allocations(pool), indices)
 
     def grouped(self, group: Any) -> None:
-        """Pools without an allocator of their own follow the allocations of the one they ride on."""
+        """Let pools without an allocator follow the allocations of the pool whose indices they use."""
         session = self.session()
         if session is None:
             return
@@ -157,7 +171,7 @@ class Observer:
     def see(
         self, pool: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Seen | None:
-        """What a call is to us; None where it moves nothing, or belongs to a call already seen."""
+        """Return what a call moves; None if it moves nothing or is part of a call already seen."""
         if self.frames.is_inside(pool):
             return None
         session = self.started()
@@ -183,37 +197,21 @@ class Observer:
             return Seen(session, record, given, layer)
         return None
 
-    def beside(  # noqa: PLR0917
-        self,
-        device: DevicePool,
-        original: Callable[..., Any],
-        method: str,
-        pool: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a copy method of a pool whose device end is on a GPU."""
-        if self.frames.current is not None:
-            frame = self.frames.current
-            return self.calls.around(frame, device, original, method, pool, args, kwargs)
-        session = self.entered()
-        if session is None:
-            return original(pool, *args, **kwargs)
-        return self.calls.alone(session.probe, device, original, method, pool, args, kwargs)
-
     def entered(self) -> SglangSession | None:
-        """The session, as SGLang begins an operation; None if it is not traced."""
-        session = self._session if self.on else None
+        """Return the session as SGLang begins an operation; None if it is not traced."""
+        session = self._session if self._on else None
         if session is None or not session.probe.enabled:
             return None
-        if session.stops:
-            session.enforce()
         if not self._announced:
             self.announce()
+        if session.stops:
+            session.enforce()
+        else:
+            self.ready = session
         return session
 
     def read(self, seen: Seen, op_id: int) -> Copy:
-        """The call as a copy; what is wrong with its indices is said before a byte moves."""
+        """Return the call as a copy, and report bad indices before a byte moves."""
         session, given = seen.session, seen.given
         reading = read_call(seen.record, given, op_id)
         self._tell(session, reading, given, op_id)
@@ -224,11 +222,11 @@ class Observer:
             self.gates.moved(pool, pages)
         if self.frames.current is not None:
             opened = self.owners.copies.opened(reading.copy, given.device_pool)
-            self.frames.current.opened.append(opened)
+            self.frames.current.here().opened.append(opened)
         return reading.copy
 
     def open(self, seen: Seen, op_id: int) -> OpenLoad:
-        """Begin a load; one that cannot be read is not traced."""
+        """Begin a load; a load that cannot be read is not traced."""
         with seen.session.errors.at("attach/load"):
             return seen.session.probe.open(self.read(seen, op_id))
         return OpenLoad(None)
@@ -240,14 +238,14 @@ class Observer:
         assert session is not None  # noqa: S101 - the probe is its own
 
         def read(op: DeviceOp, reading: Reading, given: Given) -> None:
-            self._tell(session, reading, given, op.op_id)
-            self.owners.copies.known(op, reading.copy, given.device_pool, op.thread)
+            self._tell(session, reading, given, op.frame.op_id)
+            self.owners.copies.known(op, reading.copy, given.device_pool, op.frame.thread)
 
         history, running, lost = self.devices.history, self.calls.running, self.owners.copies.lost
         return Booked(history, running, probe.booked, probe.judged, read, lost)
 
     def sent(self, *call: Any) -> None:
-        """A load's operation, a :data:`~hicache_dbg.tracer.attach.sglang.frames.Call`, has sent off its layers."""
+        """Note that a load's operation, a :data:`~.frames.Call`, has submitted all its layers."""
         try:
             self.gates.sent(layers_sent(*call))
         except Exception as error:  # noqa: BLE001 - SGLang goes on without us
@@ -255,7 +253,7 @@ class Observer:
                 self._session.errors.record("attach/load ends", error)
 
     def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
-        """What a call's indices say, and how many bytes it moved."""
+        """Check a call's indices, and count the bytes it moved."""
         if reading.use is not None and session.settings.traces(reading.copy.mirror.pool):
             told = {"time_ns": time.time_ns(), "rank": session.settings.rank, "op_id": op_id}
             session.check(partial(check_indices, reading.use, **told))
@@ -275,7 +273,7 @@ class Observer:
                 )
         with session.errors.at("attach/device"):
             self.devices.add(pool, record)
-        self._announced = False
+        self._announced, self.ready = False, None
         if record.geometry is not None and session.is_wrong(record.mirror):
             self.announce()  # at once: the first copy may be the one that corrupts
         return record

@@ -1,8 +1,9 @@
-"""Copies that have pages open: from their submission to the event that says that they are over."""
+"""Copies that have pages open, from their submission to the event that says they are over."""
 
 import threading
+import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ __all__ = ["Followed", "OpenCopies", "OpenCopy", "within"]
 
 _HOST, _DEVICE = Tier.HOST.value, Tier.DEVICE.value
 
+#: Copies that are over and still open at most: beyond, the oldest are closed before their turn.
+_MOST_ENTERED = 32
+
 #: Lets somebody look at what just happened, in its turn, for a pool and an operation.
 Note = Callable[[Callable[[], list[Violation]], str, str], None]
 
@@ -30,8 +34,8 @@ Note = Callable[[Callable[[], list[Violation]], str, str], None]
 class _End:
     """Pages that a copy has open: of an allocator, or with ``moves`` those whose bytes it moves.
 
-    Pools that ride on each other's indices have one allocator and bytes of their own each: what one
-    writes no other pool's copy disturbs.
+    Pools that share their indices have one allocator, but each its own bytes: a write to one does
+    not disturb a copy of another.
     """
 
     source: Allocations
@@ -43,15 +47,22 @@ class _End:
 
 
 class Followed(Protocol):
-    """A copy of which it is known later which pages it moves: then it is ``opened``.
+    """A copy whose pages are known only after it is over: then it is ``opened``.
 
-    ``stream``: those of one are over one after another. ``before`` are copies that were over when this
-    one was submitted, and still have their pages open.
+    Attributes:
+        stream: Copies of one stream are over one after another.
+        over_ns: When the bus saw that it was over; 0 before that.
+        opened: Its pages; None before the bus knows them.
     """
 
     stream: int
-    before: "Sequence[Followed | OpenCopy]"
+    over_ns: int
     opened: "OpenCopy | None"
+
+    @property
+    def time_ns(self) -> int:
+        """When it had been submitted."""
+        ...
 
     @property
     def whose(self) -> tuple[str, str]:
@@ -59,13 +70,21 @@ class Followed(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Return whether it is over."""
+        ...
+
+    def over_before(self, other: Any) -> bool:
+        """Return whether it was over when another one began, as far as anyone knows."""
+        ...
+
+    def closed(self) -> None:
+        """Its pages are closed: let go of whatever tells when it was over."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class OpenCopy:
-    """A copy's pages between its submission and the event that says it is over: ``over``."""
+    """A copy's pages, between its submission and the event that says it is over (``over``)."""
 
     pool: str
     op: str
@@ -81,19 +100,22 @@ class OpenCopy:
         return self.pool, self.op
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Return whether it is over."""
         return bool(self.over.query())
 
 
 class OpenCopies:
     """Opens and closes the pages of copies in the books of those who gave them away.
 
+    Copies whose pages are on a GPU are appended to :attr:`under_way` by SGLang's thread and become
+    :meth:`known` on the bus's. Both threads may find that one is over; it is closed once.
+
     Args:
-        registry: knows the host pools.
-        say: where findings go.
-        note: hands a turn to the bus.
-        book: who has which pages of an allocator, by it and the tier.
-        allocator: the allocator of a device pool, if one was seen.
+        registry: Knows the host pools.
+        say: Takes findings.
+        note: Hands a turn to the bus.
+        book: Returns who has which pages of an allocator, by it and the tier.
+        allocator: Returns the allocator of a device pool, if one was seen.
     """
 
     def __init__(
@@ -110,14 +132,23 @@ class OpenCopies:
         self._of_allocator = book
         self._allocator = allocator
         #: By their stream: of each only the first is asked whether it is over.
-        self._open: dict[int, deque[Followed | OpenCopy]] = {}
+        self._open: defaultdict[int, deque[Followed | OpenCopy]] = defaultdict(deque)
         self._lock = threading.Lock()  # threads for storage free host pages too
+        #: Copies that the bus has seen to be over and whose pages are still open.
+        self._entered: list[Followed] = []
+        #: When pages were given away or taken back for the last time.
+        self._settled_ns = 0
         self._moved: weakref.WeakKeyDictionary[Allocations, dict[str, Ownership]] = (
             weakref.WeakKeyDictionary()
         )
 
+    @property
+    def under_way(self) -> Mapping[int, "deque[Followed | OpenCopy]"]:
+        """Where each submitted copy is appended whose pages :meth:`known` will tell, by its stream."""
+        return self._open
+
     def opened(self, copy: Copy, device_pool: Any) -> OpenCopy:
-        """A copy was submitted: both ends are open until its event."""
+        """Open both ends of a copy that was just submitted, until its event."""
         self.settle()
         name, op = copy.mirror.pool, copy.op.value
         by = access(f"{op} {copy.op_id}")
@@ -125,55 +156,46 @@ class OpenCopies:
         self._note(lambda: self._enter(opened), name, op)
         return opened
 
-    def opening(self, copy: Followed) -> None:
-        """A copy was submitted whose pages are on a GPU: :meth:`known` tells them, in its turn."""
-        with self._lock:
-            for copies in self._open.values():
-                if copies[0].query():
-                    copy.before = self._that_are_over()
-                    break
-            others = self._open.get(copy.stream)
-            if others is None:
-                self._open[copy.stream] = deque((copy,))
-            else:
-                others.append(copy)
-
     def lost(self, copy: Followed) -> None:
-        """Nobody will ask for :meth:`known`."""
-        # One that is lost keeps no other, nor that one's memory on the device.
-        before, copy.before = copy.before, ()
-        for earlier in before:
-            self._close(earlier)
+        """Forget a copy that :meth:`known` will not be told of."""
+        with self._lock:
+            copies = self._open[copy.stream]
+            if copy in copies:
+                copies.remove(copy)
 
     def known(self, one: Followed, copy: Copy, device_pool: Any, thread: str) -> None:
-        """On the bus's thread, as the copy's record comes: its pages have been open since then."""
-        for earlier in one.before:
-            self._closed(earlier)
-        one.before = ()
+        """Open the pages of a copy that is over: they have been open since its submission.
+
+        Runs on the bus's thread, in the order of submission.
+        """
+        self._close_before(one)
         pool, op = one.whose
         ends, by = self._ends(copy, device_pool), Access(f"{op} {copy.op_id}", thread)
         one.opened = opened = OpenCopy(pool, op, by, ends)
         found = self._enter(opened)
+        if any(item.words == CLASH.words for item in found):
+            found = self._enter_again(one, opened)
+        self._entered.append(one)
         if found:
             self._say.found(found, pool, op)
 
     def submitted(self, copies: list[OpenCopy], over: Any) -> None:
-        """The operation that these copies belong to ends with the event ``over``; None: it ended."""
+        """The operation of these copies ends with the event ``over``; None if it has ended."""
         for copy in copies:
             copy.over = copy.over if over is None else over
             if copy.over is None:
                 self._close(copy)
             else:
                 with self._lock:
-                    self._open.setdefault(copy.stream, deque()).append(copy)
+                    self._open[copy.stream].append(copy)
 
     def settle(self) -> None:
-        """Close the copies whose event has come."""
-        if self._open:
-            with self._lock:
-                over = self._that_are_over()
-            for copy in over:
-                self._close(copy)
+        """Close the copies whose event has come: pages are about to be given away or taken back."""
+        self._settled_ns = time.time_ns()
+        with self._lock:
+            over = self._that_are_over()
+        for copy in over:
+            self._close(copy)
 
     def _that_are_over(self) -> "list[Followed | OpenCopy]":
         over: list[Followed | OpenCopy] = []
@@ -185,8 +207,6 @@ class OpenCopies:
                 for _ in range(len(copies)):
                     copy = copies.popleft()
                     (over if copy.query() else copies).append(copy)
-            if not copies:
-                del self._open[stream]
         return over
 
     def _close(self, copy: Followed | OpenCopy) -> None:
@@ -197,10 +217,56 @@ class OpenCopies:
         self._note(turn, *copy.whose)
 
     def _closed(self, copy: Followed | OpenCopy) -> None:
+        """Close a copy's pages, once."""
         opened = copy if isinstance(copy, OpenCopy) else copy.opened
-        if opened is not None:
-            for end in opened.ends:
-                self._book_of(end).close(end.pages, opened.by, writes=end.writes)
+        if opened is not None and opened.ends:
+            self._leave(opened)
+            opened.ends = ()
+        if not isinstance(copy, OpenCopy):
+            copy.closed()
+
+    def _close_before(self, one: Followed) -> None:
+        """Close the copies that were over before ``one`` was submitted, or else before it began.
+
+        The latter stay open as long as pages were given away or taken back since ``one`` was submitted:
+        that may have been while the copy was under way, and its turn has not come.
+        """
+        settled, still = self._settled_ns > one.time_ns, list[Followed]()
+        for earlier in self._entered:
+            if earlier.over_ns <= one.time_ns or (not settled and earlier.over_before(one)):
+                self._closed(earlier)
+            elif earlier.opened is not None and earlier.opened.ends:
+                still.append(earlier)
+        while len(still) > _MOST_ENTERED:  # the bus is late
+            self._closed(still.pop(0))
+        self._entered = still
+        copies = self._open[one.stream]
+        with self._lock:
+            while copies and _is_closed(copies[0]):
+                copies.popleft()
+
+    def _enter_again(self, one: Followed, opened: OpenCopy) -> list[Violation]:
+        """Open a copy's pages as if those that were over when it began had been closed.
+
+        Their pages stay open: they may have been given away between the submission of ``one`` and
+        their end.
+        """
+        over, under_way = list[OpenCopy](), list[OpenCopy]()
+        for earlier in self._entered:
+            if earlier.opened is not None:
+                (over if earlier.over_before(one) else under_way).append(earlier.opened)
+        for each in (opened, *over, *under_way):
+            self._leave(each)
+        for each in under_way:
+            self._enter(each)
+        found = self._enter(opened)
+        for each in over:
+            self._enter(each)
+        return found
+
+    def _leave(self, copy: OpenCopy) -> None:
+        for end in copy.ends:
+            self._book_of(end).close(end.pages, copy.by, writes=end.writes)
 
     def _enter(self, copy: OpenCopy) -> list[Violation]:
         return [
@@ -244,11 +310,16 @@ class OpenCopies:
         return books[end.tier]
 
     def forget(self, source: Allocations | None = None) -> None:
-        """On the bus's thread: every page of ``source``, or of all, is as if never seen."""
+        """Treat every page of ``source``, or of all, as if never seen; runs on the bus's thread."""
         if source is None:
             self._moved.clear()
         else:
             self._moved.pop(source, None)
+
+
+def _is_closed(copy: Followed | OpenCopy) -> bool:
+    opened = copy if isinstance(copy, OpenCopy) else copy.opened
+    return opened is not None and not opened.ends
 
 
 def _pages_of(end: Mapping[str, View]) -> int:
@@ -266,6 +337,6 @@ def _at_device(copy: Copy, limit: int) -> Pages:
 
 
 def within(pages: Pages, limit: int) -> Pages:
-    """Those that there are; what lies outside is another check's business."""
+    """Return the pages below ``limit``; another check reports the rest."""
     there: Pages = pages[(pages >= 0) & (pages < limit)]
     return there

@@ -1,4 +1,4 @@
-"""The host pools of this process: what each is, and how its pages are given away."""
+"""The host pools of this process: what each is, and how its pages are handed out."""
 
 import weakref
 from collections import Counter
@@ -27,7 +27,7 @@ UNREAD = "unread"
 
 
 class Allocations:
-    """How often each page of one host pool was given away."""
+    """How often each page of one host pool was handed out."""
 
     def __init__(self, page: int, pages: int) -> None:
         self.page = page
@@ -35,14 +35,14 @@ class Allocations:
         self._counts = np.zeros(pages, np.int64)
 
     def count(self, indices: Any) -> None:
-        """These indices were just given away."""
+        """Count indices that were just handed out."""
         if isinstance(indices, torch.Tensor) and indices.device.type == "cpu":
             pages = indices.numpy() // self.page
             # A page that is named by many indices counts once: so numpy adds.
             self._counts[pages[pages < len(self._counts)]] += 1
 
     def at(self, pages: Pages) -> Pages:
-        """The counts of ``pages``; pages beyond this pool have none."""
+        """Return the counts of ``pages``; 0 for pages outside this pool."""
         if inside(pages, len(self._counts)):
             return self._counts[pages]  # as nearly always
         ours = (pages >= 0) & (pages < len(self._counts))
@@ -54,7 +54,7 @@ class PoolRecord:
     """One host pool: its mirror and, if its class is known, how it is read.
 
     ``sources`` are the pools whose allocations this pool's pages follow: its own, and its anchor's
-    where it rides on another pool's indices.
+    if it uses another pool's indices.
     """
 
     mirror: MirrorViews
@@ -63,7 +63,7 @@ class PoolRecord:
     sources: list[Allocations] = field(default_factory=list)
 
     def generation(self, pages: Pages) -> Pages:
-        """How often these host pages were given away so far."""
+        """Return how often these host pages were handed out so far."""
         return _generation(pages, self.sources, self.geometry)
 
 
@@ -88,11 +88,11 @@ class Registry:
         self._names: Counter[str] = Counter()
 
     def of(self, pool: Any) -> PoolRecord | None:
-        """The record of a pool that was added."""
+        """Return the record of a pool that was added."""
         return self._records.get(id(pool))
 
     def add(self, pool: Any) -> PoolRecord:
-        """Read a pool that was just built; what cannot be read is noted as not recognised."""
+        """Read a pool that was just built; one that cannot be read is noted as not recognised."""
         cls = type(pool).__name__
         kind, geometry = KINDS.get(cls), None
         name = self._name(pool, kind)
@@ -126,17 +126,17 @@ class Registry:
         return record
 
     def follow(self, pool: Any, anchor: Any) -> None:
-        """``pool`` rides on the indices of ``anchor``."""
+        """Note that ``pool`` uses the indices of ``anchor``."""
         record, source = self.of(pool), self.allocations(anchor)
         if record is not None and source not in record.sources:
             record.sources.append(source)
 
     def allocations(self, pool: Any) -> Allocations:
-        """How often a pool's pages were given away; also of an anchor that holds no bytes."""
+        """Return how often a pool's pages were handed out, also for an anchor that holds no bytes."""
         known = self._allocations.get(id(pool))
         if known is None:
             page = _page_indices(pool)
-            # Device pools keep a page in front of those that are given away, one a rank that shares them.
+            # Device pools reserve one page per rank in front of those that are handed out.
             front = 0 if is_host_pool(pool) else int(getattr(pool, "shard_size", 1))
             known = Allocations(page, -(-int(pool.size) // page) + front)
             known = self._allocations.setdefault(id(pool), known)
@@ -144,15 +144,15 @@ class Registry:
         return known
 
     def known_allocations(self, pool: Any) -> Allocations | None:
-        """As :meth:`allocations`, of a pool that was seen before."""
+        """Return :meth:`allocations` of a pool, if it was seen before."""
         return self._allocations.get(id(pool))
 
     def by_mirror(self, mirror: MirrorViews) -> PoolRecord:
-        """The record whose mirror this is."""
+        """Return the record that has this mirror."""
         return self._by_mirror[id(mirror)]
 
     def pool_state(self) -> Iterator[PoolPages]:
-        """Host pages by pool and state, of every pool that is alive and has an allocator."""
+        """Yield host pages by pool and state, for every live pool with an allocator."""
         for key, pool in list(self._pools.items()):
             record = self._records.get(key)
             if record is None or record.geometry is None:
@@ -165,7 +165,7 @@ class Registry:
             yield PoolPages(record.mirror.pool, "host", "used", max(0, pages - free))
 
     def _name(self, pool: Any, kind: Kind | None) -> str:
-        """The pool's own name, numbered from the second one on; a name is never used again."""
+        """Return the pool's own name, numbered from the second pool on; a name is never reused."""
         given = getattr(pool, "pool_name", None) or getattr(pool, "pool_label", None)
         name = str(given or (kind.name if kind else type(pool).__name__))
         self._names[name] += 1
@@ -177,7 +177,7 @@ def _is_dummy(pool: Any) -> bool:
 
 
 def _free_pages(pool: Any) -> int | None:
-    """None where a pool rides on another's indices, or is being torn down."""
+    """Return the free pages; None if the pool has no allocator, or is being torn down."""
     try:
         return int(pool.available_size()) // _page_indices(pool)
     except Exception:  # noqa: BLE001 - a scrape goes on with the other pools
@@ -185,7 +185,7 @@ def _free_pages(pool: Any) -> int | None:
 
 
 def _page_indices(pool: Any) -> int:
-    """How many of a pool's indices make up a page, as its allocator counts."""
+    """Return how many of a pool's indices make up a page for its allocator."""
     return int(getattr(pool, "logical_page_size", 0) or getattr(pool, "page_size", 1))
 
 
@@ -208,7 +208,7 @@ def _mirror(pool: Any, name: str, geometry: Geometry | None) -> MirrorViews:
 
 
 def _pinned(geometry: Geometry | None) -> bool | None:
-    """Whether the host tensors are really pinned; None where no GPU could tell."""
+    """Return whether the host tensors are really pinned; None without a GPU to tell."""
     if geometry is None or not torch.cuda.is_available():
         return None
     return all(layer.is_pinned() for view in geometry.host.values() for layer in _owned(view))
@@ -219,7 +219,7 @@ def _owned(view: View) -> tuple[torch.Tensor, ...]:
 
 
 def _unread(pool: Any, name: str, tier: str) -> View:
-    """An end of a class that is not known: as many layers and pages as the pool says, no bytes."""
+    """Return an end of an unknown class: the layers and pages that the pool names, no bytes."""
     return View(
         pool=name,
         component="page",

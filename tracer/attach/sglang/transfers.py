@@ -1,7 +1,7 @@
-"""Prefill to decode: what both ends say of their memory, what is handed over, and what arrives.
+"""Prefill to decode: what both ends say about their memory, what is handed over, and what arrives.
 
-A page's number in its request names it at both ends, the room names the request. Digests are
-stated for a join of both services' recordings; neither end sees the other's bytes.
+A page has the same number in its request at both ends, and the room identifies the request. Digests are
+stated for joining both services' recordings; neither end sees the other's bytes.
 """
 
 import itertools
@@ -40,29 +40,29 @@ __all__ = ["BASES", "MODULES", "Transfers", "manager_classes"]
 Function = Callable[..., Any]
 
 _DISAGGREGATION = "sglang.srt.disaggregation"
-#: Where managers, senders and receivers are defined.
+#: The modules that define managers, senders and receivers.
 MODULES: tuple[str, ...] = tuple(
     f"{_DISAGGREGATION}.{name}.conn" for name in ("base", "common", "mooncake", "nixl", "fake")
 )
 BASES: tuple[str, ...] = ("BaseKVManager", "BaseKVSender", "BaseKVReceiver")
-#: Warm-up requests: nothing is handed over.
+#: Used by warm-up requests: nothing is handed over.
 _FAKES = {"FakeKVSender", "FakeKVReceiver"}
 
-#: What a manager keeps of what it was made with.
+#: The constructor arguments that a manager keeps.
 _KEPT = ("kv_args", "disaggregation_mode", "is_mla_backend")
 
 _ids = itertools.count(1)
 
 
 def manager_classes() -> list[type]:
-    """Every class of managers that exists by now, but for the abstract one."""
+    """Return every manager class that exists, except the abstract one."""
     base = getattr(sys.modules.get(MODULES[0]), BASES[0], None)
     return list(subclasses([base]))[1:] if isinstance(base, type) else []
 
 
 @dataclass(slots=True)
 class _End:
-    """This process's end of the transfers of one manager."""
+    """This process's end of one manager's transfers."""
 
     args: Any
     role: str
@@ -79,7 +79,7 @@ class _End:
 
 @dataclass(slots=True)
 class _Request:
-    """One request's transfer at this end: ``pages`` as they were named so far."""
+    """One request's transfer at this end; ``pages`` are those named so far."""
 
     end: _End
     room: str
@@ -91,8 +91,8 @@ class Transfers:
     """Follows the managers, senders and receivers of this process.
 
     Args:
-        say: the session, and where findings go.
-        started: makes the session where no host pool has done so.
+        say: Has the session, and takes findings.
+        started: Starts the session, if no host pool has done so.
     """
 
     def __init__(self, say: Say, started: Callable[[], SglangSession | None]) -> None:
@@ -105,7 +105,7 @@ class Transfers:
     # -- wrappers -------------------------------------------------------------------------------
 
     def managing(self, original: Function) -> Function:
-        """Around ``__init__`` of a manager: which memory it registers."""
+        """Wrap ``__init__`` of a manager: which memory it registers."""
         args_of = argument(original, "args", at=1)
         mode_of = argument(original, "disaggregation_mode", at=2)
         mla_of = argument(original, "is_mla_backend", at=4)
@@ -119,7 +119,7 @@ class Transfers:
         return around(self._say, "attach/manager", original, lambda *given: given, after)
 
     def registering(self, original: Any) -> Any:
-        """Around ``KVArgsRegisterInfo.from_zmq``: decode tells prefill of its memory."""
+        """Wrap ``KVArgsRegisterInfo.from_zmq``: decode tells prefill about its memory."""
 
         def after(_: Any, info: Any, error: BaseException | None) -> None:
             if error is None:
@@ -131,7 +131,7 @@ class Transfers:
         )
 
     def beginning(self, original: Function, follow: Callable[[type], None]) -> Function:
-        """Around ``__init__`` of a sender or receiver; ``follow`` wraps what its class defines."""
+        """Wrap ``__init__`` of a sender or receiver; ``follow`` wraps what its class defines."""
         names = (("mgr", 1), ("bootstrap_addr", 2), ("bootstrap_room", 3))
         manager_of, address_of, room_of = (argument(original, name, at) for name, at in names)
 
@@ -146,7 +146,7 @@ class Transfers:
         return around(self._say, "attach/request", original, lambda *given: given, after)
 
     def sending(self, original: Function) -> Function:
-        """Around ``send``: pages are handed over as they are now."""
+        """Wrap ``send``: pages are handed over as they are now."""
         indices_of = argument(original, "kv_indices", at=1)
         event_of = argument(original, "indices_event")
 
@@ -166,7 +166,7 @@ class Transfers:
         return around(self._say, "attach/send", original, before, after)
 
     def asking(self, original: Function) -> Function:
-        """Around ``send_metadata``: the pages that decode wants them in."""
+        """Wrap ``send_metadata``: the pages in which decode wants them."""
         indices_of = argument(original, "kv_indices", at=1)
 
         def before(*given: Any) -> Any:
@@ -177,7 +177,7 @@ class Transfers:
         return around(self._say, "attach/send_metadata", original, before, lambda *_: None)
 
     def polling(self, original: Function) -> Function:
-        """Around ``poll``: the first success of a receiver says that the pages are there."""
+        """Wrap ``poll``: the first success of a receiver means that the pages have arrived."""
 
         def before(*given: Any) -> Any:
             request = self._requests.get(given[0][0])
@@ -195,10 +195,10 @@ class Transfers:
     # -- what is said ---------------------------------------------------------------------------
 
     def adopt(self, managers: Iterable[Any]) -> list[str]:
-        """Managers that were made before we came, and what decode has registered with them.
+        """Adopt managers that exist already, and what decode has registered with them.
 
         Returns:
-            What is not known, because this version's managers do not keep it.
+            What is unknown because this version's managers do not keep it.
         """
         unknown = []
         for manager in managers:
@@ -228,7 +228,7 @@ class Transfers:
             session.state(Topic.CONTRACT, (value,), role=role, key=key)
 
     def _registered(self, info: Any) -> None:
-        """Before a byte moves: does decode mean the same pages?"""
+        """Check, before a byte moves, whether decode means the same pages."""
         told = getattr(info, "dst_attn_tp_size", None) or getattr(info, "decode_tp_size", None)
         peers = int(told or 1)
         for end in list(self._ends.values()):
@@ -259,7 +259,7 @@ class Transfers:
             session.state(topic, said, role=request.end.role, request=request.room)
 
     def _tiles(self, session: SglangSession, request: _Request, pages: Pages, first: int) -> None:
-        """The digest of every tile of these pages, for the join."""
+        """State the digest of every tile of these pages, for the join."""
         mirror = request.end.mirror
         for component, view in mirror.device.items():
             layers = tuple(range(view.layers))
@@ -279,7 +279,7 @@ class Transfers:
 
 
 def _unread(session: SglangSession, end: _End) -> SkipReason | None:
-    """Why no tile is digested; None where they are."""
+    """Return why no tile is digested; None if they are."""
     if session.settings.checksum is Checksum.OFF:
         return SkipReason.OFF
     if end.resharded:
@@ -288,7 +288,7 @@ def _unread(session: SglangSession, end: _End) -> SkipReason | None:
 
 
 def _from_other_ranks(manager: Any, end: _End, address: Any) -> bool:
-    """Whether decode takes its pages from another number of ranks than it has, in parts."""
+    """Return whether decode gets its pages in parts, from a different number of ranks."""
     known = getattr(manager, "prefill_info_table", None) or {}
     size = getattr(known.get(address), "attn_tp_size", None)
     return end.role == "decode" and end.split == MHA and size is not None and int(size) != end.tp

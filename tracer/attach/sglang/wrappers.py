@@ -1,4 +1,4 @@
-"""The functions that stand in for SGLang's: each calls the original once, with what it was given."""
+"""The functions that replace SGLang's; each calls the original once, with the same arguments."""
 
 import threading
 from collections.abc import Callable
@@ -16,9 +16,9 @@ Function = Callable[..., Any]
 
 
 class Outermost(dict[type, bool]):
-    """Whether a method that was wrapped in ``cls`` is the first of ours that a call of a class meets.
+    """Tells whether a method wrapped in ``cls`` is the first wrapper that a call on a class reaches.
 
-    A class may do more around the method of its base: then its own is the operation, from end to end.
+    A class may extend the method of its base: then its own method is the whole operation.
     """
 
     def __init__(self, cls: type, method: str) -> None:
@@ -39,7 +39,7 @@ class Wrappers:
         self._building = threading.local()
 
     def construction(self, original: Function) -> Function:
-        """Around ``__init__`` of a host pool: the outermost one reports the finished pool."""
+        """Wrap ``__init__`` of a host pool: the outermost call reports the finished pool."""
 
         @wraps(original)
         def __init__(pool: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -57,7 +57,7 @@ class Wrappers:
         return ours(__init__)
 
     def grouping(self, original: Function) -> Function:
-        """Around what puts host pools into a group."""
+        """Wrap a method that puts host pools into a group."""
 
         @wraps(original)
         def grouped(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ class Wrappers:
         return ours(grouped)
 
     def ownership(self, original: Function) -> Function:
-        """Around ``__init__`` of what runs operations: by then the pools are all there."""
+        """Wrap ``__init__`` of a class that runs operations: by then all pools exist."""
 
         @wraps(original)
         def __init__(owner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -78,34 +78,34 @@ class Wrappers:
         return ours(__init__)
 
     def operation(self, original: Function) -> Function:
-        """Around a method that is one operation."""
+        """Wrap a method that is one operation."""
         observer, frames, name = self._observer, self._observer.frames, original.__name__
-        running, conclude = observer.calls.running, observer.calls.conclude
+        running, end = observer.calls.running, observer.calls.end
         loading = observer.gates.here if name in LOADS else None
+        returns_events = name.startswith("submit")
 
         @wraps(original)
         def operation(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            session = observer.entered() if frames.current is None else None
-            if session is None:
+            session = observer.ready or observer.entered()
+            if frames.current is not None or session is None or not session.probe.enabled:
                 return original(owner, *args, **kwargs)
             frames.current = frame = Frame(session.probe, (owner, name, args, kwargs))
             running.add(frame.op_id)
             try:
                 result = original(owner, *args, **kwargs)
                 try:
-                    frame.start, frame.over, frame.timed = events_of(owner, name, result)
+                    if returns_events:  # without the call: SGLang's thread is here
+                        frame.start, frame.over = result.start_event, result.finish_event
+                        frame.timed = result.timing_enabled
+                    else:
+                        frame.start, frame.over, frame.timed = events_of(owner, name, result)
                 except Exception as error:  # noqa: BLE001 - the copies' own streams are followed
                     session.errors.record("attach/operation", error)
             except BaseException as error:
                 frame.status = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                if frame.loads or frame.opened or not frame.on_device:
-                    frames.end(frame)
-                else:  # the same, of copies on a GPU alone
-                    frames.current = None
-                    conclude(frame)
-                    running.discard(frame.op_id)
+                end(frame)
                 if loading is not None and loading.loading is not None:
                     observer.sent(owner, name, args, kwargs)
             return result
@@ -113,25 +113,17 @@ class Wrappers:
         return ours(operation)
 
     def backup(self, original: Function, method: str, cls: type) -> Function:
-        """Around a method of ``cls`` that copies all layers of some indices to the host."""
+        """Wrap a method of ``cls`` that copies all layers of some indices to the host."""
         observer, outermost = self._observer, Outermost(cls, method)
-        beside, device_of, known = observer.beside, observer.devices.of, observer.devices.by_pool
-        frames, around = observer.frames, observer.calls.around
 
-        @wraps(original)
-        def backup(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            device = known.get(id(pool))
-            if device is not None and not device.lane.captures():
-                frame = frames.current
-                if frame is None:
-                    return beside(device, original, method, pool, args, kwargs)
-                return around(frame, device, original, method, pool, args, kwargs)
+        def elsewhere(
+            again: Function, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
             seen = observer.see(pool, method, args, kwargs) if outermost[type(pool)] else None
             if seen is None:
                 return original(pool, *args, **kwargs)
-            device = device_of(pool)  # built before we came: made ready by that look
-            if device is not None:
-                return beside(device, original, method, pool, args, kwargs)
+            if observer.devices.of(pool) is not None:  # built before we came: read by that look
+                return again(pool, *args, **kwargs)
             probe = seen.session.probe
             result: list[Any] = []
             with observer.frames.inside(pool), observer.frames.operation(probe) as frame:
@@ -141,39 +133,32 @@ class Wrappers:
                 )
             return result[0]
 
-        return ours(backup)
+        return observer.calls.copying(original, method, elsewhere)
 
     def load(self, original: Function, method: str, cls: type) -> Function:
-        """Around a method of ``cls`` that copies one layer of some indices to the device."""
+        """Wrap a method of ``cls`` that copies one layer of some indices to the device."""
         observer, outermost = self._observer, Outermost(cls, method)
-        beside, device_of, known = observer.beside, observer.devices.of, observer.devices.by_pool
-        frames, around = observer.frames, observer.calls.around
 
-        @wraps(original)
-        def load(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            device = known.get(id(pool))
-            if device is not None and not device.lane.captures():
-                frame = frames.current
-                if frame is None:
-                    return beside(device, original, method, pool, args, kwargs)
-                return around(frame, device, original, method, pool, args, kwargs)
+        def elsewhere(
+            again: Function, pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
             seen = observer.see(pool, method, args, kwargs) if outermost[type(pool)] else None
             if seen is None or seen.layer is None:
                 return original(pool, *args, **kwargs)
-            device = device_of(pool)
-            if device is not None:
-                return beside(device, original, method, pool, args, kwargs)
+            if observer.devices.of(pool) is not None:
+                return again(pool, *args, **kwargs)
             probe, layer, given = seen.session.probe, seen.layer, seen.given
             result: list[Any] = []
             with observer.frames.inside(pool), observer.frames.operation(probe) as frame:
                 key = (id(pool), id(given.host_indices), id(given.device_indices))
-                if key not in frame.loads or layer in frame.loads[key].load.layers:
-                    frame.begin(key, observer.open(seen, frame.op_id), given)
+                copies = frame.here()
+                if key not in copies.loads or layer in copies.loads[key].load.layers:
+                    copies.begin(key, observer.open(seen, frame.op_id), given)
                 probe.layer(
-                    frame.loads[key].load,
+                    copies.loads[key].load,
                     layer,
                     lambda: result.append(original(pool, *args, **kwargs)),
                 )
             return result[0]
 
-        return ours(load)
+        return observer.calls.copying(original, method, elsewhere)
