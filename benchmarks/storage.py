@@ -1,14 +1,14 @@
-"""What a storage tier costs beside plain reads and writes of the same bytes, and what digests add.
+"""Compare a storage tier with plain reads and writes of the same bytes, and measure its digests.
 
     python -m benchmarks.storage [--pairs 9] [--folder DIR] [--no-mooncake] [--beside] [--json]
 
-Pairs of passes over the same host pages, one after the other, in alternating order; the table has
-the median of the pairs' ratios. ``plain`` is one file written and read in sequence, a page a call,
-and for Mooncake its own client's batch calls on one registered buffer; pages go to the memory of
-another process. A bare loop is all that a tier cannot do without: a file a page, or the same
-client, and a digest of each page. On disk means that a store ends when its bytes are on the disk,
-and that a fetch finds nothing of them in the page cache. In the page cache a fetch begins when the
-disk is done with the store, of which nothing is timed; ``--beside`` does not wait for it.
+Each row compares pairs of passes over the same host pages, in alternating order, and shows the median
+of the pairs' ratios. ``plain`` is one file written and read sequentially, one page per call; for
+Mooncake it is the client's own batch calls on one registered buffer, with pages in the memory of
+another process. A bare loop does only what no tier can avoid: one file per page, or the same client,
+and a digest of each page. On disk means that a store ends when its bytes are on the disk, and that a
+fetch finds none of them in the page cache. In the page cache a fetch starts once the write-back is
+finished, which is not timed; ``--beside`` does not wait for it.
 """
 
 import argparse
@@ -56,12 +56,12 @@ PAGE_TOKENS = 64
 LAYERS = 61  # of 64 x 1,152 B: a page of DeepSeek-V3, 4,497,408 B
 MOST_COST = 1.05
 Way = Callable[[], Pass]
-"""One pass over the pages."""
+"""Runs one pass over the pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison: median of time(base) / time(ours), or of time(with) / time(without)."""
+    """One comparison: the median of time(base) / time(ours), or of time(with) / time(without)."""
 
     what: str
     goal: str
@@ -71,7 +71,7 @@ class Row:
 
 
 def group_of() -> PoolGroup:
-    """Host pages full of random bytes."""
+    """Return host pages filled with random bytes."""
     group = PoolGroup.build(
         [mla(LAYERS, PAGE_TOKENS, torch.bfloat16)],
         device_pages=1,
@@ -91,10 +91,9 @@ def tier(
     places: Callable[[str], Path] | None = None,
     after: After | None = None,
 ) -> Way:
-    """One pass through the storage engine, under names never used before.
+    """Return a pass through the storage engine that uses fresh names each time.
 
-    ``places`` says where each page's file is, if they are files, and ``after`` what a store is
-    followed by.
+    ``places`` maps a name to its file, for stores that have files; ``after`` says what follows a store.
     """
     after = after or After()
     engine = StorageEngine(group, backend, Identity("benchmark"), digests=digests)
@@ -123,14 +122,14 @@ def tier(
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """The tracer, with digests at the default level."""
+    """Run the tracer, with digests at the default level."""
     settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS)
     with Runtime.start(settings, sinks=[MemorySink()]):
         yield
 
 
 def under_tracer(run: Way) -> Way:
-    """The same pass with the tracer attached meanwhile; its start and end are not timed."""
+    """Return the same pass under the tracer; attaching and detaching is not timed."""
 
     def pass_() -> Pass:
         with traced():
@@ -140,9 +139,9 @@ def under_tracer(run: Way) -> Way:
 
 
 def compare(what: str, goal: str, ours: Way, base: Way, *, pairs: int, cost: bool) -> Row:
-    """Median ratios of ``pairs`` pairs; as a cost, time over the base's, else speed over the base's."""
+    """Return the median ratios of ``pairs`` pairs: of times if ``cost``, otherwise of speeds."""
     for run in (ours, base):
-        run()  # pages are mapped and files made once before it counts
+        run()  # warm-up: maps pages and creates files
     ratios: list[Pass] = []
     mine: list[Pass] = []
     for number in range(pairs):
@@ -166,7 +165,7 @@ def compare(what: str, goal: str, ours: Way, base: Way, *, pairs: int, cost: boo
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The ways to move the same pages, and the goal for the tier's speed over the plain one's."""
+    """The ways to move the same pages, and the goal for the tier's speed relative to ``plain``."""
 
     goal: float
     ours: Way
@@ -177,7 +176,7 @@ class Ways:
 
 
 def rows_of(name: str, ways: Ways, pairs: int) -> list[Row]:
-    """The comparisons of one store: with digests, without, and with what there is beside it."""
+    """Return all comparisons of one store."""
     cost, ours = f"<= {MOST_COST}", ways.ours
     speed, time_ = (
         partial(compare, pairs=pairs, cost=False),
@@ -194,7 +193,7 @@ def rows_of(name: str, ways: Ways, pairs: int) -> list[Row]:
 
 
 def files_rows(group: PoolGroup, folder: Path, name: str, after: After, pairs: int) -> list[Row]:
-    """The file tier, in the page cache or on the disk."""
+    """Measure the file tier, in the page cache or on the disk."""
     store, pages = FileStore(folder / name), pages_of(group)
     ways = Ways(
         0.8,
@@ -208,7 +207,7 @@ def files_rows(group: PoolGroup, folder: Path, name: str, after: After, pairs: i
 
 
 def mooncake_rows(group: PoolGroup, pairs: int) -> list[Row]:
-    """The Mooncake tier, pages in another process's memory."""
+    """Measure the Mooncake tier, with pages in the memory of another process."""
     pages = pages_of(group)
     with master() as running, lender(running, 6 * PAGES * len(pages[0])):
         store = MooncakeStore(running.address, running.metadata, segment_bytes=0)
@@ -227,7 +226,7 @@ def mooncake_rows(group: PoolGroup, pairs: int) -> list[Row]:
 
 
 def main() -> None:
-    """Measure, and print a table or JSON."""
+    """Measure and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument(
@@ -265,7 +264,7 @@ def main() -> None:
 
 
 def pages_of(group: PoolGroup) -> Pages:
-    """The host pages' bytes where they lie."""
+    """Return views of the bytes of the host pages."""
     memory = group.mirrors[0].host.buffers["latent"].flat(0).numpy()
     size = memory.size // PAGES
     return [memory[at * size : (at + 1) * size].data for at in range(PAGES)]

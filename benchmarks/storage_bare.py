@@ -1,4 +1,4 @@
-"""What a storage tier is compared with: plain files, bare loops with and without digests, Mooncake's own client."""
+"""The baselines of a storage tier: plain files, bare loops with and without digests, Mooncake's client."""
 
 import os
 import time
@@ -26,28 +26,28 @@ from hicache_dbg.repro.mooncake_master import Master
 Pages = list[memoryview]
 """The host pages, of equal size."""
 Pass = tuple[float, float]
-"""Seconds of a store and of a fetch of all pages."""
+"""Seconds that a store and a fetch of all pages took."""
 
 passes = count()
-"""A number for each pass, so that no name is used twice."""
+"""Numbers the passes, so that no name is used twice."""
 
 
 def _nothing(_places: Iterable[Path]) -> None:
-    """Files stay where they are."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What is done with a pass's files once they are written: in the time of the store, and behind it."""
+    """What follows the writes of a pass: ``timed`` counts as part of the store, ``untimed`` does not."""
 
     timed: Callable[[Iterable[Path]], None] = _nothing
     untimed: Callable[[Iterable[Path]], None] = _nothing
 
 
 def to_disk(places: Iterable[Path]) -> None:
-    """Wait until files are on the disk, and let the page cache forget them."""
+    """Wait until files are on the disk, and drop them from the page cache."""
     descriptors = [os.open(place, os.O_RDONLY) for place in places]
-    for descriptor in descriptors:  # the disk begins with all of them
+    for descriptor in descriptors:  # start the write-back of all of them
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     for descriptor in descriptors:
         os.fdatasync(descriptor)
@@ -56,7 +56,7 @@ def to_disk(places: Iterable[Path]) -> None:
 
 
 def write_back(places: Iterable[Path]) -> None:
-    """Wait until files are on the disk too."""
+    """Wait until files are on the disk; they stay in the page cache."""
     for place in places:
         descriptor = os.open(place, os.O_RDONLY)
         os.fdatasync(descriptor)
@@ -64,14 +64,14 @@ def write_back(places: Iterable[Path]) -> None:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that ``call`` takes."""
+    """Return the seconds that ``call`` takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
 def plain_files(pages: Pages, folder: Path, after: After) -> Callable[[], Pass]:
-    """One file, written and read in sequence, as many bytes as the tier's files have."""
+    """Return a pass that writes and reads one file sequentially, with as many bytes as the tier's."""
     header = bytes(HEADER_BYTES)
 
     def run() -> Pass:
@@ -101,10 +101,10 @@ def plain_files(pages: Pages, folder: Path, after: After) -> Callable[[], Pass]:
 
 
 def bare_files(pages: Pages, folder: Path, after: After, *, digests: bool) -> Callable[[], Pass]:
-    """A file a page and nothing else: what no tier can do better in Python, with a digest and without.
+    """Return a pass with one file per page and nothing else: the floor for a tier in Python.
 
-    A page that is written is digested by a second thread meanwhile; files are read by as many threads
-    as the tier has, each of which digests what it has just read.
+    A second thread digests a page while it is written. As many threads as the tier has read files,
+    and digest what they have just read.
     """
     beside = ThreadPoolExecutor(1)
 
@@ -153,9 +153,9 @@ def bare_files(pages: Pages, folder: Path, after: After, *, digests: bool) -> Ca
 
 
 def own_client(pages: Pages, store: MooncakeStore, *, digests: bool = False) -> Callable[[], Pass]:
-    """Mooncake's own batch calls on one registered buffer, values of the same size, batches as long.
+    """Return a pass of Mooncake's own batch calls on one registered buffer, with the tier's sizes.
 
-    With ``digests`` two threads take the pages' between the calls, while nothing else is done.
+    With ``digests``, two threads digest the pages between the calls.
     """
     client = store._client  # noqa: SLF001 - the very client that the tier uses
     size = HEADER_BYTES + len(pages[0])
@@ -198,7 +198,7 @@ def own_client(pages: Pages, store: MooncakeStore, *, digests: bool = False) -> 
 
 @contextmanager
 def lender(running: Master, segment_bytes: int) -> Iterator[None]:
-    """Another process that lends the memory that pages go to, so that they do cross the transport."""
+    """Run another process that contributes the memory, so that pages cross the transport."""
     context = get_context("spawn")
     ready, done = context.Event(), context.Event()
     arguments = running.address, running.metadata, segment_bytes, ready, done

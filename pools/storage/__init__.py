@@ -1,1 +1,1 @@
-"""The tier behind the host: pages under keys of their content, in files or in a distributed store."""
+"""The storage tier behind the host: content-addressed pages, in files or in a distributed store."""

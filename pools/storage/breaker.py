@@ -1,17 +1,17 @@
-"""When not to ask a store any more: after failures in a row, until it had time to come back."""
+"""A circuit breaker: stop asking a store after consecutive failures, and retry after a cooldown."""
 
 import time
 from collections.abc import Callable
 from threading import Lock
 
-__all__ = ["Breaker"]
+__all__ = ["COOLDOWN_S", "Breaker"]
 
 LIMIT = 3
 COOLDOWN_S = 5.0
 
 
 class Breaker:
-    """Opens after ``limit`` failures in a row, and lets one through every ``cooldown_s`` seconds."""
+    """Opens after ``limit`` consecutive failures, then lets one call through per ``cooldown_s`` seconds."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether nothing is asked at the moment."""
+        """Whether the store is currently left alone."""
         return self._failures >= self._limit and self._clock() < self._again_at
 
     def allows(self) -> bool:
-        """Whether the store may be asked now; after the cooldown one caller in turn may try."""
+        """Return whether the store may be asked now; after each cooldown, one caller may try."""
         with self._lock:
             if self._failures < self._limit:
                 return True
@@ -42,7 +42,7 @@ class Breaker:
             return True
 
     def report(self, *, good: bool) -> bool:
-        """Note how it went; True where this failure opens the breaker."""
+        """Record the outcome of a call; return True if this failure opens the breaker."""
         with self._lock:
             if good:
                 self._failures = 0

@@ -1,4 +1,4 @@
-"""Digests of payloads, on threads of their own as far as they keep up, else on the caller's."""
+"""Payload digests, computed by a thread pool as far as it keeps up, otherwise by the caller."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,11 +8,11 @@ import xxhash
 __all__ = ["Digests", "Job", "Payload", "digest_of"]
 
 Payload = Sequence[memoryview]
-"""The pieces of one page, in the order in which they are stored."""
+"""The pieces of one page, in storage order."""
 
 
 def digest_of(payload: Payload) -> int:
-    """XXH3-64 of the pieces as one."""
+    """Return the XXH3-64 of the concatenated pieces."""
     if len(payload) == 1:
         return xxhash.xxh3_64_intdigest(payload[0])
     hasher = xxhash.xxh3_64()
@@ -22,9 +22,9 @@ def digest_of(payload: Payload) -> int:
 
 
 class Job:
-    """One payload's digest; who asks for it before another thread began takes it itself.
+    """The digest of one payload; a caller that needs it before a thread started it computes it itself.
 
-    Who asks for several had better begin with the last: the other threads are at the first.
+    A caller that needs several should ask for the last one first: the threads start at the front.
     """
 
     def __init__(self, payload: Payload, begun: Future[int] | None) -> None:
@@ -33,7 +33,7 @@ class Job:
         self._digest: int | None = None
 
     def result(self) -> int:
-        """The digest."""
+        """Return the digest, computing it here if no thread has started on it."""
         if self._digest is None:
             if self._begun is None or self._begun.cancel():
                 self._digest = digest_of(self._payload)
@@ -43,24 +43,24 @@ class Job:
 
 
 class Digests:
-    """Takes digests for one engine; safe from any thread.
+    """Computes digests for one engine. Thread-safe.
 
-    On a machine with cores to spare other threads hide them behind the moving of pages. Where there
-    is none they get nothing done, and nobody waits for them.
+    With cores to spare, the threads hide hashing behind I/O. Without, they make no progress and the
+    caller hashes instead of waiting for them.
 
     Args:
-        threads: how many there are beside the caller.
+        threads: number of threads besides the caller; 0 leaves all hashing to the caller.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "hicache-hash") if threads else None
 
     def begin(self, payload: Payload) -> Job:
-        """Let another thread take it, once what came before is begun."""
+        """Queue ``payload`` for hashing."""
         begun = None if self._threads is None else self._threads.submit(digest_of, payload)
         return Job(payload, begun)
 
     def close(self) -> None:
-        """End the threads once they have done what they have."""
+        """Let the threads end once their queue is empty."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)

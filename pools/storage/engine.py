@@ -1,4 +1,4 @@
-"""The one place where pages cross between host and store: whole operations, each page with its end."""
+"""Moves pages between host memory and a store, one operation at a time, with a result per page."""
 
 import os
 from collections.abc import Generator, Iterator, Sequence
@@ -22,20 +22,20 @@ from hicache_dbg.pools.storage.store import PageStore, Record
 
 __all__ = ["StorageEngine", "StorageOp"]
 
-#: Below this another thread costs more than it hashes, in bytes a page.
+#: Smaller pages (bytes) are hashed faster than another thread can be woken.
 BESIDE_BYTES = 1 << 20
-#: Threads that hash, at most: what a call of many pages waits for before it, and after it.
+#: Most hashing threads. Before a put and after a get of many pages, hashing is all there is to do.
 HASHERS = 4
-#: Ends after which a record is of no use to anybody and makes room for a good one.
+#: A record in one of these states is useless to every reader, so it makes room for a good one.
 _WORTHLESS = frozenset({PageState.SHORT, PageState.DAMAGED, PageState.FOREIGN})
 
 
 @dataclass(slots=True, eq=False)
 class StorageOp:
-    """One operation over whole pages of all pools.
+    """One operation on whole pages of all pools.
 
-    ``generations[i]`` is the allocation generation of the i-th host page, ``results[i]`` how it
-    ended, once ``status`` is ``done``.
+    ``generations[i]`` is the allocation generation of the i-th host page. ``results[i]`` is its
+    outcome, valid once ``status`` is ``done``.
     """
 
     op_id: int
@@ -48,19 +48,19 @@ class StorageOp:
 
 
 class StorageEngine:
-    """Carries operations out on the calling thread, against one store.
+    """Executes operations on the calling thread, against one store.
 
-    Every page has a digest in its header, taken of the host memory when it is stored and compared
-    when it is fetched; large pages are hashed beside what is moved, where there is a core for it.
+    Every record carries a digest of its payload in the header: computed from host memory on a
+    store, compared on a fetch. Large pages are hashed by other threads while I/O is in progress.
 
     Args:
-        group: the pools, whose host pages are stored as they lie.
+        group: the pools, whose host pages are stored in their memory layout.
         backend: where pages go.
-        identity: whose they are.
-        digests: whether payloads are digested; without, damage to them goes unseen.
+        identity: model, namespace and rank that the pages belong to.
+        digests: whether payloads are hashed; without, damage to them goes undetected.
 
     Raises:
-        HeaderError: what is to be said of each page has no room in a header.
+        HeaderError: the description of a page does not fit into a header.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class StorageEngine:
         host: Ids,
         generations: npt.NDArray[np.uint32],
     ) -> StorageOp:
-        """A new operation on ``host`` pages, one for each key."""
+        """Create an operation on ``host`` pages, one for each key."""
         return StorageOp(next(self._numbers), kind, tuple(keys), host, generations)
 
     def keys(self, tokens: bytes) -> list[PageKey]:
-        """The keys of the whole pages of ``tokens`` (int32, little-endian), from the first on."""
+        """Return the keys of all whole pages of ``tokens`` (int32, little-endian)."""
         return page_keys(self.identity, tokens, self.image.page_tokens * TOKEN_BYTES)
 
     def present(self, keys: Sequence[PageKey]) -> int:
-        """How many of ``keys``, from the first on, the store believes it has.
+        """Return how many leading ``keys`` the store claims to have.
 
         Raises:
-            OSError: it does not answer.
+            OSError: the store does not answer.
         """
         found = self.backend.exists([key.name for key in keys])
         return next((at for at, here in enumerate(found) if not here), len(found))
 
     def store(self, op: StorageOp) -> None:
-        """Put every page of ``op``; the host pages are read until this returns."""
+        """Put every page of ``op``; the host pages must not change until this returns."""
         op.status = "failed"
         records = self._records(op)
         jobs: list[Job] = []
@@ -122,7 +122,7 @@ class StorageEngine:
         op.status = "done"
 
     def fetch(self, op: StorageOp) -> None:
-        """Get every page of ``op``; where one's result is not good its host page may hold anything."""
+        """Get every page of ``op``; the host page of a result that is not good may hold anything."""
         op.status = "failed"
         records = self._records(op)
         arriving = self.backend.get(records)
@@ -131,10 +131,10 @@ class StorageEngine:
                 self.arrived(key, record, got)
                 for key, record, got in zip(op.keys, records, arriving, strict=True)
             ]
-        finally:  # an error keeps what it came through alive, and its thread may write to our pages
+        finally:  # a traceback would keep the generator alive, and its threads writing to our pages
             if isinstance(arriving, Generator):
                 arriving.close()
-        # From the last one on: the other threads are at the first.
+        # Last one first: the hashing threads start at the front.
         settled = [end.result() if isinstance(end, _Coming) else end for end in reversed(ends)]
         op.results = settled[::-1]
         for key, result in zip(op.keys, op.results, strict=True):
@@ -143,13 +143,13 @@ class StorageEngine:
         op.status = "done"
 
     def gave_up(self, kind: Literal["store", "fetch"], pages: int, why: str) -> None:
-        """Pages that were not stored or not waited for, because the store does not answer.
+        """Announce that ``pages`` were not stored, or not waited for, because the store does not answer.
 
-        Nothing is done here: it is where whoever watches the engine learns of it.
+        Does nothing: it is a hook for whoever observes the engine.
         """
 
     def close(self) -> None:
-        """Let the store go."""
+        """Close the store and end the hashing threads."""
         self._hasher.close()
         self.backend.close()
 
@@ -166,7 +166,7 @@ class StorageEngine:
         ]
 
     def header(self, key: PageKey, digest: int = 0) -> Header:
-        """What the record of this page begins with, or should."""
+        """Return the header that the record of this page has, or should have."""
         return Header(
             key=key.name,
             model=self.identity.model,
@@ -182,7 +182,7 @@ class StorageEngine:
         record.header[:] = self.header(key, digest.result() if self._digests else 0).encode()
 
     def arrived(self, key: PageKey, record: Record, got: PageResult) -> "PageResult | _Coming":
-        """Judge one page that the store has delivered: header, length, and the payload's digest."""
+        """Validate one page that the store delivered: header, length and payload digest."""
         if not got.good:
             return got
         result = check(record.header, self.header(key), got.nbytes)
@@ -195,18 +195,18 @@ class StorageEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A page whose payload is being digested."""
+    """A page whose payload is being hashed."""
 
     page: PageResult
     digest: Job
 
     def result(self) -> PageResult:
-        """How the page ended."""
+        """Wait for the digest and return the outcome of the page."""
         return _compared(self.page, self.digest.result())
 
 
 def _compared(page: PageResult, digest: int) -> PageResult:
-    """A page that is good so far, and what its payload's digest turned out to be."""
+    """Return the outcome of a page that is good so far, given the digest of its payload."""
     if digest == page.digest:
         return page
     return PageResult(

@@ -1,4 +1,4 @@
-"""Storage to host: the pages that continue a cached prefix, brought in before they are matched."""
+"""Storage to host: prefetch the pages that continue a cached prefix, before a match asks for them."""
 
 import time
 from collections import Counter
@@ -24,9 +24,10 @@ __all__ = ["FetchRequest", "Fetches"]
 
 @dataclass(slots=True, eq=False)
 class FetchRequest:
-    """Pages wanted after the ``cached`` first ones of ``tokens``, whose node is locked meanwhile.
+    """A request for the ``wanted`` pages that follow the first ``cached`` pages of ``tokens``.
 
-    ``pages`` are those gained, ``misses`` why others were not.
+    The node of the cached prefix stays locked meanwhile. ``pages`` counts the pages gained,
+    ``misses`` the others by reason.
     """
 
     node: Node
@@ -41,10 +42,10 @@ class FetchRequest:
 
 
 class Fetches:
-    """Carries fetches out on a worker; who asked waits, but not for ever.
+    """Executes fetches on a worker; the reader waits for a bounded time.
 
-    A page counts once all its pools' bytes are there and good. What comes too late for its reader
-    is cached all the same.
+    A page counts once the bytes of all its pools have arrived and are good. Pages that arrive too
+    late for their reader are cached all the same.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Fetches:
         self._page = state.group.page_tokens * TOKEN_BYTES
 
     def prefetch(self, tokens: Tokens, timeout: float) -> int:
-        """Bring in what continues the cached prefix of ``tokens``; pages gained within ``timeout`` s."""
+        """Fetch what continues the cached prefix of ``tokens``; return the pages gained in ``timeout`` s."""
         request = self._request(encode(tokens))
         if request is None:
             return 0
@@ -78,7 +79,7 @@ class Fetches:
         return request.pages
 
     def _tell_if_asked(self, request: FetchRequest, timeout: float) -> None:
-        """A store is to blame if it had the time, and the request did not stand behind others."""
+        """Blame the store if it had enough time: the request was not just queued behind others."""
         patience = max(timeout, self._worker.patience_s)
         if request.begun and time.monotonic() - request.begun > patience / 2:
             self._told = True
@@ -86,7 +87,7 @@ class Fetches:
             self._engine.gave_up("fetch", 1, f"no answer within {timeout} s")
 
     def _is_stuck(self) -> bool:
-        """Whether a fetch hangs; told once, if the reader who waited for it did not wait so long."""
+        """Return whether a fetch hangs; report it once if its own reader gave up earlier and did not."""
         late = self._worker.late
         if late and not self._told:
             self._engine.gave_up("fetch", 1, f"no answer within {self._worker.patience_s} s")
@@ -94,7 +95,7 @@ class Fetches:
         return late
 
     def _count(self, given: int, misses: Mapping[str, int]) -> None:
-        """What each page of a request came to, once."""
+        """Count each page of a request exactly once."""
         with self.state.changed:  # several readers may ask
             self._stats.given_pages += given
             for why, pages in misses.items():
@@ -119,7 +120,7 @@ class Fetches:
             if not request.given_up:
                 request.begun = time.monotonic()
                 self._fetch(request)
-        except Exception:  # noqa: BLE001 (a store may raise anything: to its reader it is a miss)
+        except Exception:  # noqa: BLE001 (whatever a store raises is a miss to its reader)
             self._failed(request)
         finally:
             with self.state.changed:
@@ -150,7 +151,7 @@ class Fetches:
         self._report(request, op)
 
     def _room(self, pages: int) -> Ids:
-        """Host pages to fetch into, as many as can be had; held until :meth:`enter`."""
+        """Allocate up to ``pages`` host pages to fetch into; they are held until :meth:`enter`."""
         state = self.state
         with state.changed:
             while pages:
@@ -162,7 +163,7 @@ class Fetches:
         return np.empty(0, np.int64)
 
     def enter(self, request: FetchRequest, op: StorageOp) -> int:
-        """Cache the leading good pages, and free the rest."""
+        """Insert the leading good pages into the cache and free the others; return how many are good."""
         good = next((at for at, end in enumerate(op.results) if not end.good), len(op.results))
         state = self.state
         with state.changed:

@@ -1,4 +1,4 @@
-"""Whole records into files and out of them, in as few system calls as their pieces allow."""
+"""Write and read whole records with vectored system calls."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from hicache_dbg.pools.storage.store import Record
 
 __all__ = ["begins_in_memory", "read_at_once", "read_cached", "read_from_disk", "write_all"]
 
-#: Pieces that one system call takes.
+#: Most pieces that one system call takes.
 MOST_PIECES = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 1024
-#: A step of a read out of the page cache: little enough to be digested out of the core's own cache.
+#: Bytes per read from the page cache: small enough to be hashed while still in the core's cache.
 CACHED_STEP_BYTES = 512 << 10
-#: A step of a read from the disk: more than the kernel has read ahead is waited for.
+#: Bytes per read from the disk: a read waits for anything beyond the kernel's readahead.
 DISK_STEP_BYTES = 256 << 10
 
 
 def write_all(descriptor: int, pieces: Sequence[memoryview], at: int) -> None:
-    """Write every piece behind the other, from ``at`` on."""
+    """Write the pieces one after another, from offset ``at`` on."""
     left = list(pieces)
     while left:
         done = os.pwritev(descriptor, left[:MOST_PIECES], at)
@@ -27,7 +27,7 @@ def write_all(descriptor: int, pieces: Sequence[memoryview], at: int) -> None:
 
 
 def read_at_once(descriptor: int, record: Record) -> int:
-    """Bytes read into header and pieces: all that they hold, or less where the file ends before."""
+    """Fill header and pieces; return the bytes read, fewer than requested if the file ends early."""
     left, total = [memoryview(record.header), *record.pieces], 0
     while left and (got := os.readv(descriptor, left[:MOST_PIECES])):
         total += got
@@ -36,7 +36,7 @@ def read_at_once(descriptor: int, record: Record) -> int:
 
 
 def begins_in_memory(descriptor: int, record: Record) -> bool:
-    """Whether a file's header can be had without waiting; False where nobody can tell."""
+    """Return whether the header is in the page cache; False if the system cannot tell."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
     try:
@@ -47,9 +47,9 @@ def begins_in_memory(descriptor: int, record: Record) -> bool:
 
 
 def read_cached(descriptor: int, record: Record) -> int | None:
-    """The same of a file in memory, with its digest if one is wanted; None where not all of it is.
+    """Read a record from the page cache, hashing it if wanted; return None if not all of it is there.
 
-    The kernel may have begun to read it then, and the pieces hold anything.
+    The pieces may then hold anything, and the kernel may have started to read the file.
     """
     if not hasattr(os, "RWF_NOWAIT"):
         return None
@@ -60,15 +60,15 @@ def read_cached(descriptor: int, record: Record) -> int | None:
 
 
 def read_from_disk(descriptor: int, record: Record) -> int:
-    """The same of a file that is to be waited for, with its digest if one is wanted."""
+    """Read a record, waiting for the disk and hashing it if wanted."""
     return _read_in_steps(descriptor, record, DISK_STEP_BYTES, 0)
 
 
 def _read_in_steps(descriptor: int, record: Record, step_bytes: int, flags: int) -> int:
-    """The header alone, then the payload: what a file is first asked for is what the kernel begins with.
+    """Read the header alone, then the payload in steps.
 
-    It reads ahead in units of memory that grow from there, and has a third less to do for one small
-    read than for a large one.
+    The kernel sizes its readahead from the first request of a file: units of memory grow from
+    there, and a small first request costs a third less than a large one.
     """
     total, hasher, header = 0, xxhash.xxh3_64(), [memoryview(record.header)]
     for step in chain([header], _steps(record.pieces, step_bytes)):
@@ -87,7 +87,7 @@ def _read_in_steps(descriptor: int, record: Record, step_bytes: int, flags: int)
 
 
 def _steps(pieces: Sequence[memoryview], step_bytes: int) -> Iterator[list[memoryview]]:
-    """The pieces in groups of about ``step_bytes``, longer ones cut."""
+    """Yield the pieces in groups of about ``step_bytes``; longer pieces are split."""
     group, size = list[memoryview](), 0
     for piece in pieces:
         for at in range(0, len(piece), step_bytes):
@@ -102,7 +102,7 @@ def _steps(pieces: Sequence[memoryview], step_bytes: int) -> Iterator[list[memor
 
 
 def _after(pieces: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of ``pieces`` after ``done`` bytes."""
+    """Return what is left of ``pieces`` after ``done`` bytes."""
     for number, piece in enumerate(pieces):
         if done < len(piece):
             return [piece[done:], *pieces[number + 1 :]]

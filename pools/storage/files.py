@@ -1,7 +1,7 @@
-"""The embedded store: one file a page, bounded, readable after a restart and beside other writers.
+"""The embedded store: one file per page, bounded, shared with restarts and other processes.
 
-A file appears under its name by an atomic rename, so a reader meets a whole record or none. Nothing
-is forced to the disk: after a power cut a file may be short or full of zeros, and is a miss then.
+A file appears under its name by an atomic rename, so a reader sees a whole record or none. Nothing
+is synced: after a power cut a file may be short or full of zeros, which is a miss.
 """
 
 import os
@@ -30,26 +30,26 @@ from hicache_dbg.pools.storage.write_back import WriteBack
 __all__ = ["FileStore"]
 
 SUFFIX = ".page"
-#: A record of so many bytes is worth a look whether it is in memory, and a thread where it is not.
+#: From this size on (bytes), records are read differently from the page cache and from the disk.
 LARGE_BYTES = 1 << 20
-#: Large files that are open for reading at a time.
+#: Most large files that one thread has open for reading.
 OPEN_AT_ONCE = 16
-#: Threads that read large files at a time, at most; out of the page cache one more where they digest as
-#: well, which takes them a fifth longer.
+#: Most threads that read large files. From the page cache one more if they also hash, which takes a
+#: fifth longer.
 READERS = 4
 _FULL = frozenset({ENOSPC, EDQUOT})
-#: Nobody waits for what is no file, e.g. for the other end of a pipe.
+#: Non-blocking: opening something that is not a file, such as a pipe, must not wait.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class FileStore:
-    """Pages as files under ``folder``, at most ``max_bytes`` of them, the least recently used go first.
+    """Pages as files under ``folder``, bounded by ``max_bytes`` with LRU eviction. Thread-safe.
 
-    They go also where the disk is full. The bound holds for what this process knows of: what was
-    there at the start, and what it wrote or read. Safe from any thread.
+    A full disk evicts too. The bound covers the files that this process knows: those it found at
+    the start, wrote or read.
 
     Raises:
-        OSError: the folder cannot be made or read.
+        OSError: the folder cannot be created or read.
     """
 
     name = "file"
@@ -72,11 +72,11 @@ class FileStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files known of."""
+        """Total bytes of the known files."""
         return self._bytes
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
-        """Write each record beside its place and move it there; one that is there is left alone."""
+        """Write each record to a temporary file and rename it; an existing record is left alone."""
         for record in records:
             if self._is_there(record.name):
                 yield PageResult(nbytes=record.nbytes)
@@ -84,10 +84,10 @@ class FileStore:
                 yield self._write(record)
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
-        """Read each file straight into the record's pieces, large ones several at a time.
+        """Read each file straight into the pieces of its record, large files in parallel.
 
-        From the disk by a few threads, which wants more than one request; out of the page cache by
-        the caller, or by as many as there are cores idle: where there is none they get in its way.
+        A disk needs several requests in flight, so a few threads read from it. The page cache is
+        read by the caller plus one thread per idle core: without idle cores, threads only compete.
         """
         if not records or records[0].nbytes < LARGE_BYTES:
             yield from (self._read(record, read_at_once) for record in records)
@@ -101,22 +101,22 @@ class FileStore:
             yield from self._read_alone(records)
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Which pages are there now, whoever put them there or removed them; counts as a use."""
+        """Return which pages exist on disk now, whoever wrote or removed them; counts as a use."""
         return [self._is_there(name) for name in names]
 
     def discard(self, name: str) -> None:
-        """Remove a page's file."""
+        """Delete the file of a page."""
         with self._lock:
             self._remove(name)
 
     def register(self, regions: Iterable[tuple[int, int]]) -> None:
-        """Nothing: files are read into any memory."""
+        """Do nothing: files are read into any memory."""
 
     def close(self) -> None:
-        """Nothing: files stay."""
+        """Do nothing: files stay."""
 
     def path(self, name: str) -> Path:
-        """The file of the page called ``name``; folders of a 16th of the pages each."""
+        """Return the path of a page's file; the pages are spread over sixteen folders."""
         return Path(self._place(name))
 
     def _place(self, name: str) -> str:
@@ -157,7 +157,7 @@ class FileStore:
         return PageResult(nbytes=size)
 
     def _begins_in_memory(self, record: Record) -> bool:
-        """Whether a page's header is in the page cache; also where there is no file to ask."""
+        """Return whether a page's header is in the page cache; True if there is no file."""
         file = self._open(record)
         if isinstance(file, PageResult):
             return True
@@ -167,7 +167,7 @@ class FileStore:
             os.close(file)
 
     def _read_alone(self, records: Sequence[Record]) -> Iterator[PageResult]:
-        """By the caller, as far as they are in memory; what is behind the first that is not, by several."""
+        """Read on this thread while files are in memory; from the first that is not, use several threads."""
         left = records
         while left:
             ends = self._read_cached(left[:OPEN_AT_ONCE])
@@ -178,10 +178,10 @@ class FileStore:
             left = left[len(ends) :]
 
     def _read_cached(self, records: Sequence[Record]) -> list[PageResult]:
-        """How the first of ``records`` ended, up to one that is not in memory.
+        """Read leading ``records`` from memory; stop at the first that is not there.
 
-        To open, to read and to close go each through all of them: a page leaves none of the program
-        in the core's cache, and what is done between two pages is slow for it.
+        Opens all files, reads all, then closes all: reading a page evicts the program from the
+        core's cache, so anything done between two pages runs slowly.
         """
         opened = [self._open(record) for record in records]
         ends = list[PageResult]()
@@ -212,13 +212,13 @@ class FileStore:
             end = self._end(file, record, read)
         finally:
             os.close(file)
-        assert end is not None  # noqa: S101 - nothing but a read that may give up gives none
+        assert end is not None  # noqa: S101 - only `read_cached` gives up
         return end
 
     def _end(
         self, descriptor: int, record: Record, read: Callable[[int, Record], int | None]
     ) -> PageResult | None:
-        """How a page's read ended; None if ``read`` did not do it."""
+        """Read one open file; return its outcome, or None if ``read`` gave up."""
         try:
             got = read(descriptor, record)
             if got is None:
@@ -229,16 +229,16 @@ class FileStore:
                     self._note(record.name, facts.st_size)
         except OSError as error:
             return _failed("read", error)
-        if not facts.st_nlink:  # evicted, or put again, while it was read
+        if not facts.st_nlink:  # evicted or replaced while it was read
             self._is_there(record.name)
         return PageResult(nbytes=facts.st_size if got == record.nbytes else got)
 
     def _open(self, record: Record) -> int | PageResult:
-        """A descriptor of the page's file, or why there is none."""
+        """Open a page's file; return its descriptor, or the reason why there is none."""
         try:
             return os.open(self._place(record.name), _READ)
         except FileNotFoundError:
-            self._is_there(record.name)  # no longer known of, unless it was put again
+            self._is_there(record.name)  # forget it, unless it was stored again
             return PageResult(PageState.MISSING, "no such file")
         except OSError as error:
             return _failed("open", error)
@@ -246,10 +246,10 @@ class FileStore:
     # -- what is there ------------------------------------------------------------------------
 
     def _survey(self) -> None:
-        """Take over what an earlier process left, the oldest first, and remove what it left half done."""
+        """Adopt the files of earlier processes, oldest first, and remove their unfinished ones."""
         found = []
         for place in self.folder.glob(f"?/*{SUFFIX}"):
-            with suppress(OSError):  # another process may evict at the same time
+            with suppress(OSError):  # another process may evict concurrently
                 facts = place.stat()
                 found.append((facts.st_mtime_ns, place.name.removesuffix(SUFFIX), facts.st_size))
         for _, name, size in sorted(found):
@@ -259,7 +259,7 @@ class FileStore:
         self._make_room(0)
 
     def _is_there(self, name: str) -> bool:
-        """Look, for other processes put and remove files too, and note what was found."""
+        """Look for a file on disk, since other processes write and remove files too, and note it."""
         with self._lock:
             try:
                 self._note(name, os.stat(self._place(name)).st_size)  # noqa: PTH116 (as above)
@@ -268,7 +268,7 @@ class FileStore:
                 return False
         return True
 
-    # Book and folder change together, under the lock: what is known of is there.
+    # Book and folder change together, under the lock: every known file exists.
 
     def _note(self, name: str, size: int) -> None:
         self._bytes += size - self._sizes.pop(name, 0)
@@ -284,14 +284,14 @@ class FileStore:
             pass
 
     def _let_go(self, wanted: int) -> bool:
-        """Evict ``wanted`` bytes, whatever the bound; False where there is nothing to evict."""
+        """Evict ``wanted`` bytes regardless of the bound; return False if there is nothing to evict."""
         left = wanted
         while left > 0 and (size := self._evict()) is not None:
             left -= size
         return left < wanted
 
     def _evict(self) -> int | None:
-        """Remove the page that was not used for longest; its bytes, None where there is none."""
+        """Delete the least recently used page; return its bytes, or None if there is no page."""
         with self._lock:
             if not self._sizes:
                 return None

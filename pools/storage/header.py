@@ -1,8 +1,8 @@
-"""The one header of a stored page: what the bytes are, whose, of which tokens, and their digest.
+"""The header of a stored page: format, owner, tokens and payload digest.
 
-On disk: magic (8 B), length of the body (4 B), XXH3-64 of the body (8 B), the body as JSON, zeros
-up to ``HEADER_BYTES``. The payload follows. A record that cannot be read by its header alone is
-worth nothing after a restart.
+Layout: magic (8 B), length of the body (4 B), XXH3-64 of the body (8 B), the body as JSON, zeros up
+to ``HEADER_BYTES``, then the payload. The header describes the record completely, so a record is
+usable after a restart.
 """
 
 import struct
@@ -17,16 +17,16 @@ __all__ = ["FORMAT", "HEADER_BYTES", "ComponentFormat", "Header", "HeaderError",
 FORMAT = 1
 MAGIC = b"HICACHE\n"
 PRELUDE = struct.Struct("<8sIQ")
-#: A multiple of the memory page and of a disk's sector.
+#: A multiple of the memory page and of the disk sector.
 HEADER_BYTES = 4096
 
 
 class HeaderError(ValueError):
-    """Bytes that are no header, or a header that does not fit its room."""
+    """The bytes are not a header, or the header does not fit into ``HEADER_BYTES``."""
 
 
 class ComponentFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """One component's share of the payload, as it lies in the host pool."""
+    """One component's share of the payload, in the layout of the host pool."""
 
     pool: str
     component: str
@@ -39,10 +39,10 @@ class ComponentFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stored page is.
+    """The description of a stored page.
 
-    ``tokens`` is the XXH3-64 of all tokens up to the page's end, ``digest`` that of the payload of
-    ``nbytes`` bytes, both in hexadecimal; an empty ``digest`` says that none was taken.
+    ``tokens`` is the XXH3-64 of all tokens up to the end of the page, ``digest`` that of the
+    ``nbytes`` of payload, both in hexadecimal. An empty ``digest`` means that none was computed.
     """
 
     format: int = FORMAT
@@ -56,10 +56,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
     def encode(self) -> bytes:
-        """The header as ``HEADER_BYTES`` bytes.
+        """Return the header as ``HEADER_BYTES`` bytes.
 
         Raises:
-            HeaderError: it is longer, for want of a shorter namespace or fewer components.
+            HeaderError: it is longer; the namespace is too long or the components are too many.
         """
         body = msgspec.json.encode(self)
         size = PRELUDE.size + len(body)
@@ -73,10 +73,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, raw: bytes | bytearray | memoryview) -> "Header":
-        """Read a header.
+        """Parse a header.
 
         Raises:
-            HeaderError: it is none, or was changed.
+            HeaderError: the bytes are not a header, or were modified.
         """
         if len(raw) < PRELUDE.size:
             raise HeaderError(f"{len(raw)} B, expected a header of {HEADER_BYTES} B")
@@ -90,12 +90,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         try:
             header = msgspec.json.decode(body, type=cls)
             int(header.digest or "0", 16)
-        except ValueError as error:  # msgspec's are too
+        except ValueError as error:  # the base class of msgspec's errors, too
             raise HeaderError(f"unreadable header: {error}") from error
         return header
 
 
-#: In this order: the first field that differs says whose record it is.
+#: Checked in this order: the first field that differs determines the state.
 _FIELDS = (
     ("key", PageState.FOREIGN),
     ("rank", PageState.FOREIGN),
@@ -109,9 +109,9 @@ _FIELDS = (
 
 
 def check(raw: bytes | bytearray | memoryview, wanted: Header, held: int) -> PageResult:
-    """Whether a record of ``held`` bytes that begins with ``raw`` is the page ``wanted``.
+    """Compare a record of ``held`` bytes, starting with ``raw``, against the page ``wanted``.
 
-    The payload's digest, in the result, is still to be compared.
+    The result carries the payload digest of the header, which the caller must still compare.
     """
     if held < HEADER_BYTES:
         return PageResult(
@@ -138,7 +138,7 @@ def check(raw: bytes | bytearray | memoryview, wanted: Header, held: int) -> Pag
 
 
 def _difference(expected: object, got: object) -> tuple[str, str]:
-    """The two values as text; of components only the first that differs, and its fields that do."""
+    """Return both values as text; of components only the differing fields of the first that differs."""
     if not isinstance(expected, tuple) or not isinstance(got, tuple):
         return str(expected), str(got)
     for ours, theirs in zip(expected, got, strict=False):

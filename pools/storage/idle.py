@@ -1,16 +1,16 @@
-"""How many cores have nothing to do just now."""
+"""The number of currently idle cores."""
 
 import os
 from contextlib import suppress
 
 __all__ = ["idle_cores"]
 
-#: Linux: three averages, threads that run or want to of all threads, the latest process's number.
+#: Linux: three load averages, runnable/total threads, the most recent process id.
 _LOAD = "/proc/loadavg"
 
 
 def idle_cores() -> int:
-    """Cores of the machine beyond its threads that want to run, the caller's among them; 0 where nobody says."""
+    """Return the cores beyond the runnable threads, the caller included; 0 if the system does not say."""
     with suppress(OSError, ValueError, IndexError):
         descriptor = os.open(_LOAD, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Where a page's bytes lie in the host pools: what is stored is what lies there, in that order."""
+"""Where the bytes of a page are in the host pools; they are stored exactly so, in that order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["HostImage"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """The pieces of each page of one component: ``size`` bytes at each of ``starts + page * size``."""
+    """The pieces of one component's pages: ``size`` bytes at each of ``starts + page * size``."""
 
     memory: memoryview
     address: int
@@ -23,9 +23,9 @@ class _Place:
 
 
 class HostImage:
-    """Pages of all pools of a group as lists of pieces of host memory; nothing is copied.
+    """Pages of all pools of a group as lists of pieces of host memory, without copying.
 
-    In the layouts that keep a page together it is one piece a component, in ``layer_first`` one a
+    Layouts that keep a page contiguous have one piece per component; ``layer_first`` has one per
     layer. All pools are mirrored under one page id, so a page is stored and fetched whole.
     """
 
@@ -54,7 +54,7 @@ class HostImage:
         self.page_tokens = group.page_tokens
 
     def pieces(self, page: int) -> list[memoryview]:
-        """The page's bytes where they lie, in the payload's order."""
+        """Return views of the page's bytes, in payload order."""
         return [
             place.memory[at : at + place.size]
             for place in self._places
@@ -62,7 +62,7 @@ class HostImage:
         ]
 
     def addresses(self, page: int) -> tuple[list[int], list[int]]:
-        """Addresses and lengths of the same pieces."""
+        """Return the addresses and lengths of the same pieces."""
         found = [
             (place.address + start + page * place.size, place.size)
             for place in self._places
@@ -71,7 +71,7 @@ class HostImage:
         return [address for address, _ in found], [size for _, size in found]
 
     def regions(self) -> Iterator[tuple[int, int]]:
-        """Address and length of each pool's memory, to be registered with a transport."""
+        """Yield the address and length of each pool's memory, for registration with a transport."""
         for place in self._places:
             yield place.address, len(place.memory)
 

@@ -1,7 +1,7 @@
-"""Under which name a page is stored: a hash chain over all tokens up to its end, and what they mean.
+"""Storage keys: a hash chain over all tokens up to the end of a page.
 
-The chain's seed holds everything that changes what the same tokens compute to: the model's
-fingerprint, the namespace (salt, adapter, tenant) and the rank whose share of the heads it is.
+The seed of the chain covers everything else that determines the cached values: the model
+fingerprint, the namespace (salt, adapter, tenant) and the rank, which holds its share of the heads.
 """
 
 import hashlib
@@ -19,27 +19,27 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose pages these are; two runs share pages only where all three agree."""
+    """The owner of pages; two runs share pages only if all three fields agree."""
 
     model: str
     namespace: str = ""
     rank: int = 0
 
     def seed(self) -> bytes:
-        """The chain's beginning: the fields apart, so that no two can be taken for each other."""
+        """Return the seed of the chain, with the fields tagged so that none can pass for another."""
         fields = {"model": self.model, "namespace": self.namespace, "rank": self.rank}
         return hashlib.blake2b(msgspec.json.encode(fields), digest_size=KEY_BYTES).digest()
 
 
 class PageKey(NamedTuple):
-    """A page's name, and a second, independent digest of all tokens up to the page's end."""
+    """The name of a page, and an independent digest of all tokens up to its end."""
 
     name: str
     tokens: int
 
 
 def page_keys(identity: Identity, tokens: bytes, page_bytes: int) -> list[PageKey]:
-    """The keys of the whole pages of ``tokens``, which are int32, little-endian, from the first on."""
+    """Return the keys of all whole pages of ``tokens`` (int32, little-endian)."""
     return list(_chain(identity, tokens, page_bytes))
 
 

@@ -1,13 +1,15 @@
-"""Mooncake Store behind the tier: pages in the memory of other processes and machines.
+"""Mooncake Store as a backend: pages in the memory of other processes and machines.
 
-Batches go straight from and into the host pools' own memory, which is registered with the transfer
-engine. Wants the package ``mooncake-transfer-engine`` or its ``-non-cuda`` twin, and a master.
+Batches are transferred straight from and into the host pools, whose memory is registered with the
+transfer engine. Requires the package ``mooncake-transfer-engine`` or its ``-non-cuda`` variant, and
+a running master.
 """
 
 import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice, repeat
 from threading import Lock, Thread
 from typing import Any
 
@@ -19,38 +21,43 @@ from hicache_dbg.pools.storage.store import Record
 
 __all__ = ["MooncakeMissing", "MooncakeStore"]
 
-#: Pages, and bytes, that one call moves at most: enough to hide the third of a millisecond that it takes.
+#: Most pages and bytes per call: enough to amortize the third of a millisecond that a call costs.
 BATCH, BATCH_BYTES = 16, 80 << 20
+#: The bytes of the first calls of a put: nothing is transferred while the first batch is hashed.
+FIRST_BYTES = 8 << 20, 32 << 20
 CLOSE_TIMEOUT_S = 2.0
-#: What the store says where there is no such object, and where one is of another size.
+#: Error codes of the client: the object does not exist; the object has another size.
 NO_OBJECT = -704
 OTHER_SIZE = frozenset({-600, -800})
+#: Environment variables of the client, unless they are set. By default it waits 30 s for a master that
+#: does not answer, and twenty times so during setup, where it also keeps the interpreter lock.
+PATIENCE = {"MC_RPC_TIMEOUT_MS": "4000", "MC_STORE_CLIENT_SETUP_RETRIES": "3"}
 SEGMENT_BYTES = 1 << 30
 BUFFER_BYTES = 64 << 20
 
 
 class MooncakeMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
-    """The package is not installed, or cannot be loaded for want of a system library."""
+    """The package is not installed, or a system library that it needs is missing."""
 
 
 class MooncakeStore:
-    """Pages as objects of a Mooncake Store; a client that lends ``segment_bytes`` of memory itself.
+    """Pages as objects of a Mooncake Store, through a client in this process.
 
     Args:
         master: ``host:port`` of the master.
         metadata: URL of the metadata service, ``http://host:port/metadata``.
-        host: under which name others reach this process.
-        segment_bytes: memory that this process lends to the store; 0: none.
-        buffer_bytes: the client's own buffer, for what does not go straight.
+        host: the name under which other processes reach this one.
+        segment_bytes: memory that this process contributes to the store; 0 contributes none.
+        buffer_bytes: size of the client's own buffer, for transfers that are staged.
         protocol: ``tcp`` or ``rdma``.
 
     Raises:
-        MooncakeMissing: the package is not here.
+        MooncakeMissing: the package cannot be imported.
         OSError: the master does not answer.
     """
 
     name = "mooncake"
-    evicted: int | None = None  # the master evicts, and tells no client
+    evicted: int | None = None  # the master evicts without telling its clients
 
     def __init__(
         self,
@@ -64,7 +71,7 @@ class MooncakeStore:
     ) -> None:
         self.fallback = ""
         self._client = _client()
-        # Of each direction its own: one that hangs does not hold up the other.
+        # One per direction: a call that hangs must not block the other direction.
         self._out, self._in = (np.zeros((BATCH, HEADER_BYTES), np.uint8) for _ in range(2))
         self._out_lock, self._in_lock = Lock(), Lock()
         self._regions: list[int] = []
@@ -73,39 +80,39 @@ class MooncakeStore:
             raise OSError(
                 errno.ECONNREFUSED,
                 f"Mooncake Store: no client for master {master} and metadata {metadata} (error {code}); "
-                "start mooncake_master, and look at both addresses",
+                "start mooncake_master, and check both addresses",
             )
         for headers in (self._out, self._in):
             self._register(headers.ctypes.data, headers.nbytes)
 
     def register(self, regions: Iterable[tuple[int, int]]) -> None:
-        """Register host memory; where that is refused, bytes go through the client's buffer."""
+        """Register host memory; if that is refused, pages are staged in the client's buffer."""
         for address, nbytes in regions:
             if address not in self._regions:
                 self._register(address, nbytes)
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
-        """Put batch after batch; what is there already stays as it is."""
-        source = iter(records)
-        batch = _batch(source)
+        """Put the records in batches; an existing object stays as it is."""
+        source, limits = iter(records), chain(FIRST_BYTES, repeat(BATCH_BYTES))
+        batch = _batch(source, next(limits))
         while batch:
-            following = _batch(source)  # which are digested while this is under way
+            following = _batch(source, next(limits))  # hashed while this batch is transferred
             for record in reversed(batch):
                 record.seal()
             yield from self._put_staged(batch) if self.fallback else self._put(batch)
             batch = following
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
-        """Get batch after batch."""
+        """Get the records in batches."""
         source = iter(records)
         while batch := _batch(source):
             yield from map(self._get_staged, batch) if self.fallback else self._get(batch)
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Which objects the master knows.
+        """Return which objects the master knows.
 
         Raises:
-            OSError: it does not answer.
+            OSError: the master does not answer.
         """
         codes = self._client.batch_is_exist(list(names))
         bad = next((code for code in codes if code < 0), 0)
@@ -114,11 +121,11 @@ class MooncakeStore:
         return [code == 1 for code in codes]
 
     def discard(self, name: str) -> None:
-        """Remove an object, whoever holds a lease on it."""
+        """Remove an object, even if somebody holds a lease on it."""
         self._client.remove(name, force=True)
 
     def close(self) -> None:
-        """Leave the store, in bounded time: a client waits for a master that is gone."""
+        """Leave the store in bounded time; a client whose master is gone would wait for it."""
         for address in self._regions:
             self._client.unregister_buffer(address)
         self._regions.clear()
@@ -126,7 +133,7 @@ class MooncakeStore:
         leaving.start()
         leaving.join(CLOSE_TIMEOUT_S)
 
-    # -- straight from host memory ------------------------------------------------------------
+    # -- zero copy ----------------------------------------------------------------------------
 
     def _put(self, batch: Sequence[Record]) -> list[PageResult]:
         with self._out_lock:
@@ -151,11 +158,11 @@ class MooncakeStore:
             return PageResult(nbytes=code)
         if code == NO_OBJECT:
             return PageResult(PageState.MISSING, "no such object")
-        if code in OTHER_SIZE:  # its header says whose it is
+        if code in OTHER_SIZE:  # read it anyway: its header says what it is
             return self._get_staged(record)
         return PageResult(PageState.FAILED, f"get: error {code}", errno=errno.EIO)
 
-    # -- through the client's buffer ----------------------------------------------------------
+    # -- staged in the client's buffer --------------------------------------------------------
 
     def _put_staged(self, batch: Sequence[Record]) -> Iterator[PageResult]:
         for record in batch:
@@ -185,16 +192,16 @@ class MooncakeStore:
             self._regions.append(address)
 
 
-def _batch(source: Iterator[Record]) -> list[Record]:
-    """The records of the next call; empty at the end."""
+def _batch(source: Iterator[Record], nbytes: int = BATCH_BYTES) -> list[Record]:
+    """Take the records of the next call from ``source``, about ``nbytes``; empty at the end."""
     first = next(source, None)
     if first is None:
         return []
-    return [first, *islice(source, min(BATCH, BATCH_BYTES // first.nbytes + 1) - 1)]
+    return [first, *islice(source, min(BATCH, nbytes // first.nbytes + 1) - 1)]
 
 
 def _parts(batch: Sequence[Record], headers: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
-    """Addresses and sizes of each record's header and pieces."""
+    """Return the addresses and sizes of each record's header and pieces."""
     rooms = (headers.ctypes.data + HEADER_BYTES * at for at in range(len(batch)))
     addresses = [[room, *record.addresses] for room, record in zip(rooms, batch, strict=True)]
     return addresses, [[HEADER_BYTES, *record.sizes] for record in batch]
@@ -207,6 +214,8 @@ def _put_end(record: Record, code: int) -> PageResult:
 
 
 def _client() -> Any:
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
     try:
         return import_module("mooncake.store").MooncakeDistributedStore()
     except ImportError as error:

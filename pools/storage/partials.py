@@ -1,7 +1,7 @@
-"""Files on their way to their place, each with a lock that ends with its writer.
+"""Unfinished files, each locked by its writer.
 
-A process number says nothing of a writer in another container; the lock is the kernel's, and gone
-with the last process that has the file open, however that ended.
+A process id says nothing about a writer in another container. The kernel drops the lock with the
+last process that has the file open, however that process ended.
 """
 
 import fcntl
@@ -17,16 +17,16 @@ __all__ = ["PARTIAL", "Partial", "remove_abandoned"]
 
 PARTIAL = ".partial"
 _LIFE = secrets.token_hex(8)
-_numbers = count()  # of all stores of this process: two may be over one folder
-#: A file that is made is not locked yet: who looks for abandoned ones just then removes it.
+_numbers = count()  # process-wide: two stores may share a folder
+#: A new file is not locked at first: a concurrent search for abandoned ones may remove it.
 _TRIALS = 3
 
 
 class Partial:
-    """A new file beside ``place``; removed at the end of its block unless it was moved there.
+    """A new file next to ``place``; removed at the end of its block unless moved there.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
 
     def __init__(self, place: str) -> None:
@@ -40,7 +40,7 @@ class Partial:
             os.close(self.descriptor)
 
     def move(self) -> None:
-        """Put it in its place, at once for whoever looks."""
+        """Rename the file to ``place``, atomically for every reader."""
         os.rename(self._name, self._place)  # noqa: PTH104 (paths as text: this runs once a page)
         self._name = ""
 
@@ -60,7 +60,7 @@ class Partial:
 
 
 def remove_abandoned(place: Path) -> bool:
-    """Remove an unfinished file whose writer is gone; where nobody can tell it stays."""
+    """Remove an unfinished file whose writer is gone; keep it if that cannot be told."""
     try:
         descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -76,11 +76,11 @@ def remove_abandoned(place: Path) -> bool:
 
 
 def _is_ours(descriptor: int) -> bool:
-    """Lock a new file; False where somebody took it for abandoned first."""
+    """Lock a new file; return False if somebody took it for abandoned first."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # no locks on this file system, and nobody removes what cannot be locked
+        return True  # no locks on this file system, so nobody removes the file either
     return os.fstat(descriptor).st_nlink > 0

@@ -1,7 +1,7 @@
-"""Room on the disk for a whole file before it is written.
+"""Reserve disk space for a whole file before it is written.
 
-The kernel looks for room once then, and not for each 4 KiB of a buffered write, which is a fifth of
-the time that the write takes.
+The kernel then allocates blocks once instead of for each 4 KiB of a buffered write, which would be
+a fifth of the time that the write takes.
 """
 
 import ctypes
@@ -11,12 +11,12 @@ from typing import Any
 
 __all__ = ["reserve"]
 
-#: Of ``fallocate``: the file stays as short as what is written of it.
+#: ``FALLOC_FL_KEEP_SIZE``: the file only grows as it is written.
 _KEEP_SIZE = 1
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Reserve ``nbytes`` for an open file; where that cannot be done the write will say why."""
+    """Reserve ``nbytes`` for an open file; if that fails, the write reports why."""
     call = _fallocate()
     if call is not None:
         call(descriptor, _KEEP_SIZE, 0, nbytes)
@@ -24,7 +24,7 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 @lru_cache
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    """Linux's call of this name: Python has ``posix_fallocate``, which may write all of the file instead."""
+    """Return the Linux call; Python only has ``posix_fallocate``, which may write the whole file."""
     try:
         call: Any = ctypes.CDLL(None).fallocate
     except (AttributeError, OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What became of one page in a store: it is there and good, or why it is a miss."""
+"""The outcome of one page of a store operation: good, or the reason why it is a miss."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,30 +7,30 @@ __all__ = ["OK", "PageResult", "PageState"]
 
 
 class PageState(StrEnum):
-    """How a page of a store operation ended. Everything but ``ok`` is a miss for its reader."""
+    """The state of a page after an operation. Everything but ``ok`` is a miss for its reader."""
 
     OK = "ok"
     MISSING = "missing"
-    #: Fewer bytes than its own header promises, or than a header has.
+    #: Shorter than its header says, or than a header.
     SHORT = "short"
-    #: Bytes that are not what their header says, or no header at all.
+    #: The payload does not match its digest, or there is no valid header.
     DAMAGED = "damaged"
-    #: A good record of another key or another rank under this name.
+    #: A valid record of another key or another rank under this name.
     FOREIGN = "foreign"
-    #: The key asked for, but other tokens, another namespace, model or format behind it.
+    #: The key that was asked for, but with other tokens, namespace, model or format.
     MISKEYED = "miskeyed"
     #: The store reported an error.
     FAILED = "failed"
-    #: The store was not asked: it did not answer lately.
+    #: The store was not asked, because it has not answered lately.
     UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class PageResult:
-    """The end of one page; ``expected`` and ``got`` are the two values that disagree.
+    """The outcome of one page; ``expected`` and ``got`` are the two values that disagree.
 
-    ``nbytes`` is what the store holds under the key, -1 where that is not known. ``digest`` is the
-    XXH3-64 of the payload as the record's header has it.
+    ``nbytes`` is the size of the record in the store, -1 if unknown. ``digest`` is the XXH3-64 of
+    the payload according to the record's header.
     """
 
     state: PageState = PageState.OK
@@ -43,9 +43,9 @@ class PageResult:
 
     @property
     def good(self) -> bool:
-        """Whether the page is there and is what was asked for."""
+        """Whether the page exists and is the one that was asked for."""
         return self.state is PageState.OK
 
 
 OK = PageResult()
-"""A page that went well, with nothing to add."""
+"""A good page, without details."""

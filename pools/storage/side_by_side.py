@@ -1,4 +1,4 @@
-"""Work on several things at once, by the caller and daemon threads that nobody outlives."""
+"""A parallel map over the caller and daemon threads, all of which end before it returns."""
 
 from collections.abc import Callable, Sequence
 from threading import Lock, Thread
@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 
 def side_by_side(work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    """What ``work`` makes of each item, in their order; the caller is one of the threads.
+    """Apply ``work`` to each item on ``threads`` threads, the caller included; results in item order.
 
-    What it raises is raised once no thread is at work any more, and then nothing new is begun.
+    After an exception no further item is started; the first one is raised once all threads ended.
     """
     ends: dict[int, R] = {}
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What a storage tier has done so far."""
+"""Counters of a storage tier."""
 
 from dataclasses import dataclass, field
 
@@ -6,8 +6,8 @@ from hicache_dbg.pools.storage.results import PageState
 
 __all__ = ["MISSES", "StorageStats"]
 
-#: Why a page that was asked for was not given: how it ended in the store, or that its reader did not
-#: wait, the host had no room, or a page before it was none.
+#: Why a requested page was not delivered: its state in the store, its reader gave up (``timeout``), the
+#: host had no room, or a page before it was a miss (``behind``).
 MISSES: tuple[str, ...] = (
     *(state.value for state in PageState if state is not PageState.OK),
     *("timeout", "no_room", "behind"),
@@ -16,11 +16,11 @@ MISSES: tuple[str, ...] = (
 
 @dataclass(slots=True)
 class StorageStats:
-    """Counts since the start, of pages of the anchor.
+    """Counts since the start, in pages of the anchor pool.
 
-    Each page that was asked for was given in time, or is one of ``misses``, by why (:data:`MISSES`).
-    ``fetched_pages`` also came too late for their reader. ``unstored`` are pages that were not kept,
-    by why.
+    Each requested page was either delivered in time or is counted in ``misses`` by reason
+    (:data:`MISSES`). ``fetched_pages`` includes pages that came too late for their reader.
+    ``unstored`` counts pages that were not stored, by reason.
     """
 
     stores: int = 0
@@ -33,10 +33,10 @@ class StorageStats:
     unstored: dict[str, int] = field(default_factory=dict)
 
     def missed(self, why: str, pages: int = 1) -> None:
-        """Pages that are misses."""
+        """Count ``pages`` misses for the reason ``why``."""
         if pages:
             self.misses[str(why)] = self.misses.get(why, 0) + pages
 
     def not_stored(self, why: str, pages: int) -> None:
-        """Pages that were not kept."""
+        """Count ``pages`` that were not stored for the reason ``why``."""
         self.unstored[str(why)] = self.unstored.get(why, 0) + pages

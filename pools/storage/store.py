@@ -1,4 +1,4 @@
-"""What a store is: batches of pages put, got and asked for by name."""
+"""The interface of a store: put, get and look up batches of pages by name."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ __all__ = ["PageStore", "Record"]
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One page on its way: a header's room, and the pieces of host memory that hold the payload.
+    """One page in transfer: a buffer for the header, and the pieces of host memory for the payload.
 
-    ``addresses`` and ``sizes`` name the same pieces, for transports that go by address. What is put
-    has no header before ``seal`` was called; the later, the more of its digest is taken beside. Of what
-    is got ``digest`` is the payload's, where a store took it as the bytes came; ``digests`` says that
-    one is wanted.
+    ``addresses`` and ``sizes`` describe the same pieces, for transports that work on addresses. The
+    header of a record to be put is valid once ``seal`` was called; the later that is, the more time
+    other threads have to hash the payload. ``digests`` says that a digest of the payload is wanted.
+    A store that hashes the bytes as it reads them leaves it in ``digest``.
     """
 
     name: str
@@ -30,41 +30,41 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Header and payload together, in bytes."""
+        """Bytes of header and payload together."""
         return len(self.header) + sum(self.sizes)
 
 
 class PageStore(Protocol):
-    """Pages by name. Methods report a page's end in its result and raise nothing of their own.
+    """A store of pages by name. Methods report failures in the results and do not raise.
 
-    Results come in the order of the records and as they are known, and records to be put are asked
-    for one by one, so that whoever digests can work on one page while another is moved.
+    Results are yielded in the order of the records, as they become known. Records to be put are
+    consumed one by one, so that one page can be hashed while another is transferred.
     """
 
-    #: ``file``, ``mooncake``: what the events call it.
+    #: ``file`` or ``mooncake``: its name in events.
     name: str
-    #: Why bytes take a slower way than they could, e.g. through a copy; empty where they do not.
+    #: Why transfers take a slow path, such as a staging copy; empty if they do not.
     fallback: str
 
     @property
     def evicted(self) -> int | None:
-        """Pages the store itself has let go of to make room; None where it does not say."""
+        """Number of pages that the store evicted; None if it does not say."""
         ...
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
-        """Keep each record; one that is there already may be left as it is."""
+        """Store each record; an existing one may be left as it is."""
         ...
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
         """Read each record into its header and pieces.
 
-        ``ok`` says that the store did its part: the caller judges header, length (``nbytes``) and
-        bytes. Where it is not ``ok`` the pieces may hold anything.
+        ``ok`` means that the store did its part; the caller validates header, length (``nbytes``)
+        and payload. Otherwise the pieces may hold anything.
         """
         ...
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Which names the store believes it has.
+        """Return which names the store claims to have.
 
         Raises:
             OSError: the store does not answer.
@@ -72,13 +72,13 @@ class PageStore(Protocol):
         ...
 
     def discard(self, name: str) -> None:
-        """Forget a record that turned out to be no good."""
+        """Remove a record that turned out to be bad."""
         ...
 
     def register(self, regions: Iterable[tuple[int, int]]) -> None:
-        """Take note of memory (address, length) that records will come from and go to."""
+        """Register the memory (address, length) that records are read from and written to."""
         ...
 
     def close(self) -> None:
-        """Let everything go; records stay where they are."""
+        """Release all resources; the records stay."""
         ...

@@ -1,4 +1,4 @@
-"""Host to storage: what has a host copy is put into the store, behind everybody's back."""
+"""Host to storage: pages with a host copy are stored in the background."""
 
 import numpy as np
 
@@ -15,10 +15,10 @@ __all__ = ["Stores"]
 
 
 class Stores:
-    """Carries stores out on a worker; host pages stay where they are until they are stored.
+    """Executes stores on a worker; a host page cannot be evicted until it is stored.
 
-    At most ``most_pages``, or one backup's, wait, for while they do the host cannot evict them; what does not find
-    room in the queue, or comes while the store does not answer, is not stored.
+    The queue is therefore bounded by ``most_pages``, or by one backup if that is larger. Pages that
+    find it full, or arrive while the store does not answer, are not stored.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Stores:
 
     @property
     def waiting(self) -> int:
-        """Pages that are queued or being stored."""
+        """Number of pages that are queued or being stored."""
         return self._waiting
 
     def offer(self, node: Node, pages: int) -> None:
         """Queue the last ``pages`` pages of the path to ``node``, which are on the host (lock held)."""
-        # Where much is written back at once, the last may have taken the first's place on the host.
+        # When much is written back at once, later pages may have evicted these from the host.
         why = self._refusal(pages) if node.host.size else "evicted"
         if why:
             self._stats.not_stored(why, pages)
@@ -85,7 +85,7 @@ class Stores:
         try:
             self._engine.store(op)
             failed = sum(not result.good for result in op.results)
-        except Exception:  # noqa: BLE001 (a store may raise anything, and the cache goes on without)
+        except Exception:  # noqa: BLE001 (whatever a store raises, the cache goes on without it)
             failed = host.size
         self._stats.stores += 1
         self._stats.stored_pages += host.size - failed

@@ -1,9 +1,9 @@
-"""A store behind a cache: what a controller needs of storage, in one object."""
+"""The storage tier as the controller sees it."""
 
 from hicache_dbg.pools.radix import Node
 from hicache_dbg.pools.radix_types import Tokens
 from hicache_dbg.pools.state import CacheState
-from hicache_dbg.pools.storage.breaker import Breaker
+from hicache_dbg.pools.storage.breaker import COOLDOWN_S, Breaker
 from hicache_dbg.pools.storage.engine import StorageEngine
 from hicache_dbg.pools.storage.fetches import Fetches
 from hicache_dbg.pools.storage.keys import Identity
@@ -14,20 +14,20 @@ from hicache_dbg.pools.storage.watched import WatchedWorker
 
 __all__ = ["OpenTier", "StorageTier"]
 
-#: How long a reader waits for pages, and a task may take before the store counts as stuck, in seconds.
+#: Seconds that a reader waits for pages, and after which a store counts as stuck.
 TIMEOUT_S = 5.0
 
 
 class StorageTier:
-    """A store and whose pages it keeps, to be given to one controller, which closes it.
+    """The configuration of a storage tier, to be passed to one controller, which closes the store.
 
     Args:
         backend: where pages go.
-        identity: whose they are: model, namespace, rank.
-        timeout: seconds a reader waits at most.
-        queue_pages: host pages that may wait to be stored; None: a quarter of the host's.
+        identity: model, namespace and rank that the pages belong to.
+        timeout: most seconds that a reader waits.
+        queue_pages: most host pages that wait to be stored; by default a quarter of the host's.
         digests: see :class:`~hicache_dbg.pools.storage.engine.StorageEngine`.
-        breaker: when the store is not asked any more; one of its own by default.
+        cooldown_s: seconds that the store is left alone after failures in a row.
     """
 
     def __init__(
@@ -38,27 +38,26 @@ class StorageTier:
         timeout: float = TIMEOUT_S,
         queue_pages: int | None = None,
         digests: bool = True,
-        breaker: Breaker | None = None,
+        cooldown_s: float = COOLDOWN_S,
     ) -> None:
         self.backend = backend
         self.identity = identity
         self.timeout = timeout
         self.queue_pages = queue_pages
         self.digests = digests
-        self.breaker = breaker or Breaker()
+        self.cooldown_s = cooldown_s
 
     def open(self, state: CacheState) -> "OpenTier":
-        """Begin to serve one cache."""
+        """Start the tier for one cache."""
         return OpenTier(self, state)
 
 
 class OpenTier:
-    """A storage tier at work for one cache."""
+    """A running storage tier of one cache."""
 
     def __init__(self, tier: StorageTier, state: CacheState) -> None:
         self.engine = StorageEngine(state.group, tier.backend, tier.identity, digests=tier.digests)
         self.stats = StorageStats()
-        self.breaker = tier.breaker
         self.timeout = tier.timeout
         self._state = state
         self._workers = [
@@ -66,30 +65,32 @@ class OpenTier:
         ]
         most = tier.queue_pages or max(1, state.host.pages // 4)
         writer, reader = self._workers
-        self.stores = Stores(state, self.engine, tier.breaker, self.stats, writer, most_pages=most)
-        self.fetches = Fetches(state, self.engine, tier.breaker, self.stats, reader)
+        # One breaker per direction: a folder that cannot be written can still be read.
+        outward, inward = (Breaker(cooldown_s=tier.cooldown_s) for _ in range(2))
+        self.stores = Stores(state, self.engine, outward, self.stats, writer, most_pages=most)
+        self.fetches = Fetches(state, self.engine, inward, self.stats, reader)
         state.storing = lambda: self.timeout if self.stores.waiting and not writer.late else 0.0
 
     def offer(self, node: Node, pages: int) -> None:
-        """The last ``pages`` pages of the path to ``node`` have a host copy now (lock held)."""
+        """Queue the last ``pages`` pages of the path to ``node``, which now have a host copy (lock held)."""
         self.stores.offer(node, pages)
 
     def prefetch(self, tokens: Tokens, timeout: float | None = None) -> int:
-        """Bring what continues the cached prefix of ``tokens`` to the host; pages gained."""
+        """Fetch what continues the cached prefix of ``tokens`` to the host; return the pages gained."""
         return self.fetches.prefetch(tokens, self.timeout if timeout is None else timeout)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all that is queued is stored; False where that takes longer (lock not held)."""
+        """Wait until the queue is stored; return False after ``timeout`` seconds (lock not held)."""
         with self._state.changed:
             return self._state.changed.wait_for(lambda: not self.stores.waiting, timeout)
 
     @property
     def stuck(self) -> bool:
-        """Whether something hangs in the store: it may hold host pages until it comes back."""
+        """Whether a call hangs in the store; it may hold host pages until it returns."""
         return any(worker.late for worker in self._workers)
 
     def close(self) -> None:
-        """End the workers, and the store where nothing hangs in it."""
+        """End the workers, and close the store unless a call hangs in it."""
         ended = [worker.close(self.timeout) for worker in self._workers]
         if all(ended):
             self.engine.close()

@@ -1,4 +1,4 @@
-"""A worker whose tasks may hang: it knows since when, and closing it never waits for ever."""
+"""A worker whose tasks may hang: it can tell, and closing it takes bounded time."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ __all__ = ["WatchedWorker"]
 
 
 class WatchedWorker:
-    """Runs tasks in order on a daemon thread; ``late`` says that one takes longer than ``patience_s``."""
+    """Runs tasks in order on a daemon thread; ``late`` if one takes longer than ``patience_s``."""
 
     def __init__(self, name: str, patience_s: float) -> None:
         self.patience_s = patience_s
@@ -20,7 +20,7 @@ class WatchedWorker:
 
     @property
     def late(self) -> bool:
-        """Whether the task under way should have ended long ago."""
+        """Whether the current task has been running for more than ``patience_s`` seconds."""
         since = self._since
         return bool(since) and time.monotonic() - since > self.patience_s
 
@@ -29,7 +29,7 @@ class WatchedWorker:
         self._tasks.put(task)
 
     def close(self, timeout: float) -> bool:
-        """Finish what is queued; False where that was not done within ``timeout`` seconds."""
+        """Finish the queue and end; return False if that takes more than ``timeout`` seconds."""
         self._tasks.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()

@@ -1,6 +1,6 @@
-"""Files on their way to the disk from the moment they are written, by a thread that nobody waits for.
+"""Start the write-back of files as soon as they are written, on a background thread.
 
-The kernel would begin by itself, half a minute later and with everything at once.
+By itself the kernel would start half a minute later, with everything at once.
 """
 
 import ctypes
@@ -14,12 +14,12 @@ from typing import Any
 
 __all__ = ["WriteBack"]
 
-#: Of ``sync_file_range``: start to write what is not being written, and wait for nothing.
+#: ``SYNC_FILE_RANGE_WRITE``: start writing dirty pages, without waiting.
 _WRITE = 2
 
 
 class WriteBack:
-    """Starts the write-back of files; it promises nothing, and without the system call does nothing."""
+    """Starts the write-back of files on a best-effort basis; a no-op without the system call."""
 
     def __init__(self) -> None:
         self._begin = _sync_file_range()
@@ -28,10 +28,10 @@ class WriteBack:
         self._thread: Thread | None = None
 
     def begin(self, descriptor: int) -> None:
-        """Have the kernel start to write an open file, which the caller may close."""
+        """Make the kernel start writing an open file; the caller may close it right away."""
         if self._begin is None:
             return
-        with suppress(OSError):  # no descriptor is left: then not
+        with suppress(OSError):  # out of descriptors: skip it
             self._files.put(os.dup(descriptor))
         with self._lock:
             if self._thread is None:
@@ -39,7 +39,7 @@ class WriteBack:
                 self._thread.start()
 
     def _run(self) -> None:
-        assert self._begin is not None  # noqa: S101 - it is started only then
+        assert self._begin is not None  # noqa: S101 - checked before the thread starts
         while True:
             descriptor = self._files.get()
             self._begin(descriptor, 0, 0, _WRITE)
@@ -48,7 +48,7 @@ class WriteBack:
 
 @lru_cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux's call of this name, which Python does not have."""
+    """Return the Linux call, which Python does not expose."""
     try:
         call: Any = ctypes.CDLL(None).sync_file_range
     except (AttributeError, OSError, TypeError):

@@ -9,7 +9,6 @@ import torch
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.group import PoolGroup
-from hicache_dbg.pools.storage.breaker import Breaker
 from hicache_dbg.pools.storage.files import FileStore
 from hicache_dbg.pools.storage.keys import Identity
 from hicache_dbg.pools.storage.tier import StorageTier
@@ -64,7 +63,7 @@ def _life(
         FileStore(folder),
         Identity("rehearsal"),
         timeout=PATIENCE_S,
-        breaker=Breaker(cooldown_s=COOLDOWN_S),
+        cooldown_s=COOLDOWN_S,
     )
     with closing(PoolGroup(mirrors(plan, pools))) as group:
         controller = HiCacheController(group, io_backend=plan.io_backend, storage=tier)

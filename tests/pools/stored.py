@@ -1,4 +1,4 @@
-"""A small cache over a store, and records to put into one by hand."""
+"""A small cache over a store, and records to put into one directly."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,6 @@ from tests.pools.caching import Tokens, accounted, group_of, turn
 
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.geometry import Layout
-from hicache_dbg.pools.storage.breaker import Breaker
 from hicache_dbg.pools.storage.engine import StorageEngine, StorageOp
 from hicache_dbg.pools.storage.files import FileStore
 from hicache_dbg.pools.storage.keys import Identity, PageKey
@@ -23,20 +22,20 @@ PATIENCE_S = 0.2
 
 
 def tier_of(store: PageStore, timeout: float = PATIENCE_S) -> StorageTier:
-    """A tier that is not patient, and that asks a store which failed again soon."""
-    return StorageTier(store, OURS, timeout=timeout, breaker=Breaker(cooldown_s=0.01))
+    """Return a tier with little patience, which retries a failed store soon."""
+    return StorageTier(store, OURS, timeout=timeout, cooldown_s=0.01)
 
 
 def cache_of(
     store: PageStore, layout: Layout = Layout.PAGE_FIRST, timeout: float = PATIENCE_S
 ) -> HiCacheController:
-    """A cache whose device and host hold one sequence and a half."""
+    """Return a cache whose device and host each hold one and a half sequences."""
     group = group_of(device_pages=PAGES, host_pages=PAGES, layout=layout)
     return HiCacheController(group, storage=tier_of(store, timeout))
 
 
 def take_turns(controller: HiCacheController, rounds: Iterable[Tokens]) -> None:
-    """Readers one after the other, each of which finds its own bytes or none."""
+    """Let readers take turns; each finds its own bytes or none."""
     for tokens in rounds:
         controller.prefetch(tokens)
         turn(controller, tokens)
@@ -45,7 +44,7 @@ def take_turns(controller: HiCacheController, rounds: Iterable[Tokens]) -> None:
 
 
 def stats_of(controller: HiCacheController) -> dict[str, int]:
-    """What the tier counted, less its misses."""
+    """Return the tier's counters without its misses."""
     assert controller.storage is not None
     stats = controller.storage.stats
     return {
@@ -72,13 +71,13 @@ class Bench:
         self.fill()
 
     def fill(self, seed: int = 0) -> None:
-        """Random bytes in every host page."""
+        """Put random bytes into every host page."""
         generator = np.random.default_rng(seed)
         for memory in self.memories():
             memory[:] = generator.integers(0, 256, memory.size, np.uint8)
 
     def memories(self) -> list[np.ndarray]:
-        """The host pools' memory, flat."""
+        """Return the host pools' memory, flat."""
         return [
             buffer.flat(0).numpy()
             for mirror in self.group.mirrors
@@ -86,15 +85,15 @@ class Bench:
         ]
 
     def page(self, page: int) -> bytes:
-        """All bytes of a host page."""
+        """Return all bytes of a host page."""
         return b"".join(map(bytes, self.engine.image.pieces(page)))
 
     def store(self, count: int) -> StorageOp:
-        """Put the first pages under their keys."""
+        """Store the first pages under their keys."""
         return self._done("store", self.keys[:count], np.arange(count))
 
     def fetch(self, count: int, keys: list[PageKey] | None = None) -> list[PageState]:
-        """Get the first pages into host memory that holds zeros; how each ended."""
+        """Fetch the first pages into zeroed host memory; return the outcome of each."""
         for memory in self.memories():
             memory[:] = 0
         wanted = (self.keys if keys is None else keys)[:count]
@@ -108,7 +107,7 @@ class Bench:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The pages' files, oldest first."""
+    """Return the pages' files, oldest first."""
     return sorted(folder.glob("?/*.page"), key=lambda place: place.stat().st_mtime_ns)
 
 

@@ -31,6 +31,7 @@ from hicache_dbg.pools.storage.header import Header, HeaderError
 from hicache_dbg.pools.storage.keys import Identity, page_keys
 from hicache_dbg.pools.storage.results import PageResult
 from hicache_dbg.pools.storage.store import Record
+from hicache_dbg.pools.storage.tier import StorageTier
 
 THREE = [[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3]]
 PAGES_OF_THREE = 11
@@ -41,7 +42,7 @@ PAGES_OF_THREE = 11
 def test_what_the_host_let_go_of_comes_back(
     tmp_path: Path, policy: WritePolicy, layout: Layout
 ) -> None:
-    """Sequences that fit neither device nor host together are fetched, and read as written."""
+    """Sequences that do not fit on device and host together are fetched unchanged."""
     group = group_of(device_pages=PAGES, host_pages=PAGES, layout=layout)
     tier = tier_of(FileStore(tmp_path))
     with HiCacheController(group, policy=policy, storage=tier) as controller:
@@ -53,7 +54,7 @@ def test_what_the_host_let_go_of_comes_back(
 
 
 def test_a_restart_answers_from_storage(tmp_path: Path) -> None:
-    """A new cache over the folder of an old one computes nothing again."""
+    """A new cache over an old one's folder recomputes nothing."""
     with cache_of(FileStore(tmp_path)) as controller:
         take_turns(controller, sequences(THREE))
     with cache_of(FileStore(tmp_path)) as controller:
@@ -70,7 +71,7 @@ def test_a_restart_answers_from_storage(tmp_path: Path) -> None:
 def test_under_any_pressure_and_damage_readers_see_their_own_bytes(
     tmp_path_factory: pytest.TempPathFactory, choices: list[list[int]], bound: int, damage: int
 ) -> None:
-    """Evicted, truncated and flipped pages are recomputed; no reader meets a wrong byte."""
+    """Evicted, truncated and damaged pages are recomputed; no reader sees a wrong byte."""
     folder = tmp_path_factory.mktemp("store")
     size = 4096 + 3 * 4 * (130 + 132)
     with cache_of(FileStore(folder, max_bytes=bound * size)) as controller:
@@ -84,7 +85,7 @@ def test_under_any_pressure_and_damage_readers_see_their_own_bytes(
 
 
 class Unwell(FileStore):
-    """A store that fails, hangs or loses pages when it is told to."""
+    """A store that fails, hangs or loses pages on request."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -117,7 +118,7 @@ class Unwell(FileStore):
 
 @pytest.mark.parametrize("call", ["get", "exists", "put"])
 def test_a_store_that_raises_is_a_miss(tmp_path: Path, call: str) -> None:
-    """Readers go on without it, and it is asked again once it is back."""
+    """Readers go on without it, and it is used again once it recovers."""
     store = Unwell(tmp_path)
     with cache_of(store) as controller:
         store.broken = f"raise {call}"
@@ -130,9 +131,27 @@ def test_a_store_that_raises_is_a_miss(tmp_path: Path, call: str) -> None:
         assert stats_of(controller)["fetched"] > 0
 
 
+def test_a_store_that_cannot_be_written_is_still_read(tmp_path: Path) -> None:
+    """Failed stores do not stop fetches, e.g. over a folder that became read-only."""
+    first, *others = sequences([[1], [2], [3], [4], [5]])
+    with cache_of(FileStore(tmp_path)) as controller:
+        turn(controller, first)
+    store = Unwell(tmp_path)
+    store.broken = "raise put"
+    group = group_of(device_pages=PAGES, host_pages=PAGES)
+    with HiCacheController(group, storage=StorageTier(store, OURS)) as controller:
+        storage = controller.storage
+        assert storage is not None
+        for tokens in others:
+            turn(controller, tokens)
+            controller.flush()
+        assert storage.stats.unstored == {"failed": 3, "unavailable": 1}
+        assert controller.prefetch(first) == 1
+
+
 @pytest.mark.parametrize("call", ["get", "exists"])
 def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path, call: str) -> None:
-    """One reader waits out its patience, the next do not wait at all, and close does not hang."""
+    """One reader waits out its patience, later ones do not wait, and close does not hang."""
     store = Unwell(tmp_path)
     controller = cache_of(store)
     take_turns(controller, sequences(THREE))
@@ -151,7 +170,7 @@ def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path, call: str) -> None:
 
 
 def test_a_writer_that_hangs_leaves_room_on_the_host(tmp_path: Path) -> None:
-    """What waits to be stored is bounded; the rest is not stored, and the cache goes on."""
+    """The store queue is bounded; further pages are not stored, and the cache goes on."""
     store = Unwell(tmp_path)
     store.broken = "hang put"
     controller = cache_of(store)
@@ -168,7 +187,7 @@ def test_a_writer_that_hangs_leaves_room_on_the_host(tmp_path: Path) -> None:
 
 
 def test_what_comes_too_late_is_cached_all_the_same(tmp_path: Path) -> None:
-    """A reader that gave up has no pages from the store; the next one finds them on the host."""
+    """A reader that gave up gets nothing from the store; the next finds the pages on the host."""
     store = Unwell(tmp_path)
     with cache_of(store, timeout=0.05) as controller:
         take_turns(controller, sequences(THREE))
@@ -184,7 +203,7 @@ def test_what_comes_too_late_is_cached_all_the_same(tmp_path: Path) -> None:
 
 
 def test_the_breaker_lets_one_through_after_its_cooldown() -> None:
-    """Three failures in a row open it; then one try in each cooldown; one success closes it."""
+    """Three failures in a row open it; then one attempt per cooldown; one success closes it."""
     now = [0.0]
     breaker = Breaker(limit=3, cooldown_s=5, clock=lambda: now[0])
     assert [breaker.report(good=False) for _ in range(3)] == [False, False, True]
@@ -204,7 +223,7 @@ def test_the_breaker_lets_one_through_after_its_cooldown() -> None:
 def test_names_agree_exactly_where_prefix_and_identity_do(
     one: bytes, other: bytes, names: list[str]
 ) -> None:
-    """A page's name is a function of all tokens up to its end, model and namespace, and injective."""
+    """A page's name is an injective function of all tokens up to its end, model and namespace."""
     first = page_keys(Identity(names[0], names[1]), one, 8)
     for identity in (Identity(names[0], names[1]), Identity(names[1], names[0])):
         second = page_keys(identity, other, 8)
@@ -218,7 +237,7 @@ def test_names_agree_exactly_where_prefix_and_identity_do(
 
 
 def test_a_header_that_does_not_fit_is_refused() -> None:
-    """A namespace longer than the header's room is an error, not a cut."""
+    """A namespace too long for the header is an error, not truncated."""
     header = Header(
         key="k", model="m", namespace="n" * 5000, rank=0, tokens="0", components=(), nbytes=1
     )
@@ -227,7 +246,7 @@ def test_a_header_that_does_not_fit_is_refused() -> None:
 
 
 def test_find_counts_no_use_and_host_pages_need_their_prefix() -> None:
-    """The tree is asked without a trace, and refuses pages whose predecessors it lacks."""
+    """A lookup leaves no trace in the tree, and pages without their predecessors are refused."""
     with HiCacheController(group_of()) as controller:
         (tokens,) = sequences([[1, 2]])
         assert controller.tree.find(tokens)[1] == 0
@@ -237,13 +256,13 @@ def test_find_counts_no_use_and_host_pages_need_their_prefix() -> None:
 
 
 def test_an_identity_with_no_room_in_a_header_is_refused_at_once(tmp_path: Path) -> None:
-    """Not at every store from then on."""
+    """It is refused at construction, not at every store."""
     with pytest.raises(HeaderError, match="5000 characters"):
         Bench(FileStore(tmp_path), Identity("model", "n" * 5000))
 
 
 def test_nobody_writes_to_the_pages_once_a_fetch_has_failed(tmp_path: Path) -> None:
-    """The store's own threads have ended when the error arrives."""
+    """The store's own threads have finished when the error is raised."""
     ended: list[bool] = []
 
     class Threaded(FileStore):
@@ -263,7 +282,7 @@ def test_nobody_writes_to_the_pages_once_a_fetch_has_failed(tmp_path: Path) -> N
 
 
 def test_pages_written_back_and_evicted_again_in_one_go_are_not_stored(tmp_path: Path) -> None:
-    """A host too small for all that the device lets go of at once: the reader gets its room, and nothing leaks."""
+    """With a host too small for all evicted pages at once, the reader gets its room and nothing leaks."""
     group = group_of(device_pages=2, host_pages=1)
     tier = tier_of(FileStore(tmp_path))
     with HiCacheController(group, policy="write_back", storage=tier) as controller:

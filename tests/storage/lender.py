@@ -1,4 +1,4 @@
-"""A process that stores pages in memory it lends to a Mooncake Store, and waits to be killed.
+"""Store pages in memory lent to a Mooncake Store, and wait to be killed.
 
 python -m tests.storage.lender MASTER METADATA_URL PAGES
 """

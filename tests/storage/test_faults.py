@@ -1,4 +1,4 @@
-"""Every fault of a storage tier is found and rightly named, in selftest and in a run."""
+"""Every fault of a storage tier is found and named, in selftest and in a run."""
 
 import pytest
 
@@ -23,7 +23,7 @@ HARMFUL = {
 @pytest.mark.parametrize("layout", [Layout.PAGE_FIRST, Layout.LAYER_FIRST])
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_found_and_named_and_its_twin_is_clean(fault: Fault, layout: Layout) -> None:
-    """The first class that holds is the fault's; without the fault there is nothing to find."""
+    """The first class that holds is the fault's; without the fault there is no finding."""
     row = row_of(fault, layout=layout)
     assert (row.found, row.named, row.pool_right, row.clean_findings) == (True, True, True, 0), (
         row.message
@@ -32,12 +32,12 @@ def test_a_fault_is_found_and_named_and_its_twin_is_clean(fault: Fault, layout: 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_harms_readers_only_past_the_stores_own_checks(name: str) -> None:
-    """A store that checks what it reads gives a miss for each fault, never a wrong byte."""
+    """A store that checks its reads turns each fault into a miss, never a wrong byte."""
     assert bool(rehearse_storage(FAULTS[name], lambda *_: None).wrong) is (name in HARMFUL)
 
 
 def test_all_classes_of_a_store_have_faults() -> None:
-    """The classes that a store can show are rehearsed."""
+    """Each class that a store can show has a fault that is rehearsed."""
     assert {fault.cls for fault in FAULTS.values()} == {
         FaultClass.STORAGE_DAMAGE,
         FaultClass.KEY_IDENTITY,

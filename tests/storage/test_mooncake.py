@@ -1,7 +1,9 @@
-"""Mooncake Store for real: a master, two client processes, one of them killed."""
+"""A real Mooncake Store: a master and two client processes, one of them killed."""
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +31,7 @@ COUNT = 8
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Master]:
-    """A master on the loopback."""
+    """Run a master on the loopback."""
     here = find_spec("mooncake") is not None and master_binary() is not None
     services.require(here, "Mooncake Store is not installed (extra mooncake)")
     with master(lease_ms=200) as found:
@@ -47,7 +49,7 @@ def store(running: Master) -> Iterator[MooncakeStore]:
 
 @pytest.mark.parametrize("layout", [Layout.LAYER_FIRST, Layout.PAGE_FIRST])
 def test_pages_come_back_byte_for_byte(store: MooncakeStore, layout: Layout) -> None:
-    """More than one batch, straight from and into host memory, all pools of each page."""
+    """More than one batch moves directly between host memory and the store, with all pools of each page."""
     bench = Bench(store, layout=layout, pages=40)
     before = [bench.page(page) for page in range(40)]
     assert all(end.good for end in bench.store(40).results)
@@ -65,7 +67,7 @@ def test_a_cache_over_it_serves_what_its_host_let_go_of(store: MooncakeStore) ->
 
 
 def test_what_is_not_there_or_another_size_is_a_miss(store: MooncakeStore) -> None:
-    """Missing, short and foreign objects are told apart by what the store and the header say."""
+    """Missing, short and foreign objects are distinguished by the store's answer and the header."""
     bench = Bench(store)
     assert bench.fetch(1) == [PageState.MISSING]
     name = bench.keys[0].name
@@ -80,7 +82,7 @@ def test_what_is_not_there_or_another_size_is_a_miss(store: MooncakeStore) -> No
 
 
 def test_the_fallback_brings_the_same_bytes(store: MooncakeStore) -> None:
-    """Where memory cannot be registered, bytes go through the client's buffer, and it says so."""
+    """If memory cannot be registered, bytes go through the client's buffer, and this is reported."""
     store._register(0, 1)
     assert "could not be registered" in store.fallback
     bench = Bench(store)
@@ -130,8 +132,29 @@ def test_a_dead_master_is_a_miss_for_everybody() -> None:
             assert stats_of(controller)["fetched"] == 0
 
 
+def test_a_master_that_is_stopped_is_a_failure_in_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client of its own accord waits half a minute, and longer than that to join."""
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "500")
+    services.require(master_binary() is not None, "Mooncake Store is not installed")
+    with master() as own:
+        store = MooncakeStore(own.address, own.metadata, segment_bytes=SEGMENT)
+        bench = Bench(store)
+        own.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            assert [end.state for end in bench.store(2).results] == [PageState.FAILED] * 2
+            with pytest.raises(OSError, match="no client for master"):
+                MooncakeStore(own.address, own.metadata, segment_bytes=SEGMENT)
+        finally:
+            own.process.send_signal(signal.SIGCONT)
+        assert time.monotonic() - began < 8
+        store.close()
+
+
 class _HoldsWrites:
-    """A client whose writes do not come back until they may."""
+    """A client whose writes block until released."""
 
     def __init__(self, own: Any) -> None:
         self._own, self.writing, self.go_on = own, Event(), Event()
@@ -146,7 +169,7 @@ class _HoldsWrites:
 
 
 def test_a_write_that_hangs_does_not_hold_up_reads(store: MooncakeStore) -> None:
-    """Each direction has its own room for headers, and waits for nobody."""
+    """Each direction has its own header buffer and does not wait for the other."""
     bench = Bench(store)
     bench.store(1)
     own, store._client = store._client, _HoldsWrites(store._client)

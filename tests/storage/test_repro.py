@@ -1,4 +1,4 @@
-"""``repro --storage file``: pages do come back from storage, and text is right whatever happens there."""
+"""``repro --storage file``: pages come back from storage, and text is right whatever fails there."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SMALL = ["--sessions", "8", "--rounds", "2", "--max-tokens", "24", "--device-pag
 
 
 def repro(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and JSON of a small run."""
+    """Return exit code and JSON of a small run."""
     code = main(["repro", *SMALL, *options, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -47,7 +47,7 @@ def test_a_clean_run_fetches_and_a_second_one_answers_from_the_folder(
 def test_a_fault_is_named_and_harms_only_past_the_checks(
     capsys: pytest.CaptureFixture[str], fault: str, cls: str, corrupted: bool
 ) -> None:
-    """Exit code 1, the class, and wrong text only where the store's own check is broken."""
+    """Exit code 1 with the class, and wrong text only if the store's own check is disabled."""
     code, data = repro(capsys, "--storage", "file", "--fault", fault)
     assert code == 1
     assert {finding["class"] for finding in data["findings"]} == {cls}
@@ -57,7 +57,7 @@ def test_a_fault_is_named_and_harms_only_past_the_checks(
 def test_a_writer_killed_while_it_stores_leaves_nothing_wrong(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """After SIGKILL of another process over the folder, a run answers from it or misses."""
+    """After SIGKILL of another writer, a run over the folder gets right pages or misses."""
     code, data = repro(capsys, "--storage", f"file:{tmp_path}", "--kill", "--sessions", "12")
     assert (code, data["sessions"]["corrupted"]) == (0, 0)
     assert data["engine"]["fetched_pages"] > 0
@@ -67,7 +67,7 @@ def test_a_writer_killed_while_it_stores_leaves_nothing_wrong(
 def test_a_writer_that_is_done_before_it_could_be_killed_is_a_usage_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run too short for that is told so, and is no pass."""
+    """A run too short for that is reported, and does not pass."""
     short = ("--sessions", "2", "--rounds", "1", "--max-tokens", "4")
     assert main(["repro", *SMALL, *short, "--storage", "file", "--kill"]) == 2
     assert "use more --sessions or --rounds" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the tracer says of a store: every tile accounted for, every bad page named, nobody accused."""
+"""Tracing of a store: every tile accounted for, every bad page named, no false finding."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,26 +30,26 @@ THREE = [[1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3]]
 
 @dataclass
 class Watched:
-    """What a traced stretch left."""
+    """The events of a traced block."""
 
     sink: MemorySink
     runtime: Runtime
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings so far."""
+        """Findings so far."""
         self.runtime.flush()
         return self.sink.of(Finding)
 
     def copies(self, op: Op) -> list[Copied]:
-        """Events of one kind of operation so far."""
+        """Return the events of one kind of operation so far."""
         self.runtime.flush()
         return [event for event in self.sink.of(Copied) if event.op is op]
 
 
 @contextmanager
 def watching(checksum: Checksum = Checksum.LOADS, **more: float) -> Iterator[Watched]:
-    """The tracer over what runs inside."""
+    """Trace what runs inside."""
     sink = MemorySink()
     settings = Settings(gate=Gate.ON, checksum=checksum, **more)  # type: ignore[arg-type]
     with Runtime.start(settings, sinks=[sink]) as runtime:
@@ -75,7 +75,7 @@ def test_every_tile_of_a_clean_run_is_accounted_for(tmp_path: Path, checksum: Ch
 
 
 class _Stalled(MemorySink):
-    """A sink that holds the bus's thread until it is let go."""
+    """A sink that blocks the bus thread until released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _Stalled(MemorySink):
 def test_pages_given_away_before_the_bus_came_to_them_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever frees a fetched page reads it first: a bus that stands still leaves none unlooked at."""
+    """Freeing a fetched page judges it first, so that a stalled bus leaves none unchecked."""
     monkeypatch.setattr(hicache_storage, "AT_ONCE_BYTES", -1)
     with cache_of(FileStore(tmp_path)) as controller:
         take_turns(controller, sequences(THREE))
@@ -111,7 +111,7 @@ def test_pages_given_away_before_the_bus_came_to_them_are_compared(
     ("checksum", "reason"), [(Checksum.OFF, "off"), (Checksum.SAMPLE, "sampled_out")]
 )
 def test_what_is_not_looked_at_says_so(tmp_path: Path, checksum: Checksum, reason: str) -> None:
-    """Without digests, or with none chosen, tiles are skipped for that reason and none is verified."""
+    """Without digests, or with none selected, tiles are skipped for that reason and none is verified."""
     with watching(checksum, sample=0.0) as watched:
         with cache_of(FileStore(tmp_path)) as controller:
             take_turns(controller, sequences(THREE) * 2)
@@ -132,7 +132,7 @@ def _cut(raw: bytes) -> bytes:
     ("damage", "words"), [(_flip, "payload digest differs"), (_cut, "the record is truncated")]
 )
 def test_damage_between_two_lives_is_named(tmp_path: Path, damage: object, words: str) -> None:
-    """A file that changed while nobody ran is a miss and a finding, and no reader is harmed."""
+    """A file that changed between two runs is a miss and a finding, and no reader is harmed."""
     with cache_of(FileStore(tmp_path)) as controller:
         take_turns(controller, sequences(THREE))
     victim = files_of(tmp_path)[0]
@@ -152,7 +152,7 @@ def test_damage_between_two_lives_is_named(tmp_path: Path, damage: object, words
 def test_damage_that_the_store_lets_through_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the store's own check, a page is compared with the digest in its header after a restart."""
+    """Without the store's own check, a page is compared with its header's digest after a restart."""
     with cache_of(FileStore(tmp_path)) as controller:
         take_turns(controller, sequences(THREE))
     for place in files_of(tmp_path):
@@ -167,7 +167,7 @@ def test_damage_that_the_store_lets_through_is_found(
 
 
 def test_an_errno_is_in_the_event_and_the_finding(tmp_path: Path) -> None:
-    """A disk that refuses a write is a dead tier, with the number that says why."""
+    """A disk that refuses writes is a dead tier, with the errno."""
     bench = Bench(FileStore(tmp_path))
     folder = tmp_path / bench.keys[0].name[0]
     folder.rmdir()
@@ -181,9 +181,9 @@ def test_an_errno_is_in_the_event_and_the_finding(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_never_answers_is_told_once() -> None:
-    """Misses of pages known to be stored add up to one finding, unless a hit or an eviction explains them.
+    """Misses of pages known to be stored become one finding, unless a hit or an eviction explains them.
 
-    Of a store that does not say what it evicts, the finding says so.
+    If a store does not report evictions, the finding says so.
     """
     tier = TierState()
     told = [tier.looked_up(1, 0, 0) for _ in range(3 * NEVER_PAGES)]
@@ -199,7 +199,7 @@ def test_a_tier_that_never_answers_is_told_once() -> None:
 
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_another_computation_of_the_same_tokens_is_no_damage(tmp_path: Path, is_ours: bool) -> None:
-    """Where the store has other bytes than this process stored last, their own header vouches for them."""
+    """If the store has other bytes than this process stored last, their own header vouches for them."""
     store = FileStore(tmp_path)
     if not is_ours:
         Bench(store).store(4)  # left alone by the next one
@@ -217,7 +217,7 @@ def test_another_computation_of_the_same_tokens_is_no_damage(tmp_path: Path, is_
 
 
 def test_an_empty_store_beside_a_full_one_is_not_dead(tmp_path: Path) -> None:
-    """What one store was given, another need not have."""
+    """A page given to one store need not be in another."""
     with watching() as watched:
         Bench(FileStore(tmp_path / "full")).store(8)
         watched.runtime.flush()
@@ -228,7 +228,7 @@ def test_an_empty_store_beside_a_full_one_is_not_dead(tmp_path: Path) -> None:
 
 
 def test_a_page_evicted_between_question_and_fetch_is_a_plain_miss(tmp_path: Path) -> None:
-    """Whether this process made room or another one: the index promises nothing that it would not take back."""
+    """Whichever process evicted it, the index makes no promise about it."""
     size = Bench(FileStore(tmp_path / "one")).engine.image.page_bytes + HEADER_BYTES
     ours, theirs = (FileStore(tmp_path / "two", max_bytes=2 * size) for _ in range(2))
     bench = Bench(ours)
@@ -244,7 +244,7 @@ def test_a_page_evicted_between_question_and_fetch_is_a_plain_miss(tmp_path: Pat
 
 
 class _OneOfTwo(FileStore):
-    """Of pages with one name, delivers the first and says that it delivered all."""
+    """A store that delivers the first of two pages of one name, and reports both."""
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
         seen = dict[str, PageResult]()
@@ -257,7 +257,7 @@ class _OneOfTwo(FileStore):
 def test_two_pages_of_one_name_in_one_fetch_are_a_matter_of_their_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for the one of them that was not delivered: there is one cause, and one finding a page."""
+    """This includes the one that was not delivered: one cause, one finding per page."""
     bench = Bench(_OneOfTwo(tmp_path))
     monkeypatch.setattr(bench.engine, "arrived", lambda _key, _record, got: got)
     mine = bench.keys[0]
@@ -270,7 +270,7 @@ def test_two_pages_of_one_name_in_one_fetch_are_a_matter_of_their_key(
 
 
 class _Slow(FileStore):
-    """Answers when it is told to."""
+    """A store that answers when told to."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -283,7 +283,7 @@ class _Slow(FileStore):
 
 
 def test_a_reader_behind_others_does_not_blame_the_store(tmp_path: Path) -> None:
-    """Who stood in the queue until it went was not refused; who waits for nothing accuses nobody."""
+    """A reader that left the queue was not refused; one that does not wait accuses nobody."""
     with cache_of(FileStore(tmp_path)) as controller:
         take_turns(controller, sequences(THREE))
     with watching() as watched:
@@ -317,7 +317,7 @@ def test_a_fetch_that_hangs_is_told_once_also_where_nobody_waits_long(tmp_path: 
 
 
 def test_contents_keep_the_latest_pages() -> None:
-    """What is remembered is bounded; the oldest goes first."""
+    """The memory of stored contents is bounded; the oldest is dropped first."""
     contents = Contents(most=2)
     for number in range(3):
         contents.keep(str(number), Stored(number, number, 0, {}))
@@ -325,7 +325,7 @@ def test_contents_keep_the_latest_pages() -> None:
 
 
 def test_detached_functions_are_the_same_objects() -> None:
-    """After the tracer has gone, the engine runs what it always ran."""
+    """After detaching, the engine runs the original function objects."""
     names = ("store", "fetch", "present", "gave_up")
     before = [StorageEngine.__dict__[name] for name in names]
     with watching():

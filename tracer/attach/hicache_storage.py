@@ -139,7 +139,7 @@ class StorageAttachment:
 
     def _observe(self, engine: StorageEngine, op: StorageOp, call: Callable[[], None]) -> None:
         session = self._session
-        if not session.probe.enabled or not self._traced(op):
+        if not session.probe.enabled or not session.settings.traces_op(op.kind):
             call()
             return
         begun = time.perf_counter()
@@ -158,9 +158,6 @@ class StorageAttachment:
                 with session.errors.at("storage/after"):
                     self._close(engine, op, record, status, (ended - started) * 1e6)
             session.probe.overhead_s += time.perf_counter() - ended + started - begun
-
-    def _traced(self, op: StorageOp) -> bool:
-        return self._session.settings.traces_op(op.kind)
 
     def _open(self, engine: StorageEngine, op: StorageOp) -> StorageRecord:
         settings = self._session.settings

@@ -1,4 +1,4 @@
-"""Fetched host pages that the bus has yet to read: whoever gives one away reads it first."""
+"""Fetched host pages that the bus has not read yet: whoever frees one reads it first."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -12,17 +12,17 @@ from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord
 __all__ = ["UnreadPages"]
 
 Read = Callable[[StorageRecord, int], None]
-"""Digests one page of a record, by its number in the operation."""
+"""Digests one page of a record, given its index in the operation."""
 
-#: So much is read at most before one page is given away; what is left then is ``skipped{reused}``.
+#: Most bytes read by one call that frees pages; anything beyond is ``skipped{reused}``.
 MOST_BYTES = 256 << 20
 
 
 class UnreadPages:
-    """Operations whose pages are compared on the bus's thread, until they have been.
+    """Operations whose pages await comparison on the bus's thread.
 
-    A page's bytes are its own until it is free. So a bus that lags behind loses nothing: the thread
-    that frees a page reads it, and holds up only itself.
+    The bytes of a page stay until it is freed. A bus that lags behind loses nothing: the thread that
+    frees a page reads it first, and delays only itself.
     """
 
     def __init__(self, read: Read) -> None:
@@ -31,13 +31,13 @@ class UnreadPages:
         self._waiting: list[tuple[PageAllocator, StorageRecord]] = []
 
     def add(self, allocator: PageAllocator, record: StorageRecord) -> None:
-        """Look after the pages of ``record``, which are ``allocator``'s."""
+        """Track the pages of ``record``, which belong to ``allocator``."""
         with self._lock:
             self._waiting = [one for one in self._waiting if not one[1].judged]
             self._waiting.append((allocator, record))
 
     def freed(self, allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
-        """These pages are about to be free."""
+        """Read the tracked ones among these pages, which are about to be freed."""
         if not self._waiting:
             return
         with self._lock:

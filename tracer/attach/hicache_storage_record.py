@@ -1,4 +1,4 @@
-"""One operation of the storage tier on its way to the judge."""
+"""The record of one storage operation, from the traced call to the judge."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,23 +16,23 @@ from hicache_dbg.tracer.mirror import MirrorViews, SpanIds
 __all__ = ["StorageRecord", "Tiles", "sample_of"]
 
 Tiles = dict[tuple[str, str], Digests]
-"""Digests of one page's tiles: uint64 [layers] by (pool, component)."""
+"""The digests of one page's tiles: uint64 [layers] by (pool, component)."""
 Judge = Callable[["StorageRecord"], list[Copied]]
 
-#: Bytes at either end of a piece of a page that tell whether it was written at all.
+#: Bytes at either end of a piece that are sampled to tell whether it was written at all.
 SAMPLE_BYTES = 64
 
 
 @dataclass(slots=True)
 class StorageRecord:
-    """One store or fetch, how each page ended, and what was digested on the way.
+    """One store or fetch: the outcome of each page, and the digests taken so far.
 
-    Pages are meant by their number in the operation. ``payloads`` are digests of all bytes of host
-    pages, ``tiles`` those of their tiles, as far as they were taken at once; ``before`` and
-    ``after`` a few bytes of each page, which tell one that was not written at all. ``findings`` is
-    filled when the record is judged. ``store`` stands for the store, and ``let_go`` are pages that it
-    did not give and no longer says it has: it made room between the two questions. ``judged`` says
-    that nobody needs its pages any more.
+    Pages are identified by their index in the operation. ``payloads`` holds digests of all bytes of
+    host pages, ``tiles`` those of their tiles, as far as they were taken at once. ``before`` and
+    ``after`` are digests of a few bytes of each page, which tell a page that was not written at
+    all. ``findings`` is filled when the record is judged. ``store`` identifies the store. ``let_go``
+    are the pages that it did not deliver and no longer claims to have: it evicted them between
+    lookup and get. ``judged`` says that the pages are no longer needed.
     """
 
     op: Op
@@ -64,24 +64,24 @@ class StorageRecord:
 
     @property
     def pools(self) -> str:
-        """Every pool that moves with the page."""
+        """The names of all pools that the operation moves, joined by ``+``."""
         return "+".join(mirror.pool for mirror in self.mirrors)
 
     def ready(self) -> bool:
-        """Whatever is digested later is looked at on the bus's thread."""
+        """Return True: whatever is digested later is read on the bus's thread."""
         return True
 
     def events(self) -> list[Copied]:
-        """One event a pool."""
+        """Judge the operation and return one event per pool."""
         assert self.judge is not None  # noqa: S101 - set before the record is pushed
         return self.judge(self)
 
     def found(self) -> list[Finding]:
-        """What is wrong, once the record was judged."""
+        """Return the findings; valid once the record was judged."""
         return self.findings
 
     def still(self, at: int) -> bool:
-        """Whether the host page is the one it was: of this life, and not written again."""
+        """Return whether the host page still has its generation and was not written since."""
         one = slice(at, at + 1)
         return all(
             mirror.still(self.host[one], self.generations[one], writes[one])
@@ -89,7 +89,7 @@ class StorageRecord:
         )
 
     def payload_now(self, at: int) -> int:
-        """XXH3-64 of all bytes of a page, in the order in which they are stored."""
+        """Return the XXH3-64 of all bytes of a page, in storage order."""
         hasher = xxhash.xxh3_64()
         for piece in self.image.pieces(int(self.host[at])):
             hasher.update(piece)
@@ -97,7 +97,7 @@ class StorageRecord:
 
 
 def sample_of(image: HostImage, page: int) -> int:
-    """A digest of both ends of each piece of a host page."""
+    """Return a digest of both ends of each piece of a host page."""
     hasher = xxhash.xxh3_64()
     for piece in image.pieces(page):
         hasher.update(piece[:SAMPLE_BYTES])
