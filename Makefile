@@ -10,7 +10,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 
 .PHONY: model transfer repro test test-otel test-oldest lint format sglang dashboards bench setup clean help
 
-help: ## what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 # The stamp is newer than the files that say what is installed, or the set-up runs again.
@@ -64,7 +64,8 @@ $(OTEL)/.ready: pyproject.toml constraints-otel-1.40.txt
 	touch $@
 
 test-otel: $(OTEL)/.ready ## the exporters with OpenTelemetry 1.40, where LMCache holds it
-	$(OTEL)/bin/pytest tests/exporters/test_otel.py tests/exporters/test_prometheus.py \
+	$(OTEL)/bin/pytest tests/exporters/test_otel.py tests/exporters/test_otel_hosts.py tests/exporters/test_prometheus.py \
+		tests/exporters/test_prometheus_state.py tests/exporters/test_prometheus_port.py \
 		tests/exporters/test_prometheus_multiprocess.py tests/exporters/test_imports.py tests/exporters/test_all_sinks.py
 
 test-oldest: $(OLDEST)/.ready ## the tests of what touches third-party libraries, with the oldest of them
