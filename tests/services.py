@@ -1,4 +1,4 @@
-"""Services that a test needs for real: skipped where absent, failed where they are promised."""
+"""External services that a test needs: skip if absent, fail if they were promised."""
 
 import os
 
@@ -10,10 +10,10 @@ REQUIRED = "HICACHE_DBG_TEST_REQUIRE_SERVICES"
 
 
 def require(condition: object, reason: str) -> None:
-    """Go on if ``condition`` holds; else skip for ``reason``, or fail where services are required.
+    """Continue if ``condition`` holds; else skip for ``reason``, or fail if services are required.
 
-    A run that promises its services by ``HICACHE_DBG_TEST_REQUIRE_SERVICES=1`` must not turn
-    green by skipping what it was set up to test.
+    A run that promises its services by ``HICACHE_DBG_TEST_REQUIRE_SERVICES=1`` must not pass by
+    skipping what it was set up to test.
     """
     if condition:
         return

@@ -1,4 +1,4 @@
-"""What the documents show works, and what they name is there."""
+"""The code in the documents runs, and the files that they name exist."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ NAMED = re.compile(r"`((?:\.\./)?[\w./]+/[\w./]*|[\w/]+\.(?:py|md|yml))`")
 
 
 def test_what_is_shown_works() -> None:
-    """Every block runs as it stands, one after the other, and its assertions hold."""
+    """The blocks run as they stand, one after the other, and their assertions hold."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     shown: dict[str, object] = {"__name__": "extending"}
@@ -22,7 +22,7 @@ def test_what_is_shown_works() -> None:
 
 
 def test_the_script_to_start_from_runs() -> None:
-    """The script of docs/pools.md runs as it stands: its pages are evicted, and loaded back."""
+    """The script of docs/pools.md runs as it stands: its pages are evicted and loaded back."""
     (script,) = re.findall(
         r"^```python\n(.*?)^```",
         (ROOT / "docs" / "pools.md").read_text(),
@@ -45,6 +45,6 @@ def test_every_place_that_is_named_is_there(page: str) -> None:
     "page", [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))], ids=lambda page: page.name
 )
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """A relative link in the documents is a file of this repository."""
+    """A relative link in the documents points to a file of this repository."""
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target

@@ -41,7 +41,7 @@ def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("gate", [{}, {"HICACHE_DBG": "0"}, {"HICACHE_DBG": "1"}])
 def test_importing_the_package_imports_nothing_heavy(gate: dict[str, str]) -> None:
-    """Whatever the gate says, importing hicache_dbg brings neither torch nor an exporter."""
+    """With any gate, importing hicache_dbg imports neither torch nor an exporter."""
     heavy = "torch|triton|opentelemetry|prometheus_client|structlog|hicache_dbg.exporters|hicache_dbg.pools"
     done = run(
         "import sys, hicache_dbg\n"
@@ -53,7 +53,7 @@ def test_importing_the_package_imports_nothing_heavy(gate: dict[str, str]) -> No
 
 
 def test_a_script_that_only_uses_pools_emits() -> None:
-    """HICACHE_DBG=1 is all it takes: start-up line, the copies' paths, and the last word."""
+    """HICACHE_DBG=1 alone gives the start line, the copies' paths, and the final summary."""
     done = run(SCRIPT, HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")
     assert done.returncode == 0, done.stderr
     start, copy, health = done.stderr.splitlines()
@@ -73,7 +73,7 @@ def test_the_same_script_is_silent_with_the_gate_off() -> None:
 
 @pytest.mark.parametrize("where", [">/dev/full", ">&-"])
 def test_a_host_without_standard_error_runs(where: str) -> None:
-    """A line that cannot be written is no reason to stop the host, nor to write into its output."""
+    """A line that cannot be written neither stops the host nor ends up in its output."""
     command = f"{sys.executable} -c 'import hicache_dbg; print(1)' 2{where}"
     environ = os.environ | {"HICACHE_DBG": "maybe"}
     done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, env=environ, timeout=100)
@@ -81,7 +81,7 @@ def test_a_host_without_standard_error_runs(where: str) -> None:
 
 
 def test_an_attachment_that_fails_later_does_not_fail_the_hosts_import() -> None:
-    """Each further module of the pools is attached to when it comes; a failure is counted."""
+    """Each further module of the pools is attached to on import; a failure is counted."""
     done = run(
         SCRIPT
         + """
@@ -103,7 +103,7 @@ print(autoattach.current().session.errors.counts())
 
 
 def test_a_bad_value_is_one_line_and_the_host_runs() -> None:
-    """The tracer never breaks its host: it says what is wrong and stays away."""
+    """The tracer reports the error and stays off."""
     done = run(SCRIPT, HICACHE_DBG="1", HICACHE_DBG_CHECKSUM="crc")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
@@ -124,7 +124,7 @@ def test_a_recording_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_a_tracer_that_cannot_start_is_one_line_and_the_host_runs() -> None:
-    """Whatever keeps it from starting, the host's own import goes on."""
+    """Whatever keeps the tracer from starting, the host's own import succeeds."""
     planted = """
 import hicache_dbg.tracer.runtime as runtime
 def start(*_):
@@ -139,7 +139,7 @@ runtime.Runtime.start = start
 
 
 def test_a_forked_worker_has_its_last_word(tmp_path: Path) -> None:
-    """A child of multiprocessing ends without atexit: its copies and its end are recorded."""
+    """A multiprocessing child exits without atexit: its copies and its end are recorded anyway."""
     forked = f"""
 import multiprocessing
 import hicache_dbg.pools.controller
@@ -167,7 +167,7 @@ raise SystemExit(child.exitcode)
     "module", ["transfer", "state", "loads", "controller", "storage.tier", "transformers_cache"]
 )
 def test_whatever_is_imported_first_one_runtime_starts(module: str) -> None:
-    """Attaching imports more of the pools, and must not start over for it: one last word is said."""
+    """Attaching imports more of the pools, which must not start a second runtime."""
     done = run(f"import hicache_dbg.pools.{module}", HICACHE_DBG="1", HICACHE_DBG_SINKS="stderr")
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["health"]

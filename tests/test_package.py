@@ -1,4 +1,4 @@
-"""What a user installs: sdist and wheel hold every subpackage, and claim no other name."""
+"""The installed package: sdist and wheel hold every subpackage, and claim no other name."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ print(len(names), hicache_dbg.__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the sdist, as an installer that finds no wheel would build it."""
+    """A wheel built from the sdist, as an installer without a wheel would build it."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sdist_and_wheel_hold_the_same_modules(wheel: Path) -> None:
-    """Nothing gets lost between the symlinked source tree, the sdist and the wheel."""
+    """No module is lost between the symlinked source tree, the sdist and the wheel."""
     sdist = next(wheel.parent.glob("*.tar.gz"))
     with tarfile.open(sdist) as archive:
         packed = {

@@ -104,7 +104,7 @@ def test_a_clean_run_confirms_that_the_copies_are_innocent() -> None:
 @pytest.mark.parametrize("unseen", [0, 1])
 def test_one_of_anything_is_singular(load: dict[str, object], unseen: int) -> None:
     """With one mirror, tile, copy and lost operation, no evidence uses a plural."""
-    events = [
+    events: list[Event] = [
         started(LATENT),
         copied("mla", Op.BACKUP, witnessed=1),
         copied("mla", Op.LOAD, **load),

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.exporters.samples import copied, finding
 
+from hicache_dbg.exporters.encoding import LONGEST_LINE
 from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.tracer.diagnose import long_lines as module
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.gather import gather
-from hicache_dbg.tracer.diagnose.long_lines import LONGEST_LINE, long_lines, without
+from hicache_dbg.tracer.diagnose.long_lines import long_lines, without
 from hicache_dbg.tracer.diagnose.recordings import RecordingSource
 
 MOST = 5

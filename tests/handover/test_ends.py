@@ -80,7 +80,7 @@ def test_a_write_that_is_done_wakes_decode(handmade: Pair) -> None:
 
 @pytest.mark.parametrize("wait", [0.0, POLL_S / 5, 2 * POLL_S])
 def test_a_word_is_heard_after_any_wait(handmade: Pair, wait: float) -> None:
-    """This includes a wait shorter than the timer resolution of a connection."""
+    """This includes a wait shorter than a connection's timeout can express."""
     prefill, decode = handmade.prefill.link.channel, handmade.decode.link.channel
     assert decode.receive(wait) is None
     prefill.send(Beat())

@@ -181,7 +181,9 @@ def test_a_failed_load_reaches_every_reader_and_the_pages_stay_on_the_host(
             controller.wait_layer(0, ticket)
     for match in matches:
         controller.unlock(match)
-    with pytest.raises(TransferError, match=r"failed copies: \d+, first load \d+ of 4 pages: link down"):
+    with pytest.raises(
+        TransferError, match=r"failed copies: \d+, first load \d+ of 4 pages: link down"
+    ):
         controller.flush()
     accounted(controller)
     assert controller.stats.failed_loads >= 1

@@ -1,4 +1,4 @@
-"""The prefix tree's edges, one by one."""
+"""The prefix tree's edge cases, one by one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tree() -> RadixTree:
 def test_common_pages_is_a_page_by_page_compare(
     edge: list[int], key: list[int], offset: int
 ) -> None:
-    """However long the shared run and wherever either ends, it is found to the page."""
+    """However long the shared run, its end is found to the page."""
     key[0] = edge[0]
     shared = next(
         (i for i, (a, b) in enumerate(zip(edge, key, strict=False)) if a != b),
@@ -62,7 +62,7 @@ def test_common_pages_is_a_page_by_page_compare(
 
 @pytest.mark.parametrize("at", range(3 * PAGE))
 def test_one_different_token_ends_the_match_at_its_page(tree: RadixTree, at: int) -> None:
-    """The token is compared, not a digest of its page."""
+    """The tokens are compared, not a digest of the page."""
     tokens = chain(1, 2, 3)
     tree.insert(tokens, ids(7, 8, 9))
     other = tokens.copy()
@@ -72,7 +72,7 @@ def test_one_different_token_ends_the_match_at_its_page(tree: RadixTree, at: int
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 1 + 2**32, 2**63 - 1])
 def test_a_token_beyond_int32_is_refused(tree: RadixTree, token: int) -> None:
-    """Cut to 32 bits it would hit another sequence's pages."""
+    """Truncated to 32 bits it would match another sequence's pages."""
     tree.insert(chain(1), ids(7))
     with pytest.raises(RadixError, match="expected int32"):
         tree.match(np.array([1, token], dtype=np.int64))
@@ -80,13 +80,13 @@ def test_a_token_beyond_int32_is_refused(tree: RadixTree, token: int) -> None:
 
 @pytest.mark.parametrize("token", [2**31 - 1, -(2**31), -1, 0])
 def test_every_int32_token_is_a_key(tree: RadixTree, token: int) -> None:
-    """Padding and special ids below zero are tokens like others."""
+    """Padding and negative special ids are ordinary tokens."""
     tree.insert(chain(token), ids(7))
     assert tree.match(chain(token)).device_pages.tolist() == [7]
 
 
 def test_every_form_of_tokens_is_the_same_key(tree: RadixTree) -> None:
-    """Int64, int32, strided and encoded tokens find each other."""
+    """Int64, int32, strided and encoded tokens match each other."""
     wide = chain(1, 2, 3)
     tree.insert(wide, ids(7, 8, 9))
     strided = np.repeat(wide, 2)[::2]
@@ -104,7 +104,7 @@ def test_every_form_of_tokens_is_the_same_key(tree: RadixTree) -> None:
     ],
 )
 def test_tokens_of_another_kind_are_refused(tree: RadixTree, tokens: object, text: str) -> None:
-    """The message names what came."""
+    """The message names what was given."""
     with pytest.raises(RadixError, match=text):
         tree.match(tokens)  # type: ignore[arg-type]
 
@@ -128,7 +128,7 @@ def test_page_ids_that_do_not_fit_change_nothing(
 
 
 def test_a_tree_needs_a_page_and_a_policy() -> None:
-    """Both are checked where they are given."""
+    """Both are validated at construction."""
     with pytest.raises(RadixError, match="page_size is 0"):
         RadixTree(0)
     with pytest.raises(RadixError, match="'fifo'"):
@@ -136,7 +136,7 @@ def test_a_tree_needs_a_page_and_a_policy() -> None:
 
 
 def test_unlock_below_zero_is_an_error_even_under_anothers_lock(tree: RadixTree) -> None:
-    """A lock below does not lend its count to the nodes above it."""
+    """A lock on a descendant does not lend its count to the nodes above it."""
     inner = tree.insert(chain(1), ids(7)).node
     leaf = tree.insert(chain(1, 2), ids(7, 8)).node
     tree.lock(leaf)
@@ -151,7 +151,7 @@ def test_unlock_below_zero_is_an_error_even_under_anothers_lock(tree: RadixTree)
 
 
 def test_a_handle_outlives_a_split(tree: RadixTree) -> None:
-    """A lock, a backup and a load taken before a split end where they began."""
+    """A lock, a backup and a load taken before a split still end where they began."""
     node = tree.insert(chain(1, 2, 3), ids(7, 8, 9)).node
     tree.lock(node)
     front = tree.insert(chain(1, 5), ids(7, 6)).node.parent
@@ -165,7 +165,7 @@ def test_a_handle_outlives_a_split(tree: RadixTree) -> None:
 
 
 def test_a_removed_node_is_refused(tree: RadixTree) -> None:
-    """What was evicted between match and lock cannot be held, backed up or loaded."""
+    """A node evicted between match and lock cannot be held, backed up or loaded."""
     node = tree.insert(chain(1), ids(7)).node
     assert tree.evict_device(1)[0].removed
     calls: list[Callable[[], object]] = [
@@ -183,7 +183,7 @@ def test_a_removed_node_is_refused(tree: RadixTree) -> None:
 
 
 def test_copies_must_begin_where_a_node_begins(tree: RadixTree) -> None:
-    """Half a node on the host would be a node that is in two places."""
+    """Copying half a node would leave it in two states."""
     node = tree.insert(chain(1, 2), ids(7, 8)).node
     with pytest.raises(RadixError, match="1 past one"):
         tree.set_host(node, ids(80))
@@ -206,7 +206,7 @@ def test_a_load_must_reach_up_to_the_device(tree: RadixTree) -> None:
 
 
 def test_two_loads_of_one_page_give_one_back(tree: RadixTree) -> None:
-    """The second to arrive keeps nothing, so its page is not lost."""
+    """The second to arrive returns its page, so that it is not lost."""
     node = tree.insert(chain(1), ids(7)).node
     tree.set_host(node, ids(70))
     tree.evict_device(1)
@@ -216,7 +216,7 @@ def test_two_loads_of_one_page_give_one_back(tree: RadixTree) -> None:
 
 
 def test_what_is_not_backed_up_is_listed_from_the_root_down(tree: RadixTree) -> None:
-    """A write-through queue backs a prefix up before what hangs below it."""
+    """A write-through queue backs a prefix up before its continuations."""
     top = tree.insert(chain(1), ids(7)).node
     middle = tree.insert(chain(1, 2), ids(7, 8)).node
     leaf = tree.insert(chain(1, 2, 3), ids(7, 8, 9)).node
@@ -225,7 +225,7 @@ def test_what_is_not_backed_up_is_listed_from_the_root_down(tree: RadixTree) -> 
 
 
 def test_lru_evicts_what_was_used_longest_ago(tree: RadixTree) -> None:
-    """A match makes old pages young."""
+    """A match makes old pages recent."""
     tree.insert(chain(1), ids(1))
     tree.insert(chain(2), ids(2))
     tree.match(chain(1))
@@ -233,7 +233,7 @@ def test_lru_evicts_what_was_used_longest_ago(tree: RadixTree) -> None:
 
 
 def test_an_insert_is_a_use_of_the_host_copies_too(tree: RadixTree) -> None:
-    """What is computed again is wanted, at either end."""
+    """A recomputed prefix counts as used at both ends."""
     for page in (1, 2):
         tree.set_host(tree.insert(chain(page), ids(page)).node, ids(10 * page))
     tree.insert(chain(1), ids(1))
@@ -251,7 +251,7 @@ def test_lfu_evicts_what_was_matched_least() -> None:
 
 
 def test_lfu_forgets_hit_counts_that_no_node_has() -> None:
-    """A page matched forever leaves no trail of old counts behind."""
+    """A page that is matched forever leaves no old counts behind."""
     tree = RadixTree(PAGE, "lfu")
     tree.insert(chain(1), ids(1))
     key = tree.encode(chain(1))
@@ -263,7 +263,7 @@ def test_lfu_forgets_hit_counts_that_no_node_has() -> None:
 
 
 def test_a_callback_may_take_a_victim_over(tree: RadixTree) -> None:
-    """A victim locked for an asynchronous backup stays, and the next one goes."""
+    """A victim locked for an asynchronous backup stays, and the next one is evicted."""
     first = tree.insert(chain(1), ids(1)).node
     tree.insert(chain(2), ids(2))
 
@@ -280,7 +280,7 @@ def test_a_callback_may_take_a_victim_over(tree: RadixTree) -> None:
 
 
 def test_a_removed_node_takes_along_what_only_the_host_had_below_it(tree: RadixTree) -> None:
-    """Those pages could not be reached any more, so their ids come back too."""
+    """Host-only pages below it become unreachable, so their ids are returned too."""
     tree.insert(chain(1), ids(1))
     leaf = tree.insert(chain(1, 2), ids(1, 2)).node
     tree.set_host(leaf, ids(20))
@@ -293,7 +293,7 @@ def test_a_removed_node_takes_along_what_only_the_host_had_below_it(tree: RadixT
 
 
 def test_clear_refuses_while_something_is_held(tree: RadixTree) -> None:
-    """A running request's pages are not pulled from under it."""
+    """A running request's pages are not freed."""
     node = tree.insert(chain(1), ids(1)).node
     tree.lock(node)
     with pytest.raises(RadixError, match="1 holds"):
@@ -302,7 +302,7 @@ def test_clear_refuses_while_something_is_held(tree: RadixTree) -> None:
 
 
 def test_neither_a_split_nor_the_callers_array_is_kept_alive(tree: RadixTree) -> None:
-    """64 pages kept of a million must not retain the million's bytes."""
+    """Keeping 64 pages of a million must not retain the whole array."""
     huge = np.arange(100_000, dtype=np.int64)
     node = tree.insert(chain(*range(64)), huge[:64]).node
     assert node.device.base is None
@@ -316,14 +316,14 @@ def test_neither_a_split_nor_the_callers_array_is_kept_alive(tree: RadixTree) ->
 
 
 def test_results_cannot_write_into_the_tree(tree: RadixTree) -> None:
-    """A caller that edits what it got gets an error, not a wrong page for the next one."""
+    """A caller that modifies a result gets an error and does not corrupt the tree."""
     tree.insert(chain(1, 2), ids(1, 2))
     with pytest.raises(ValueError, match="read-only"):
         tree.match(chain(1, 2)).device_pages[0] = 5
 
 
 def test_check_finds_what_is_broken(tree: RadixTree) -> None:
-    """The invariants are looked at, not assumed."""
+    """The invariants are really checked."""
     node = tree.insert(chain(1, 2), ids(1, 2)).node
     node.holds = 1
     with pytest.raises(RadixError, match="holds add up"):
@@ -336,7 +336,7 @@ def test_check_finds_what_is_broken(tree: RadixTree) -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_a_request_takes_as_many_steps_in_a_large_tree(policy: Policy) -> None:
-    """Match, insert and evict look at no node beside the request's own."""
+    """Match, insert and evict visit only the request's own nodes."""
 
     def steps(leaves: int) -> int:
         tree = RadixTree(PAGE, policy)

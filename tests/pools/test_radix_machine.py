@@ -1,4 +1,4 @@
-"""The prefix tree beside a naive one that knows every page by its whole prefix."""
+"""The prefix tree against a naive model that knows every page by its whole prefix."""
 
 import numpy as np
 import numpy.typing as npt
@@ -28,27 +28,27 @@ def tokens_of(prefix: Prefix) -> npt.NDArray[np.int64]:
 
 
 class Ids:
-    """Hands out page ids, lowest first, and refuses one that comes back twice."""
+    """A page allocator: lowest id first, and refuses an id that is returned twice."""
 
     def __init__(self, first: int) -> None:
         self.out: set[int] = set()
         self._first = first
 
     def take(self, count: int) -> PageIds:
-        """Return ``count`` ids that are not out."""
+        """Return ``count`` free ids."""
         free = (i for i in range(self._first, self._first + 10_000) if i not in self.out)
         taken = [next(free) for _ in range(count)]
         self.out.update(taken)
         return ids(*taken)
 
     def give_back(self, pages: PageIds) -> None:
-        """Take ids back, each of which must be out."""
+        """Take ids back, each of which must be in use."""
         for page in pages.tolist():
             self.out.remove(page)
 
 
 class Naive:
-    """What is cached, page by page: whole prefixes in a dict, and a clock."""
+    """A model of the cache, page by page: whole prefixes in a dict, and a clock."""
 
     def __init__(self, policy: Policy) -> None:
         self.device: dict[Prefix, int] = {}
@@ -65,15 +65,15 @@ class Naive:
         return prefix in self.device or prefix in self.host
 
     def longest(self, prefix: Prefix) -> Prefix:
-        """Return the longest cached start of ``prefix``."""
+        """Return the longest cached prefix of ``prefix``."""
         return max((p for p in starts(prefix) if self.known(p)), key=len, default=())
 
     def held(self, prefix: Prefix) -> bool:
-        """Return whether a lock or pin lies on the page or below it."""
+        """Return whether a lock or pin is on the page or below it."""
         return any(hold[: len(prefix)] == prefix for hold in self.holds)
 
     def use(self, prefix: Prefix, *, device: bool = True) -> None:
-        """Make the whole path the most recently used, at the host alone or at both ends."""
+        """Make the whole path the most recently used, on the host alone or at both ends."""
         self._clock += 1
         for p in starts(prefix):
             self.host_use[p] = self._clock
@@ -81,7 +81,7 @@ class Naive:
                 self.device_use[p] = self._clock
 
     def release(self, prefix: Prefix) -> None:
-        """Take one hold back; what nothing else holds counts as used."""
+        """Release one hold; a page without any other hold counts as used."""
         self.holds.remove(prefix)
         self._clock += 1
         for p in starts(prefix):
@@ -96,18 +96,18 @@ class Naive:
             del self.hits[p]
 
     def victim(self, end: dict[Prefix, int], use: dict[Prefix, int]) -> Prefix:
-        """Return the last page of the run that has to go next."""
+        """Return the last page of the run to evict next."""
         unheld = [p for p in end if not self.held(p)]
         frequency = self.hits if self._policy == "lfu" else dict.fromkeys(unheld, 0)
         return min(unheld, key=lambda p: (frequency[p], use[p], -len(p)))
 
     def evictable(self, end: dict[Prefix, int]) -> int:
-        """Return how many pages of one end nothing holds."""
+        """Return how many pages of one end are not held."""
         return sum(not self.held(p) for p in end)
 
 
 def starts(prefix: Prefix) -> list[Prefix]:
-    """Return every start of ``prefix``, shortest first."""
+    """Return every prefix of ``prefix``, shortest first."""
     return [prefix[:n] for n in range(1, len(prefix) + 1)]
 
 
@@ -117,7 +117,7 @@ prefixes = st.lists(pages, max_size=5).map(tuple)
 
 
 class TreeBesideNaive(RuleBasedStateMachine):
-    """Does everything twice and compares every page after every step."""
+    """Does everything in both and compares every page after every step."""
 
     policy: Policy = "lru"
 
@@ -131,7 +131,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
         self.locked: list[tuple[Node, Prefix, bool]] = []
 
     def matched(self, prefix: Prefix) -> tuple[Node, Prefix]:
-        """Match in both trees, to go on with the result."""
+        """Match in both trees; later steps use the result."""
         node = self.tree.match(tokens_of(prefix)).node
         known = self.naive.longest(prefix)
         for p in starts(known):
@@ -141,7 +141,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @rule(prefix=prefixes, ragged=st.integers(0, PAGE - 1))
     def match(self, prefix: Prefix, ragged: int) -> None:
-        """The longest prefix of whole pages is found, and where each page lies."""
+        """The longest prefix of whole pages is found, with the tier of each page."""
         tokens = np.concatenate([tokens_of(prefix), np.zeros(ragged, dtype=np.int64)])
         result = self.tree.match(tokens)
         known = self.naive.longest(prefix)
@@ -157,7 +157,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @rule(prefix=prefixes, own_ids=st.integers(0, 5))
     def insert(self, prefix: Prefix, own_ids: int) -> None:
-        """The caller gives the tree's own ids for some of what it matched, new ones for the rest."""
+        """The caller passes the tree's own ids for part of its match, new ones for the rest."""
         kept = [self.naive.device[p] for p in starts(prefix) if p in self.naive.device]
         kept = kept[:own_ids]
         fresh = self.device_ids.take(len(prefix) - len(kept))
@@ -176,7 +176,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @rule(prefix=prefixes, nodes=st.integers(1, 4))
     def set_host(self, prefix: Prefix, nodes: int) -> None:
-        """Some nodes at the end of a path get host copies, again for those that have one."""
+        """Some nodes at the end of a path get host copies, even if they have one already."""
         node, known = self.matched(prefix)
         count = sum(n.pages for n in list(node.path())[:nodes])
         fresh = self.host_ids.take(count)
@@ -192,7 +192,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @rule(prefix=prefixes)
     def load_back(self, prefix: Prefix) -> None:
-        """What a match found on the host only comes to the device."""
+        """Host-only pages of a match come to the device."""
         node, known = self.matched(prefix)
         below = [p for p in starts(known) if p not in self.naive.device]
         fresh = self.device_ids.take(len(below))
@@ -211,14 +211,14 @@ class TreeBesideNaive(RuleBasedStateMachine):
     @precondition(lambda self: self.locked)
     @rule(data=st.data())
     def unlock(self, data: st.DataObject) -> None:
-        """A handle undoes its hold, whatever was split since."""
+        """A handle releases its hold, whatever was split since."""
         node, known, pin = self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1)))
         (self.tree.unpin if pin else self.tree.unlock)(node)
         self.naive.release(known)
 
     @rule(wanted=st.integers(0, 3))
     def evict_device(self, wanted: int) -> None:
-        """Victims leave the device in the order of the policy."""
+        """Victims leave the device in the policy's order."""
         evictable = self.naive.evictable(self.naive.device)
         evictions = self.tree.evict_device(wanted)
         for e in evictions:
@@ -227,7 +227,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @rule(wanted=st.integers(0, 3), keeps=st.lists(st.booleans(), min_size=8, max_size=8))
     def evict_device_write_back(self, wanted: int, keeps: list[bool]) -> None:
-        """Some victims are backed up first, the others are given up."""
+        """Some victims are backed up first, the others are dropped."""
         decisions = iter(keeps)
         backed_up: dict[Node, list[int]] = {}
 
@@ -269,13 +269,13 @@ class TreeBesideNaive(RuleBasedStateMachine):
         self.host_ids.give_back(e.host_pages)
 
     def enough(self, wanted: int, evictable: int, sizes: list[int]) -> None:
-        """As much as asked for, or all there was; and no node beyond that."""
+        """Check that as much as requested, or all there was, was evicted, and no node more."""
         assert sum(sizes) >= min(wanted, evictable)
         assert sum(sizes[:-1]) < max(wanted, 1)
 
     @rule(wanted=st.integers(0, 3))
     def evict_host(self, wanted: int) -> None:
-        """Victims leave the host in the order of the policy."""
+        """Victims leave the host in the policy's order."""
         naive = self.naive
         evictable = naive.evictable(naive.host)
         evictions = self.tree.evict_host(wanted)
@@ -294,7 +294,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @rule(prefix=prefixes)
     def remove(self, prefix: Prefix) -> None:
-        """A subtree goes whole, unless something in it is held."""
+        """A subtree is removed as a whole, unless something in it is held."""
         node, known = self.matched(prefix)
         if not known or self.naive.held(known):
             with pytest.raises(RadixError, match="no holds"):
@@ -316,7 +316,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
     @precondition(lambda self: not self.locked)
     @rule()
     def clear(self) -> None:
-        """Every id comes back."""
+        """Every id is returned."""
         for e in self.tree.clear():
             self.device_ids.give_back(e.device_pages)
             self.host_ids.give_back(e.host_pages)
@@ -326,7 +326,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
     @invariant()
     def same_pages(self) -> None:
-        """The tree is sound, holds what the naive one holds, and no id is lost."""
+        """The tree is consistent, holds what the naive one holds, and loses no id."""
         self.tree.check()
         device: dict[Prefix, int] = {}
         host: dict[Prefix, int] = {}
@@ -345,7 +345,7 @@ class TreeBesideNaive(RuleBasedStateMachine):
 
 
 class LfuTreeBesideNaive(TreeBesideNaive):
-    """The same under the other policy."""
+    """The same with the other policy."""
 
     policy: Policy = "lfu"
 

@@ -1,4 +1,4 @@
-"""Operations that do not fit their pools are refused, with both values, before a byte moves."""
+"""Operations that do not fit their pools are refused with both values before a byte moves."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def refusal(
     backend: IoBackend = IoBackend.KERNEL,
     layers: tuple[int, ...] = (0,),
 ) -> str:
-    """The message with which a backup is refused."""
+    """Return the message with which a backup is refused."""
     op = CopyOp(
         1,
         "backup",
@@ -58,7 +58,7 @@ def refusal(
 
 
 def pages(mirror: Mirror, *ids: int) -> Indices:
-    """Whole pages."""
+    """Return whole pages as indices."""
     return Indices.pages(ids, mirror.device.geometry)
 
 
@@ -102,7 +102,7 @@ def test_a_slot_out_of_range_is_refused() -> None:
 
 
 def test_slots_given_as_pages_are_refused() -> None:
-    """What the indices are and what the copy says they are must agree."""
+    """The kind of the indices must match the kind of the copy."""
     mirror = mirror_of(mla(1, 2))
     message = refusal(mirror, Indices.slots([0]), Indices.slots([0]), single=False)
     assert "token_granular=False, but the host indices are single slots" in message
@@ -116,7 +116,7 @@ def test_a_ring_slot_cannot_be_copied_alone() -> None:
 
 
 def test_ends_with_different_pages_are_refused() -> None:
-    """A page of 64 slots cannot stand for one of 32."""
+    """A page of 64 slots cannot be copied to one of 32."""
     mirror = mirror_of(index_k(1, 64), host_geometry=index_k(1, 32))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0))
     assert "64" in message
@@ -131,14 +131,14 @@ def test_a_layer_one_end_lacks_is_refused() -> None:
 
 
 def test_a_component_the_device_lacks_is_refused() -> None:
-    """A host pool that keeps another component than the device is refused."""
+    """A host pool with another component than the device is refused."""
     mirror = mirror_of(index_k(1, 64), host_geometry=deepseek_v4_c4(1))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 0))
     assert "keeps component kv, the device pool has only index_k" in message
 
 
 def test_a_host_item_that_leaves_the_device_tensor_is_refused() -> None:
-    """A wider host page is followed up to the tensor's end, and refused beyond it."""
+    """A wider host page is copied up to the tensor's end, and refused beyond it."""
     mirror = mirror_of(index_k(1, 64, "fp8"), host_geometry=index_k(1, 64, "bf16"))
     message = refusal(mirror, pages(mirror, 0), pages(mirror, 2))
     assert str(2 * 8448 + 16384) in message
@@ -158,19 +158,19 @@ def test_a_host_item_that_leaves_the_device_tensor_is_refused() -> None:
 def test_a_host_pool_refuses_what_it_is_not_for(
     cls: type[HostPool], geometry: PoolGeometry, layout: Layout, words: str
 ) -> None:
-    """A host pool class takes its own kind of geometry and its own layouts only."""
+    """A host pool class accepts only its own kind of geometry and its own layouts."""
     with pytest.raises(GeometryError, match=words):
         cls(geometry, 2, layout)
 
 
 def test_an_unknown_device_type_is_refused() -> None:
-    """The refusal names the device type and those that can be served."""
+    """The refusal names the device type and the supported ones."""
     with pytest.raises(ValueError, match=r"device type 'meta'.*cpu or cuda"):
         copier_for("meta", IoBackend.KERNEL)
 
 
 def test_pinning_without_cuda_is_on_record() -> None:
-    """A wish to pin that could not be granted is a fact, not an error."""
+    """A request to pin that could not be met is recorded, not raised."""
     with host_pool_for(mla(1, 2), 2, Layout.LAYER_FIRST, pin=True) as pool:
         assert pool.pinned.requested
         if torch.cuda.is_available():
@@ -183,7 +183,7 @@ def test_pinning_without_cuda_is_on_record() -> None:
 
 
 def test_what_fitted_once_is_looked_at_again() -> None:
-    """After a copy that fits, the same refusals: of ids, of their number, and of other memory."""
+    """After a valid copy the same checks still apply: ids, their number, and the memory."""
     mirror = mirror_of(index_k(1, 4))
     good = PoolCopy(
         mirror,

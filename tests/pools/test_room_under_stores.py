@@ -1,4 +1,4 @@
-"""Pages that are being stored are held for a while, and room that waits for them is found."""
+"""Pages that are being stored are held for a while, and readers wait for that room."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,20 +15,20 @@ from hicache_dbg.pools.storage.store import Record
 
 
 class Held(FileStore):
-    """A folder that stores nothing before it is let."""
+    """A file store that stores nothing until released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.go_on = Event()
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
-        """Store what is given, once it may."""
+        """Store the pages once released."""
         self.go_on.wait(60)
         yield from super().put(records)
 
 
 def test_room_is_found_once_its_pages_are_stored(tmp_path: Path) -> None:
-    """The whole device is wanted while a sequence on it is being stored: that ends, and it is had."""
+    """A reader that wants the whole device while a sequence is being stored gets it when that ends."""
     store = Held(tmp_path)
     with cache_of(store, timeout=30.0) as controller:
         turn(controller, sequences([[1, 1, 1, 1]])[0])
@@ -37,7 +37,7 @@ def test_room_is_found_once_its_pages_are_stored(tmp_path: Path) -> None:
 
 
 def test_a_store_that_hangs_is_not_waited_for_twice(tmp_path: Path) -> None:
-    """The pages stay held: the reader is told so after the tier's patience, the next one at once."""
+    """The pages stay held: the reader fails after the tier's patience, the next one at once."""
     store = Held(tmp_path)
     with cache_of(store) as controller:
         turn(controller, sequences([[1, 1, 1, 1]])[0])

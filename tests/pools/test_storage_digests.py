@@ -1,4 +1,4 @@
-"""Digests taken beside: every payload gets its own, whoever takes it, and nobody waits for nothing."""
+"""Digests taken by helper threads: every payload gets its own, and nobody waits needlessly."""
 
 import threading
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def _payloads(lengths: Lengths) -> list[list[memoryview]]:
 def test_each_payload_has_the_digest_of_its_bytes(
     lengths: Lengths, threads: int, backwards: bool
 ) -> None:
-    """From whichever end they are asked for, and however often, with other threads and without."""
+    """This holds in any order, for repeated requests, with and without other threads."""
     payloads = _payloads(lengths)
     wanted = [xxhash.xxh3_64_intdigest(b"".join(payload)) for payload in payloads]
     digests = Digests(threads)
@@ -48,7 +48,7 @@ def test_each_payload_has_the_digest_of_its_bytes(
 def test_a_second_thread_that_gets_nothing_done_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it has not begun its owner takes."""
+    """What it has not begun is digested by the owner."""
     begun, go_on, own = threading.Event(), threading.Event(), module.digest_of
 
     def slow(payload: module.Payload) -> int:
@@ -71,7 +71,7 @@ def test_a_second_thread_that_gets_nothing_done_holds_nobody_up(
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 200])
 def test_work_side_by_side_ends_in_order(threads: int) -> None:
-    """Also by one thread, and by more than there is work for; the caller is one of them."""
+    """This holds for one thread and for more threads than work; the caller is one of them."""
     workers: set[threading.Thread] = set()
 
     def work(number: int) -> int:
@@ -85,7 +85,7 @@ def test_work_side_by_side_ends_in_order(threads: int) -> None:
 
 
 def test_work_side_by_side_stops_at_an_error() -> None:
-    """It is raised when no thread is at work any more, and nothing was begun after it."""
+    """It is raised once all threads have stopped, and nothing was begun after it."""
     workers: set[threading.Thread] = set()
     begun: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The file store: what was put comes back byte for byte, and anything else is a miss with a reason."""
+"""The file store returns exactly what was put; anything else is a miss with a reason."""
 
 import errno
 import fcntl
@@ -33,7 +33,7 @@ from hicache_dbg.pools.storage.write_back import WriteBack
     "layout", [Layout.LAYER_FIRST, Layout.PAGE_FIRST, Layout.PAGE_FIRST_DIRECT]
 )
 def test_what_was_put_comes_back_to_another_process_life(tmp_path: Path, layout: Layout) -> None:
-    """A store opened anew over the folder gives every byte of every pool back."""
+    """A store reopened over the folder returns every byte of every pool."""
     bench = Bench(FileStore(tmp_path), layout=layout)
     before = [bench.page(page) for page in range(8)]
     bench.store(8)
@@ -45,7 +45,7 @@ def test_what_was_put_comes_back_to_another_process_life(tmp_path: Path, layout:
 @settings(max_examples=60, deadline=None)
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_a_miss_or_harmless(where: float, bit: int) -> None:
-    """A bit flipped anywhere in a file is refused; only padding of the header may change unseen."""
+    """A file with a flipped bit is refused, unless the bit is in the header's padding."""
     with TemporaryDirectory() as folder:
         bench = Bench(FileStore(folder), pages=1)
         right = bench.page(0)
@@ -67,7 +67,7 @@ def test_any_flipped_bit_is_a_miss_or_harmless(where: float, bit: int) -> None:
 @settings(max_examples=30, deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_short(share: float) -> None:
-    """However much of a file is missing, it is a miss that says so."""
+    """A truncated file is a miss that says so, at any length."""
     with TemporaryDirectory() as folder:
         bench = Bench(FileStore(folder), pages=1)
         bench.store(1)
@@ -77,7 +77,7 @@ def test_a_truncated_file_is_short(share: float) -> None:
 
 
 def test_another_writers_file_is_foreign(tmp_path: Path) -> None:
-    """A good record of another page under this name is refused for its key."""
+    """A valid record of another page under this name is refused for its key."""
     bench = Bench(FileStore(tmp_path))
     bench.store(2)
     one, other = (bench.engine.backend.path(key.name) for key in bench.keys[:2])  # type: ignore[attr-defined]
@@ -103,14 +103,14 @@ def test_pages_of_another_identity_are_not_found(
 
 
 def test_a_page_of_another_layout_is_refused(tmp_path: Path) -> None:
-    """Bytes in another order have the same name and length, and a header that tells."""
+    """Bytes in another layout have the same name and length, but a different header."""
     Bench(FileStore(tmp_path)).store(1)
     other = Bench(FileStore(tmp_path), layout=Layout.LAYER_FIRST)
     assert other.fetch(1) == [PageState.MISKEYED]
 
 
 def test_a_name_for_other_tokens_is_refused(tmp_path: Path) -> None:
-    """Where a hash collides, the second digest of the tokens does not."""
+    """If a hash collides, the second digest of the tokens differs."""
     bench = Bench(FileStore(tmp_path))
     bench.store(1)
     asked = bench.keys[0]._replace(tokens=bench.keys[0].tokens ^ 1)
@@ -118,7 +118,7 @@ def test_a_name_for_other_tokens_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_oldest_pages_make_room(tmp_path: Path) -> None:
-    """The bound holds on the disk, across a restart, and the latest pages are the ones kept."""
+    """The bound holds on disk and across a restart, and the latest pages are kept."""
     size = Bench(FileStore(tmp_path / "one")).engine.image.page_bytes + HEADER_BYTES
     store = FileStore(tmp_path / "two", max_bytes=3 * size)
     bench = Bench(store)
@@ -140,7 +140,7 @@ sys.stdin.read()
 
 
 def test_a_dead_writers_unfinished_file_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
-    """Whoever wrote it, in whatever container: the kernel lets the writer's lock go with it."""
+    """This works across containers: the kernel releases the writer's lock at its exit."""
     FileStore(tmp_path)
     name = "0" * 32
     place = tmp_path / "0" / f"{name}.page"
@@ -163,7 +163,7 @@ def test_a_dead_writers_unfinished_file_is_removed_and_a_living_ones_is_not(tmp_
 def test_a_file_taken_for_abandoned_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may look between a file's making and its lock."""
+    """Another process may check between the file's creation and its lock."""
     own, taken = fcntl.flock, list[Path]()
 
     def lock(descriptor: int, operation: int) -> None:
@@ -181,7 +181,7 @@ def test_a_file_taken_for_abandoned_before_it_was_locked_is_made_again(
 def test_a_full_disk_lets_the_oldest_pages_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is short of room on the disk is evicted and written again, once; the evicted are counted."""
+    """The missing space is evicted once and the write retried; evicted pages are counted."""
     store = FileStore(tmp_path)
     bench = Bench(store)
     size = bench.engine.image.page_bytes + HEADER_BYTES
@@ -202,7 +202,7 @@ def test_a_full_disk_lets_the_oldest_pages_go(
 def test_a_disk_that_stays_full_is_a_failure_with_its_errno(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else fills it: one page is given up for each that is tried, and no more."""
+    """If others fill the disk, each attempted write costs at most one page."""
     store = FileStore(tmp_path)
     bench = Bench(store)
     bench.store(3)
@@ -218,7 +218,7 @@ def test_a_disk_that_stays_full_is_a_failure_with_its_errno(
 
 
 def test_an_error_of_the_disk_is_in_the_result(tmp_path: Path) -> None:
-    """What cannot be written or read ends with the errno, and nothing half done stays."""
+    """A failed read or write returns the errno, and no partial file remains."""
     bench = Bench(FileStore(tmp_path))
     name = bench.keys[0].name
     folder = tmp_path / name[0]
@@ -231,7 +231,7 @@ def test_an_error_of_the_disk_is_in_the_result(tmp_path: Path) -> None:
 
 
 def test_a_file_put_by_another_process_is_found(tmp_path: Path) -> None:
-    """Two stores over one folder answer for each other's pages."""
+    """Two stores over one folder see each other's pages."""
     ours, theirs = FileStore(tmp_path), FileStore(tmp_path)
     bench = Bench(theirs)
     bench.store(1)
@@ -239,7 +239,7 @@ def test_a_file_put_by_another_process_is_found(tmp_path: Path) -> None:
 
 
 def test_room_is_reserved_for_a_file_that_stays_as_short_as_what_is_written(tmp_path: Path) -> None:
-    """After a power cut it would be too short, and not of full length and zeros."""
+    """After a power cut the file is too short, instead of full length with zeros."""
     with (tmp_path / "one").open("wb", buffering=0) as file:
         reserve(file.fileno(), 1 << 20)
         facts = os.fstat(file.fileno())
@@ -250,7 +250,7 @@ def test_room_is_reserved_for_a_file_that_stays_as_short_as_what_is_written(tmp_
 def test_where_no_room_can_be_reserved_the_file_is_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without the call, or without the room, has its say when the file is written."""
+    """Without the system call, or without the space, the write itself succeeds or fails."""
     reserve(-1, 1 << 20)
     monkeypatch.setattr(reserve_module, "_fallocate", lambda: None)
     monkeypatch.setattr(files, "LARGE_BYTES", 0)
@@ -263,7 +263,7 @@ def test_where_no_room_can_be_reserved_the_file_is_written_all_the_same(
 def test_what_is_no_file_is_a_miss_and_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
-    """A pipe that nobody writes to, and a folder, under a page's name: the page beside them comes."""
+    """A pipe or a folder under a page's name is a miss, and the next page is read."""
     monkeypatch.setattr(files, "LARGE_BYTES", 0 if large else 1 << 20)
     store = FileStore(tmp_path)
     bench = Bench(store)
@@ -279,7 +279,7 @@ def test_what_is_no_file_is_a_miss_and_is_not_waited_for(
 
 
 def test_a_page_that_another_process_removed_is_put_again(tmp_path: Path) -> None:
-    """What the book says is there is looked for: a page gone meanwhile is no hit, and not left out."""
+    """The index is checked against the disk: a page that is gone is no hit, and is stored again."""
     store = FileStore(tmp_path)
     bench = Bench(store)
     bench.store(2)
@@ -293,7 +293,7 @@ def test_a_page_that_another_process_removed_is_put_again(tmp_path: Path) -> Non
 def test_a_page_that_is_evicted_while_it_is_read_is_not_known_of_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes were good, and the next reader is told that it is gone."""
+    """Its bytes were good, and the next reader gets a miss."""
     store = FileStore(tmp_path)
     bench = Bench(store)
     bench.store(1)
@@ -310,7 +310,7 @@ def test_a_page_that_is_evicted_while_it_is_read_is_not_known_of_afterwards(
 
 
 def test_a_header_whose_digest_is_no_number_is_damaged(tmp_path: Path) -> None:
-    """One bad record is one miss: the pages beside it come."""
+    """A bad record is one miss: the pages beside it are read."""
     bench = Bench(FileStore(tmp_path))
     bench.store(2)
     place = bench.engine.backend.path(bench.keys[0].name)  # type: ignore[attr-defined]
@@ -323,7 +323,7 @@ def test_a_header_whose_digest_is_no_number_is_damaged(tmp_path: Path) -> None:
 def test_two_stores_of_one_process_may_write_one_page_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their unfinished files have names of their own."""
+    """Their temporary files have different names."""
     ours, theirs = (Bench(FileStore(tmp_path)) for _ in range(2))
     own, ends = file_io.write_all, list[PageState]()
 
@@ -341,7 +341,7 @@ def test_two_stores_of_one_process_may_write_one_page_at_once(
 def test_a_large_file_begins_its_way_to_the_disk_and_its_descriptor_is_given_back(
     tmp_path: Path,
 ) -> None:
-    """By another thread, after its writer has closed it."""
+    """Another thread starts the write-back after its writer has closed the file."""
     place, begun = tmp_path / "one.page", list[int]()
     came, closed = Event(), Event()
 

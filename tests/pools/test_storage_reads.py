@@ -1,4 +1,4 @@
-"""Large pages of the file store are read from memory by the caller, and from the disk by several threads."""
+"""The file store reads large pages from the page cache itself, and from disk with several threads."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ ONE_PAGE = np.zeros(1, np.int64), np.ones(1, np.uint32)
 def test_large_pages_end_in_their_order_from_memory_and_from_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, idle: int, layout: Layout
 ) -> None:
-    """Bytes and ends are each page's own, also where one is missing, short or damaged."""
+    """Each page has its own bytes and outcome, even if one is missing, short or damaged."""
     monkeypatch.setattr(engine_module, "BESIDE_BYTES", 0)
     monkeypatch.setattr(files, "LARGE_BYTES", 0)
     monkeypatch.setattr(files, "OPEN_AT_ONCE", 3)
@@ -53,7 +53,7 @@ def test_large_pages_end_in_their_order_from_memory_and_from_the_disk(
 def test_idle_cores_are_those_that_no_thread_wants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four cores, with one thread at work and with nine; none where the kernel says nothing."""
+    """Of four cores, with one running thread and with nine; none if the kernel does not say."""
     place = tmp_path / "loadavg"
     monkeypatch.setattr(idle_module, "_LOAD", str(place))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
@@ -67,7 +67,7 @@ def test_idle_cores_are_those_that_no_thread_wants(
 def test_files_that_are_in_memory_in_part_come_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: int
 ) -> None:
-    """What was read of one before it had to be waited for is read again, and no file is left open."""
+    """A read that would block is restarted on another thread, and no file is left open."""
     bench = Bench(FileStore(tmp_path))
     before = [bench.page(page) for page in range(8)]
     bench.store(8)
@@ -91,7 +91,7 @@ def test_files_that_are_in_memory_in_part_come_whole(
 
 
 def test_a_file_that_is_not_all_in_memory_is_left_to_the_disks_readers(tmp_path: Path) -> None:
-    """What was dropped from the page cache is not waited for; where a file system cannot drop, it is read."""
+    """An uncached file does not block the caller; if the file system cannot drop it, it is read."""
     store = FileStore(tmp_path)
     bench = Bench(store)
     bench.store(1)

@@ -1,4 +1,4 @@
-"""Simulated streams take every order a device may take, and none it may not."""
+"""Simulated streams execute in every order that a device allows, and in no other."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from hicache_dbg.pools.streams import (
 
 
 def log_of(streams: Streams, waits: bool) -> list[str]:
-    """What a producer and a consumer do, in the order in which it happened."""
+    """Return what a producer and a consumer do, in order of execution."""
     log: list[str] = []
     producer, consumer = streams.stream("producer"), streams.stream("consumer")
     for name in ("write 0", "write 1"):
@@ -29,12 +29,12 @@ def log_of(streams: Streams, waits: bool) -> list[str]:
 
 @given(seed=st.integers(0, 10_000))
 def test_a_wait_holds_in_every_order(seed: int) -> None:
-    """Whatever the seed, a consumer that waits reads after the writes, and these are in order."""
+    """With any seed, a consumer that waits reads after the writes, which are in order."""
     assert log_of(SimulatedStreams(seed), waits=True) == ["write 0", "write 1", "read"]
 
 
 def test_a_missing_wait_shows_under_some_seed() -> None:
-    """Without the wait all three orders occur; with the same seed the same one occurs again."""
+    """Without the wait all three orders occur, and each seed reproduces its order."""
     orders = [log_of(SimulatedStreams(seed), waits=False).index("read") for seed in range(40)]
     assert set(orders) == {0, 1, 2}
     assert orders == [
@@ -76,7 +76,7 @@ def test_work_never_overtakes_what_it_waits_for(
 
 
 def test_an_event_runs_no_more_than_it_must_of_its_own_stream() -> None:
-    """Synchronising with an event leaves what its stream was given later undone."""
+    """Synchronising with an event leaves later work of its stream pending."""
     streams = SimulatedStreams(1)
     log: list[str] = []
     stream = streams.stream("only")
@@ -103,7 +103,7 @@ def test_streams_that_wait_for_each_other_are_found() -> None:
 
 
 def test_the_cpu_has_nothing_to_mark() -> None:
-    """On CPU work is done when it returns, and a copy has nothing to come after."""
+    """On the CPU work is complete when it returns, so a copy has nothing to wait for."""
     assert marker(torch.device("cpu"))() is None
 
 

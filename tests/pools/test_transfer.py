@@ -1,4 +1,4 @@
-"""What an operation leaves behind where something goes wrong on its way."""
+"""The state that a failed operation leaves behind."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from hicache_dbg.pools.transfer import TransferEngine
 
 
 class _Late:
-    """Copies that are carried out when they are waited for, as a device would at the latest."""
+    """Copies that are carried out only when waited for, the latest that a device may."""
 
     in_flight = 1
     stream = 1
@@ -47,7 +47,7 @@ class _Late:
 
 
 class _Told(TransferEngine):
-    """Raises when a backup was queued, or a layer has arrived, and says how much was queued."""
+    """A callback that raises when a backup is queued or a layer arrives, and notes how much was queued."""
 
     def __init__(self, late: _Late) -> None:
         self._late = late
@@ -63,7 +63,7 @@ class _Told(TransferEngine):
 
 
 def _copy() -> PoolCopy:
-    """All four layers of two pages, between the host and the CPU."""
+    """Return a copy of all four layers of two pages, between the host and the CPU."""
     kind, layout = COMBINATIONS[0][:2]
     mirror, _ = mirror_of(kind, layout, layers=4, host_pages=2, device_pages=2, seed=1)
     pages = Indices.pages([0, 1], mirror.device.geometry)
@@ -81,7 +81,7 @@ def _copy() -> PoolCopy:
 def test_an_error_leaves_no_copy_under_way(
     way: Literal["backup", "load"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who hears that an operation failed may use its pages: nothing writes to them later."""
+    """After a failed operation its pages may be reused: nothing writes to them later."""
     late = _Late(copier_for("cpu", IoBackend.KERNEL))
     monkeypatch.setattr(transfer, "copier_for", lambda *_: late)
     copy = _copy()
@@ -98,7 +98,7 @@ def test_an_error_leaves_no_copy_under_way(
 
 
 class _Steps(TransferEngine):
-    """Notes when it says that it is about to wait."""
+    """Records when the load says that it is about to wait."""
 
     def __init__(self) -> None:
         self.steps: list[object] = []

@@ -1,4 +1,4 @@
-"""What every test of the repro package gets."""
+"""Fixtures for every test of the repro package."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from hicache_dbg.repro.workload import Truth
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Small steps on cores that others want too: barriers would dominate."""
+    """Use one thread: on shared cores, barriers would dominate such small steps."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

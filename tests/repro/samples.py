@@ -1,4 +1,4 @@
-"""Small things that several tests of the repro package use."""
+"""Small helpers shared by tests of the repro package."""
 
 from dataclasses import replace
 
@@ -28,12 +28,12 @@ Pools = dict[str, DevicePool]
 def make_model(
     pages: int, pools: str = "mla_index_k", index_dtype: IndexDtype = "bf16"
 ) -> tuple[Model, Pools]:
-    """The model of a pool set over real pools of ``pages`` pages."""
+    """Return the model of a pool set over real pools of ``pages`` pages."""
     pool_set = POOL_SETS[pools]
     made = device_pools(pool_set.geometries(index_dtype), pages, torch.device("cpu"))
     return pool_set.model(made), made
 
 
 def words(count: int, seed: int = 0) -> torch.Tensor:
-    """Content tokens to prefill."""
+    """Return content tokens to prefill."""
     return torch.from_numpy(content_tokens(count, seed))

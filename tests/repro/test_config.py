@@ -1,4 +1,4 @@
-"""Settings that cannot be."""
+"""Invalid settings are refused."""
 
 import pytest
 import torch
@@ -52,14 +52,14 @@ from hicache_dbg.repro.faults.registry import fault_named
     ],
 )
 def test_a_value_that_cannot_be_is_named(settings: dict[str, object], message: str) -> None:
-    """The message is one line with the setting, its value and what is allowed."""
+    """The message is one line with the setting, its value and the allowed values."""
     with pytest.raises(ConfigError) as error:
         RunConfig(**settings)  # type: ignore[arg-type]  # wrong on purpose
     assert str(error.value) == message
 
 
 def test_a_layout_has_its_backend() -> None:
-    """page_first_direct is made for the direct backend, the others for the kernel; asked wins."""
+    """page_first_direct defaults to the direct backend, the others to the kernel; an explicit one wins."""
     assert RunConfig(layout="page_first_direct").backend is IoBackend.DIRECT
     assert RunConfig(layout="page_first").backend is IoBackend.KERNEL
     assert RunConfig(layout="page_head", pools="mha").backend is IoBackend.KERNEL
@@ -67,7 +67,7 @@ def test_a_layout_has_its_backend() -> None:
 
 
 def test_an_unknown_fault_is_named() -> None:
-    """The message says where names are listed, and which are near."""
+    """The message says where the names are listed, and which are similar."""
     with pytest.raises(ConfigError, match=r"fault is 'x', expected a name that .* faults lists$"):
         fault_named("x")
     with pytest.raises(ConfigError, match="did you mean stored_bit_flips or "):
@@ -75,20 +75,20 @@ def test_an_unknown_fault_is_named() -> None:
 
 
 def test_the_first_prompt_suits_the_pool_set() -> None:
-    """A page of deepseek_v4 holds 256 tokens: its prompts are longer, unless asked otherwise."""
+    """A page of deepseek_v4 holds 256 tokens: its prompts are longer by default."""
     assert RunConfig().first_prompt == 300
     assert RunConfig(pools="deepseek_v4").first_prompt == 780
     assert RunConfig(pools="deepseek_v4", ctx=40).first_prompt == 40
 
 
 def test_a_fault_without_its_pool_is_refused() -> None:
-    """A fault in the mirror of index-K says so where no pool holds any."""
+    """A fault in the mirror of index-K is refused by a pool set without index-K."""
     with pytest.raises(ConfigError, match=r"host_sized_for_fp8 .* none .* mha; use pools mla_inde"):
         fault_named("host_sized_for_fp8").apply(plan_of(RunConfig(pools="mha")))
 
 
 def test_a_device_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch finds no CUDA device the message says so, and what else to do."""
+    """Without a CUDA device the message says so, and what else to do."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceMissing, match=r"'cuda', but torch .* finds no CUDA device here; use"):
         torch_device("cuda")

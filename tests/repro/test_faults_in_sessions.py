@@ -1,4 +1,4 @@
-"""Every fault of one cache, injected into agent sessions: found, named first, and pages did move."""
+"""Every single-cache fault, injected into agent sessions: found, named first, and pages moved."""
 
 import pytest
 from tests.repro.samples import SMALL
@@ -19,7 +19,7 @@ INJECTED = sorted(name for name, fault in FAULTS.items() if fault.stage == "cach
 
 
 def traced(name: str, truth: Truth) -> tuple[RunResult, list[Finding]]:
-    """A small run with a fault, or "" for none, and what was found."""
+    """Return the findings of a small run with a fault, or "" for none."""
     sink = MemorySink()
     with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime:
         attachment = runtime.attachment
@@ -53,6 +53,6 @@ def test_the_clean_twin_is_silent(small_truth: Truth) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALL_FAULTS.keys() - set(INJECTED)))
 def test_what_sessions_cannot_show_is_refused(name: str, small_truth: Truth) -> None:
-    """A fault that would do nothing here is refused, and the message says where it does something."""
+    """A fault without effect in sessions is refused, and the message says where it has one."""
     with pytest.raises(ConfigError, match="selftest"):
         run(SMALL, ALL_FAULTS[name], truth=small_truth)

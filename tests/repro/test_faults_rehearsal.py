@@ -1,4 +1,4 @@
-"""Every fault is found, rightly named and placed; its clean twin is not accused."""
+"""Every fault is found, named and located; its clean twin has no finding."""
 
 import pytest
 
@@ -32,7 +32,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("fault", ALL_FAULTS.values(), ids=ALL_FAULTS)
 def test_a_fault_is_found_and_named_and_its_twin_is_clean(fault: Fault) -> None:
-    """The first class that holds is the fault's, about the pools and pages that it harmed."""
+    """The first class that holds is the fault's, for the pools and pages that it harmed."""
     row = row_of(fault)
     assert row.found
     assert row.named, row.message
@@ -45,7 +45,7 @@ def test_a_fault_is_found_and_named_and_its_twin_is_clean(fault: Fault) -> None:
     "name", sorted(n for n in FAULTS.keys() - HARMLESS if FAULTS[n].stage == "cache")
 )
 def test_a_fault_corrupts_without_any_tracer(name: str) -> None:
-    """The faults are real: readers meet wrong bytes, whether or not anybody watches."""
+    """The faults are real: readers see wrong bytes, traced or not."""
     assert rehearse(ALL_FAULTS[name], lambda *_: None).wrong
 
 
@@ -60,7 +60,7 @@ def test_the_stage_itself_is_sound(layout: Layout) -> None:
 
 
 def test_every_fault_says_what_it_is() -> None:
-    """Names are unique keys, summaries are one line, and who names none is told where they are."""
+    """Names are unique, summaries are one line, and an unknown name is answered with the list."""
     assert set(FAULTS) <= set(ALL_FAULTS)
     for name, fault in ALL_FAULTS.items():
         assert fault.name == name

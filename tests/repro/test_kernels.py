@@ -1,4 +1,4 @@
-"""What the model's kernels touch is told, so that a missing wait is found in plain sessions."""
+"""The model's kernels report their accesses, so that a missing wait is found in plain sessions."""
 
 import re
 
@@ -40,7 +40,7 @@ from hicache_dbg.tracer.settings import Gate, Settings
 def test_the_conflicting_pair_is_told(
     fault: str, this: str, previous: str, small_truth: Truth
 ) -> None:
-    """The finding names both accesses, and where the page was handed out, though no byte went wrong."""
+    """The finding names both accesses and the allocation of the page, though no byte was wrong."""
     sink = MemorySink()
     with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime:
         result = run(SMALL, FAULTS[fault], truth=small_truth)
@@ -55,7 +55,7 @@ def test_the_conflicting_pair_is_told(
 
 
 def test_a_mark_is_passed_when_it_is_made() -> None:
-    """Whatever thread waits for the told kernels, it never has to: their work is done."""
+    """A thread that waits for the reported kernels never blocks: their work is done."""
     group = PoolGroup.build(
         [mla(2, 4), index_k(2, 4, "bf16")],
         device_pages=4,

@@ -1,4 +1,4 @@
-"""What the model stores, byte by byte."""
+"""The model's stored formats, byte by byte."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_an_fp8_page_is_keys_then_scales() -> None:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), magnitude=st.sampled_from([1e-20, 1e-3, 1.0, 1e4]))
 def test_fp8_error_is_that_of_four_bits(seed: int, magnitude: float) -> None:
-    """Quantising loses at most a sixteenth of a value, or the least step at the token's scale."""
+    """Quantising loses at most a sixteenth of a value, or one step at the token's scale."""
     store = index_store(DevicePool(index_k(1, 64, "fp8"), 1))
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randn(64, 128, dtype=torch.float64, generator=generator) * magnitude
@@ -53,7 +53,7 @@ def test_fp8_error_is_that_of_four_bits(seed: int, magnitude: float) -> None:
 
 
 def test_a_zero_key_comes_back_as_zero() -> None:
-    """A key without any magnitude has a scale that can be divided by."""
+    """An all-zero key gets a non-zero scale."""
     store = index_store(DevicePool(index_k(1, 64, "fp8"), 1))
     slots = Slots(torch.tensor([0]), torch.tensor([0]))
     store.write(0, slots, torch.zeros(1, 128, dtype=torch.float64))
@@ -61,7 +61,7 @@ def test_a_zero_key_comes_back_as_zero() -> None:
 
 
 def test_an_unknown_storage_is_refused() -> None:
-    """Index-K in a dtype that no codec reads is an error that names the pool and the dtype."""
+    """Index-K in an unsupported dtype is an error that names the pool and the dtype."""
     halves = Component("index_k", torch.float16, (RunSpec("key", 256),))
     pool = DevicePool(replace(index_k(1, 64, "bf16"), components=(halves,)), 1)
     with pytest.raises(TypeError, match=r"dsa_index_k stores index-K as torch\.float16"):

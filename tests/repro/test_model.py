@@ -1,4 +1,4 @@
-"""The models: what they compute must not depend on how the work was cut."""
+"""The models: results must not depend on how the work is split."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ KINDS: tuple[tuple[str, IndexDtype], ...] = (
 
 
 def _same_bytes(left: Pools, right: Pools, pages: torch.Tensor, there: torch.Tensor) -> bool:
-    """Whether ``pages`` of one set of pools hold what the pages ``there`` of another hold."""
+    """Return whether ``pages`` of one set of pools equal the pages ``there`` of another."""
     return all(
         torch.equal(mine.view(torch.uint8)[pages], other.view(torch.uint8)[there])
         for name, pool in left.items()
@@ -34,7 +34,7 @@ def _same_bytes(left: Pools, right: Pools, pages: torch.Tensor, there: torch.Ten
 
 
 def _reply(model: Model, page: int, prompts: list[torch.Tensor], steps: int) -> list[list[int]]:
-    """What the model says to ``prompts``, decoded together."""
+    """Return the model's replies to ``prompts``, decoded as a batch."""
     pages = -(-(max(map(len, prompts)) + steps) // page)
     tables = torch.arange(pages * len(prompts)).view(len(prompts), pages)
     said = [[model.prefill(p, 0, t)] for p, t in zip(prompts, tables, strict=True)]
@@ -51,7 +51,7 @@ def _reply(model: Model, page: int, prompts: list[torch.Tensor], steps: int) -> 
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_chunks_do_not_matter(pools: str, dtype: IndexDtype, data: st.DataObject) -> None:
-    """Any cutting of a prompt caches the same bytes in every pool and gives the same next token."""
+    """Any chunking of a prompt caches the same bytes in every pool and gives the same next token."""
     page = POOL_SETS[pools].page_size
     length = data.draw(st.integers(2, 2 * page + page // 4), "length")
     cuts = sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=4), "cuts"))
@@ -71,7 +71,7 @@ def test_chunks_do_not_matter(pools: str, dtype: IndexDtype, data: st.DataObject
 
 @pytest.mark.parametrize("pools", POOL_SETS)
 def test_long_prompts_are_cut_by_the_model(pools: str) -> None:
-    """A prompt longer than a chunk gives what it gives a chunk of another size at a time."""
+    """A prompt longer than a chunk gives the same result with another chunk size."""
     tokens = words(700)
     table = torch.arange(11)
     (one, left), (many, right) = make_model(11, pools), make_model(11, pools)
@@ -83,7 +83,7 @@ def test_long_prompts_are_cut_by_the_model(pools: str) -> None:
 
 @pytest.mark.parametrize(("pools", "dtype"), KINDS)
 def test_batched_decoding_is_prefilling(pools: str, dtype: IndexDtype) -> None:
-    """Sequences decoded together say what each says when its words are prefilled in one piece."""
+    """Sequences decoded as a batch reply as when each is prefilled in one piece."""
     page = POOL_SETS[pools].page_size
     # Into the first page, over the end of one, over the end of a group of 128, in the middle.
     prompts = [words(length, seed=length) for length in (3, page - 4, 122, 2 * page + 22)]
@@ -97,7 +97,7 @@ def test_batched_decoding_is_prefilling(pools: str, dtype: IndexDtype) -> None:
 
 @pytest.mark.parametrize("pools", POOL_SETS)
 def test_replies_are_diverse(pools: str) -> None:
-    """A reply is no loop, and the replies to different prompts differ."""
+    """A reply does not loop, and different prompts get different replies."""
     page = POOL_SETS[pools].page_size
     said = _reply(make_model(24, pools)[0], page, [words(300, seed=n) for n in range(4)], 48)
     assert min(len(set(reply)) for reply in said) > 25
@@ -105,7 +105,7 @@ def test_replies_are_diverse(pools: str) -> None:
 
 
 def test_the_indexer_decides() -> None:
-    """Other index keys for part of each page, all else equal, make another reply."""
+    """Changing only the index keys of part of each page changes the reply."""
     assert SPEC.top_k * 4 < 300
     prompt, table = words(300), torch.arange(6)
     expected = _reply(make_model(6)[0], 64, [prompt], 8)[0]
@@ -123,7 +123,7 @@ def test_the_indexer_decides() -> None:
 
 @pytest.mark.parametrize("pools", POOL_SETS)
 def test_every_layer_waits_before_it_reads(pools: str) -> None:
-    """The gate of each layer is asked once a prefill, in order, however many chunks there are."""
+    """Each layer's gate is waited for once per prefill, in order, however many chunks there are."""
     asked: list[int] = []
     make_model(10, pools)[0].prefill(words(600), 0, torch.arange(10), asked.append)
     assert asked == [0, 1, 2]
@@ -131,7 +131,7 @@ def test_every_layer_waits_before_it_reads(pools: str) -> None:
 
 @pytest.mark.parametrize("pools", POOL_SETS)
 def test_a_closed_gate_stops_the_layer(pools: str) -> None:
-    """An error of a gate comes out, and the layer behind it has cached nothing."""
+    """A gate's error is raised, and the layer behind it has cached nothing."""
 
     def gate(layer: int) -> None:
         if layer == 1:

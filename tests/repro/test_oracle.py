@@ -1,4 +1,4 @@
-"""Judgement: which sessions count as corrupted, and how that is told."""
+"""The oracle: which sessions count as corrupted, and how that is reported."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def _transcript(*replies: tuple[int, ...], end: End | None = End.MAXROUNDS) -> T
 def test_the_first_difference_is_found(
     truth: list[tuple[int, ...]], got: list[tuple[int, ...]], where: Divergence | None
 ) -> None:
-    """It is the earliest round and token at which the two are not the same, or one has none."""
+    """It is the earliest round and token at which the replies differ, or one of them ends."""
     assert first_divergence(_transcript(*truth), _transcript(*got)) == where
 
 
@@ -44,7 +44,7 @@ def _status(truth: Transcript, got: Transcript) -> tuple[Status, bool]:
 
 
 def test_statuses() -> None:
-    """Equal tokens keep the session's own end, other tokens are a leak, errors are corrupt."""
+    """Equal tokens keep the session's own status, other tokens are a leak, errors are corrupt."""
     truth = _transcript((1, 2), end=End.DONE)
     assert _status(truth, _transcript((1, 2), end=End.DONE)) == (Status.DONE, False)
     assert _status(truth, _transcript((1, 3), end=End.MAXROUNDS)) == (Status.LEAK, True)
@@ -58,7 +58,7 @@ def test_statuses() -> None:
 
 
 def test_a_session_that_has_not_ended_is_not_judged() -> None:
-    """After an interrupt only what ended counts."""
+    """After an interrupt only finished sessions count."""
     assert judge({0: _transcript((1,))}, {0: _transcript((1,), end=None)}) == ()
 
 
@@ -87,11 +87,11 @@ def test_the_two_lines() -> None:
 
 
 def test_nothing_at_all_is_zero_percent() -> None:
-    """A run without sessions divides nothing by nothing."""
+    """A run without sessions does not divide by zero."""
     assert corruption_line(_result()).startswith("CORRUPTION sessions: 0/0 = 0% ")
 
 
 def test_tiers_count_as_used_from_the_first_host_hit() -> None:
-    """A run without one proves nothing, and says so."""
+    """A run without a host hit proves nothing, and says so."""
     assert _result(hits=1).tiers_used
     assert not _result(hits=0).tiers_used

@@ -1,4 +1,4 @@
-"""What a pool set is made of, and that every byte of it counts."""
+"""The pools of each pool set, and that every byte of them matters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ COMPONENTS = [
 
 
 def _wiped_loads(pool: str, component: str) -> Callable[..., None]:
-    """Loads that leave zeros in one component of one pool, layer by layer."""
+    """Make loads leave zeros in one component of one pool, layer by layer."""
     load = TransferEngine.load
 
     def wiped(self: TransferEngine, op: CopyOp, on_layer_done: Callable[[int], None]) -> None:
@@ -50,7 +50,7 @@ def test_every_loaded_component_matters(
     pool: str,
     component: str,
 ) -> None:
-    """Zeros in place of one component of what was loaded change what sessions say."""
+    """Zeros in one component of what was loaded change the replies."""
     monkeypatch.setattr(TransferEngine, "load", _wiped_loads(pool, component))
     result = run(SMALLS[pools], truth=truths[pools])
     assert result.tiers_used
@@ -67,7 +67,7 @@ def test_every_loaded_component_matters(
     ],
 )
 def test_the_tiers_change_nothing(truths: dict[str, Truth], pools: str, layout: Layout) -> None:
-    """Evicted, backed up and loaded back, every session says what it says without tiers."""
+    """Evicted, backed up and loaded back, every session replies as without tiers."""
     result = run(replace(SMALLS[pools], layout=layout.value), truth=truths[pools])
     assert result.tiers_used
     assert result.stats.evicted_pages > 0
@@ -107,7 +107,7 @@ def test_deepseek_v4_has_five_pools_under_one_anchor() -> None:
 
 @pytest.mark.parametrize("v_head_dim", [8, 16, 24])
 def test_keys_and_values_may_differ_in_width(v_head_dim: int) -> None:
-    """A value narrower than, as wide as and wider than its key: a prompt cut in two is the same."""
+    """With values narrower than, as wide as and wider than keys, a split prompt gives the same result."""
     spec = MhaSpec(v_head_dim=v_head_dim)
     said = []
     for cut in (0, 70):

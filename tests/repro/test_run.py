@@ -1,4 +1,4 @@
-"""Whole runs, small ones: clean, with faults, interrupted."""
+"""Small complete runs: clean, with faults, interrupted."""
 
 import threading
 from dataclasses import replace
@@ -18,13 +18,13 @@ _before: set[threading.Thread] = set()
 
 @pytest.fixture(autouse=True)
 def _threads_of_other_tests() -> None:
-    """What other tests left to the garbage collector is not what these are about."""
+    """Collect what other tests left to the garbage collector."""
     _before.clear()
     _before.update(threading.enumerate())
 
 
 def _workers() -> list[str]:
-    """Threads that were not there when the test began."""
+    """Return threads that did not exist when the test began."""
     return [thread.name for thread in set(threading.enumerate()) - _before]
 
 
@@ -41,7 +41,7 @@ def test_a_run_leaves_no_thread(small_truth: Truth) -> None:
 def test_a_host_sized_for_fp8_corrupts_bf16(
     truths: dict[str, Truth], name: str, pools: str
 ) -> None:
-    """Sessions go wrong, without any error, and only after a load."""
+    """Sessions are corrupted without any error, and only after a load."""
     result = run(SMALLS[pools], FAULTS[name], truth=truths[pools])
     assert result.sessions.leak > 0
     assert result.sessions.error == 0
@@ -50,21 +50,21 @@ def test_a_host_sized_for_fp8_corrupts_bf16(
 
 
 def test_the_same_formula_is_right_for_fp8() -> None:
-    """With fp8 on the device the fault is no fault."""
+    """With fp8 on the device the fault has no effect."""
     result = run(replace(SMALL, index_dtype="fp8"), FAULTS["host_sized_for_fp8"])
     assert result.tiers_used
     assert result.sessions.corrupted == 0
 
 
 def test_without_pressure_the_fault_does_not_show(small_truth: Truth) -> None:
-    """Where all sessions fit nothing is loaded: no corruption, and the run says it proved nothing."""
+    """If all sessions fit, nothing is loaded: no corruption, and the run says it proved nothing."""
     result = run(replace(SMALL, device_pages=32), FAULTS["host_sized_for_fp8"], truth=small_truth)
     assert not result.tiers_used
     assert result.sessions.corrupted == 0
 
 
 def test_the_engine_is_shown_before_its_first_copy(small_truth: Truth) -> None:
-    """Who wants to watch gets the controller while nothing has moved, with its host classes."""
+    """The callback gets the controller, with its host classes, before anything has moved."""
     seen: list[tuple[int, list[str]]] = []
 
     def watch(controller: HiCacheController) -> None:
@@ -76,7 +76,7 @@ def test_the_engine_is_shown_before_its_first_copy(small_truth: Truth) -> None:
 
 
 def test_an_error_of_the_watcher_leaves_nothing_running(small_truth: Truth) -> None:
-    """It comes out of the run, and the engine's threads have ended."""
+    """It is raised from the run, and the engine's threads have ended."""
 
     def refuse(_controller: HiCacheController) -> None:
         raise RuntimeError("not like this")
@@ -87,7 +87,7 @@ def test_an_error_of_the_watcher_leaves_nothing_running(small_truth: Truth) -> N
 
 
 def test_progress_goes_up_to_its_end() -> None:
-    """Every answered turn is reported; ground truth first, and the last report is complete."""
+    """Every answered turn is reported; ground truth comes first, and the last report is complete."""
     seen: list[tuple[int, int, str]] = []
     run(replace(SMALL, sessions=3), on_progress=lambda *report: seen.append(report))
     done = [report[0] for report in seen]
@@ -100,7 +100,7 @@ def test_progress_goes_up_to_its_end() -> None:
 
 
 def test_an_interrupt_leaves_a_closed_engine_and_what_had_ended(small_truth: Truth) -> None:
-    """Ctrl-C in the middle: the result is partial and judged, and no thread is left."""
+    """After Ctrl-C the partial result is judged, and no thread is left."""
 
     def stop(done: int, total: int, _text: str) -> None:
         if done * 2 >= total:
@@ -115,7 +115,7 @@ def test_an_interrupt_leaves_a_closed_engine_and_what_had_ended(small_truth: Tru
 
 
 def test_an_interrupt_of_the_ground_truth_judges_nothing() -> None:
-    """Without a truth there is nothing to compare with."""
+    """Without ground truth there is nothing to compare with."""
 
     def stop(_done: int, _total: int, _text: str) -> None:
         raise KeyboardInterrupt
@@ -143,7 +143,7 @@ def test_pools_too_small_for_one_session_are_refused(name: str, config: RunConfi
 
 @pytest.mark.parametrize("config", [RunConfig(device_pages=10**8), RunConfig(host_pages=10**8)])
 def test_pools_that_exceed_the_memory_are_refused(config: RunConfig) -> None:
-    """One line says what they take and what there is, before anything is built."""
+    """One line has the size needed and the memory available, before anything is built."""
     with pytest.raises(
         ConfigError, match=r"take \d+\.\d GB of this machine, which has \d+\.\d GB; "
     ):
@@ -151,14 +151,14 @@ def test_pools_that_exceed_the_memory_are_refused(config: RunConfig) -> None:
 
 
 def test_one_session_runs_in_exactly_the_pages_it_needs(small_truth: Truth) -> None:
-    """The size that the refusal names is enough, for many sessions one after the other."""
+    """The size named by the refusal is enough for many sessions, one after the other."""
     result = run(replace(SMALL, device_pages=4), truth=small_truth)
     assert result.sessions.corrupted == 0
     assert result.sessions.error == 0
 
 
 def test_a_replay_loads_what_the_trace_shares() -> None:
-    """A prefix that was evicted to the host is hit there when its hash ids come again."""
+    """A prefix evicted to the host is hit there when its hash ids recur."""
     old, new = tuple(range(10)), tuple(range(10, 20))
     requests = tuple(
         TraceRequest(time, 5120, 64, ids) for time, ids in enumerate([old, new, old, new])

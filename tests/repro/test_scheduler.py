@@ -1,4 +1,4 @@
-"""The scheduler: what becomes of turns that wait too long, fail or do not fit."""
+"""The scheduler: turns that wait too long, fail or do not fit."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ PAGES = 6
 
 
 class _Failing(ResidentCache):
-    """A cache whose gates, or whose beginning, fail for one session."""
+    """A cache whose ``begin`` or whose gates fail for one session."""
 
     def __init__(self, begin: bool) -> None:
         super().__init__(PAGES, 64)
@@ -60,7 +60,7 @@ def _replies(workload: SessionWorkload) -> list[list[tuple[int, ...]]]:
 
 
 def test_replies_do_not_depend_on_the_company() -> None:
-    """One at a time, all at once, or with room for two: the same words."""
+    """One at a time, all at once, or two at a time: the same replies."""
     alone = _run(ResidentCache(PAGES, 64), max_running=1)
     together = _run(ResidentCache(PAGES, 64))
     assert _replies(alone) == _replies(together)
@@ -72,7 +72,7 @@ def test_replies_do_not_depend_on_the_company() -> None:
     [(False, "OSError: layer 0 never came"), (True, "ValueError: pages are broken")],
 )
 def test_a_turn_that_fails_takes_no_other_with_it(begin: bool, error: str) -> None:
-    """Its session ends with the error; the others say what they would have said."""
+    """Its session ends with the error; the other replies are unchanged."""
     whole = _run(ResidentCache(PAGES, 64))
     workload = _run(_Failing(begin))
     failed = workload.transcripts[1]
@@ -81,14 +81,14 @@ def test_a_turn_that_fails_takes_no_other_with_it(begin: bool, error: str) -> No
 
 
 def test_a_turn_that_can_never_fit_is_an_error() -> None:
-    """With nothing running and still no room, waiting would be for ever."""
+    """With nothing running and still no room, it would wait for ever."""
     workload = _run(ResidentCache(0, 64))
     assert {t.end for t in workload.transcripts.values()} == {End.ERROR}
     assert workload.transcripts[0].replies[0].error == "no room though nothing runs"
 
 
 def test_time_runs_out_for_running_and_waiting() -> None:
-    """A turn that is not answered within the timeout ends its session, admitted or not."""
+    """A turn not answered within the timeout ends its session, admitted or not."""
     ticks = iter(range(10_000))
     workload = _run(
         ResidentCache(PAGES, 64),

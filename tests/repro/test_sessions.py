@@ -1,4 +1,4 @@
-"""The agent sessions as a workload, without a model behind them."""
+"""The agent sessions as a workload, without a model."""
 
 from itertools import pairwise
 
@@ -50,7 +50,7 @@ FAILED = Reply((), Stop.ERROR, "lost")
     ],
 )
 def test_how_a_session_ends(reply: Reply, end: End, rounds: int) -> None:
-    """A tool call or a full reply asks for another round; an end token or an error ends it."""
+    """A tool call or a full-length reply starts another round; an end token or an error ends it."""
     workload = SessionWorkload(CONFIG)
     turns = _all_turns(workload, dict.fromkeys(range(3), reply))
     assert {t.end for t in workload.transcripts.values()} == {end}
@@ -59,7 +59,7 @@ def test_how_a_session_ends(reply: Reply, end: End, rounds: int) -> None:
 
 
 def test_first_prompts_share_the_system_prompt() -> None:
-    """All sessions begin alike and go on differently; each is as long as asked for."""
+    """All sessions share a prefix and then differ; each has the requested length."""
     turns = list(SessionWorkload(RunConfig(sessions=5)).ready(0))
     prompts = np.stack([turn.tokens for turn in turns])
     assert prompts.shape == (5, 300)
@@ -75,7 +75,7 @@ def test_first_prompts_share_the_system_prompt() -> None:
 
 @pytest.mark.parametrize("reply", [TOOL, CUT])
 def test_a_prompt_continues_its_own_history(reply: Reply) -> None:
-    """The next prompt is the last one, the reply whatever it was, and then a tool result."""
+    """The next prompt is the last one, the actual reply, and then a tool result."""
     for before, after in pairwise(_turns_of_session_0(reply)):
         history = [*before.tokens, *reply.tokens]
         assert np.array_equal(after.tokens[: len(history)], history)
@@ -84,7 +84,7 @@ def test_a_prompt_continues_its_own_history(reply: Reply) -> None:
 
 
 def test_tool_results_do_not_depend_on_replies() -> None:
-    """Sessions that said different things are told the same."""
+    """Sessions with different replies get the same tool results."""
     told = [
         [
             after.tokens[len(before.tokens) + len(reply.tokens) :]
@@ -108,7 +108,7 @@ def test_tool_results_do_not_depend_on_replies() -> None:
 def test_no_session_is_longer_than_said(
     sessions: int, rounds: int, ctx: int, max_tokens: int, seed: int
 ) -> None:
-    """`longest` bounds every turn's capacity, however long the replies."""
+    """`longest` bounds every turn's length, however long the replies."""
     workload = SessionWorkload(RunConfig(sessions, rounds, ctx, max_tokens, seed=seed))
     full = Reply((50,) * max_tokens, Stop.LENGTH)
     turns = _all_turns(workload, dict.fromkeys(range(sessions), full))

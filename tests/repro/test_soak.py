@@ -1,4 +1,4 @@
-"""Clean traffic in every combination is silent; the benchmark does the same a million tiles long."""
+"""Clean traffic in every combination gives no finding; the benchmark does the same for a million tiles."""
 
 from typing import get_args
 
@@ -13,7 +13,7 @@ from hicache_dbg.tracer.settings import Gate, Settings
 
 
 def test_every_combination_has_a_case() -> None:
-    """Each group meets each policy, and each layout, backend and eviction policy is met."""
+    """Each group is combined with each policy, and each layout, backend and eviction policy occurs."""
     met = {(case.group, case.policy) for case in CASES}
     assert met == {(group, policy) for group in GROUPS for policy in get_args(WritePolicy)}
     assert {case.layout for case in CASES} == set(Layout)
@@ -23,7 +23,7 @@ def test_every_combination_has_a_case() -> None:
 
 
 def test_clean_traffic_is_silent() -> None:
-    """No combination makes a finding, and none of the tiles that came back differs or is left out."""
+    """No combination makes a finding, and no returned tile differs or is skipped."""
     sink = MemorySink()
     with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime:
         for number, case in enumerate(CASES):

@@ -1,4 +1,4 @@
-"""Mooncake-format traces: reading them, and what a replay asks."""
+"""Mooncake-format traces: parsing, and the requests of a replay."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def _write(path: Path, *lines: object) -> Path:
 
 
 def test_a_good_file_is_read_to_its_end(tmp_path: Path) -> None:
-    """Every line is a request; blank lines and unknown fields do no harm."""
+    """Every line is a request; blank lines and unknown fields are ignored."""
     trace = read_trace(_write(tmp_path / "t", GOOD, "", GOOD | {"type": "chat"}))
     assert trace.error is None
     assert trace.requests == (TraceRequest(0, 1000, 100, (7, 8)),) * 2
@@ -50,7 +50,7 @@ def test_a_good_file_is_read_to_its_end(tmp_path: Path) -> None:
 def test_a_malformed_line_is_told_and_what_came_before_is_kept(
     tmp_path: Path, line: object, reason: str
 ) -> None:
-    """The error has the file, the line's number and the reason; reading stops there."""
+    """The error has the file, the line number and the reason; reading stops there."""
     path = _write(tmp_path / "t", GOOD, "", GOOD, line, GOOD)
     trace = read_trace(path)
     assert len(trace.requests) == 2
@@ -60,7 +60,7 @@ def test_a_malformed_line_is_told_and_what_came_before_is_kept(
 
 
 def test_a_limit_ends_the_reading(tmp_path: Path) -> None:
-    """What lies beyond the requests asked for is not looked at, malformed or not."""
+    """Lines beyond the requested number are not parsed, malformed or not."""
     trace = read_trace(_write(tmp_path / "t", GOOD, GOOD, "{"), limit=2)
     assert (len(trace.requests), trace.error) == (2, None)
 
@@ -82,7 +82,7 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
 
 
 def test_an_empty_trace_cannot_be_replayed(tmp_path: Path) -> None:
-    """No request at all is an error, with the malformed line if that is why."""
+    """A trace without requests is an error, with the malformed line if that is why."""
     with pytest.raises(ConfigError, match=r"the trace holds no request to replay$"):
         TraceWorkload(Trace(()), 16)
     with pytest.raises(ConfigError, match=r"no request to replay \(.*line 1: "):
@@ -90,7 +90,7 @@ def test_an_empty_trace_cannot_be_replayed(tmp_path: Path) -> None:
 
 
 def test_the_public_trace_is_well_formed() -> None:
-    """All of Mooncake's conversation trace is read, and its longest request fits the default."""
+    """Mooncake's conversation trace is read completely, and its longest request fits the default."""
     path = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
     if not path.exists():
         pytest.skip(f"the public trace is not at {path}")
@@ -106,7 +106,7 @@ def _turns(*requests: TraceRequest, scale: int = 16) -> list[Turn]:
 
 
 def test_equal_hash_ids_are_equal_blocks() -> None:
-    """Two prompts agree exactly in the blocks whose ids agree, wherever they stand."""
+    """Two prompts agree exactly in the blocks with equal ids, at any position."""
     a, b = _turns(
         TraceRequest(0, 1536, 1, (1, 2, 3)), TraceRequest(1, 1536, 1, (1, 3, 2)), scale=16
     )
@@ -117,14 +117,14 @@ def test_equal_hash_ids_are_equal_blocks() -> None:
 
 
 def test_lengths_shrink_alike() -> None:
-    """A block is `scale` tokens, a part of one in proportion, and nothing vanishes."""
+    """A block is `scale` tokens, a partial one in proportion, and nothing shrinks to zero."""
     turns = _turns(TraceRequest(0, 513, 1024, (1, 2)), TraceRequest(0, 1, 1, (1,)), scale=32)
     assert [(len(turn.tokens), turn.max_tokens) for turn in turns] == [(33, 64), (1, 1)]
     assert not any(turn.stops for turn in turns)
 
 
 def test_requests_come_in_order_of_time() -> None:
-    """Also where the file is not sorted; each keeps its number."""
+    """They are sorted by time even if the file is not; each keeps its number."""
     late, early = TraceRequest(9, 1, 1, (1,)), TraceRequest(3, 1, 1, (2,))
     workload = TraceWorkload(Trace((late, early)), 16)
     turns = list(workload.ready(0))

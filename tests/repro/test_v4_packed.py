@@ -35,7 +35,7 @@ def test_an_entry_is_fp8_then_bf16_and_its_scales_lie_apart() -> None:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), magnitude=st.sampled_from([1e-20, 1e-3, 1.0, 1e4]))
 def test_what_is_read_is_what_four_bits_can_hold(seed: int, magnitude: float) -> None:
-    """The fp8 part loses a sixteenth of a value or a step of its block's scale, bf16 a 256th."""
+    """The fp8 part loses a sixteenth of a value or one step of its block's scale, bf16 a 256th."""
     store = EntryStore(DevicePool(deepseek_v4_swa(1), 1))
     generator = torch.Generator().manual_seed(seed)
     entries = torch.randn(9, 512, dtype=torch.float64, generator=generator) * magnitude
@@ -51,7 +51,7 @@ def test_what_is_read_is_what_four_bits_can_hold(seed: int, magnitude: float) ->
 
 @pytest.mark.parametrize("magnitude", [1.0, 3e-5])
 def test_what_was_stored_is_stored_as_the_same_bytes(magnitude: float) -> None:
-    """Storing what was read changes no value, so a page that is copied says the same."""
+    """Storing what was read changes no value, so a copied page reads the same."""
     store = EntryStore(DevicePool(deepseek_v4_c4(1), 1))
     generator = torch.Generator().manual_seed(1)
     entries = torch.randn(64, 512, dtype=torch.float64, generator=generator) * magnitude
@@ -63,14 +63,14 @@ def test_what_was_stored_is_stored_as_the_same_bytes(magnitude: float) -> None:
 
 
 def test_layers_are_the_models() -> None:
-    """A pool of layers 0 and 2 is asked for layer 2, not for its second."""
+    """A pool of layers 0 and 2 is indexed by model layer, so layer 2 is its second."""
     pool = DevicePool(deepseek_v4_c4((0, 2)), 1)
     EntryStore(pool).write(2, _slots(0, 0), torch.ones(1, 512, dtype=torch.float64))
     assert [bool(pool.layer("kv", own).any()) for own in (0, 1)] == [False, True]
 
 
 def test_a_state_is_kept_where_its_token_belongs() -> None:
-    """Token 261 is in the second page of its sequence, slot 261 % 8, as it was rounded."""
+    """Token 261 is in the second page of its sequence, slot 261 % 8, rounded to the dtype."""
     pool = DevicePool(deepseek_v4_c4_state((0,)), 4)
     store = StateStore(pool)
     slots = store.slots(torch.tensor([[3, 1]]), torch.tensor([[261]])).flat()

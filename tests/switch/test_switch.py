@@ -1,4 +1,4 @@
-"""Tracing is switched on and off in a process that runs, by its own user and without a trace."""
+"""Tracing is switched on and off in a running process by its own user, and leaves nothing behind."""
 
 import json
 import os
@@ -28,14 +28,14 @@ QUIET = {"HICACHE_DBG_SINKS": "stderr", "HICACHE_DBG_LINES": "paths"}
 
 
 def listens(pid: int) -> bool:
-    """Whether the process's listener answers."""
+    """Return whether the process's listener answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(address(pid)) == 0
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A repro that runs armed and untraced, until it is done."""
+    """Run an armed, untraced repro until it is done."""
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         process = subprocess.Popen(
             [*COMMAND, "repro", "--gate", "off", "--sessions", "30", "--json"],
@@ -55,7 +55,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _mapped(pid: int) -> str:
-    """What the process answers to a wish that it refuses; it names what is not there yet."""
+    """Return the process's answer to a request that it refuses, which names what is not loaded yet."""
     try:
         list(ask(pid, Ask(do="on", settings={"HICACHE_DBG_CHECKSUM": "nothing"})))
     except SwitchError as error:
@@ -66,7 +66,7 @@ def _mapped(pid: int) -> str:
 def test_a_running_repro_is_traced_for_a_while_and_ends_as_if_it_had_not_been(
     running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """Attached, copies seen, detached with a report; the repro then ends clean."""
+    """It is attached to, copies are seen, it is detached with a report, and the repro ends clean."""
     (first,) = ask(running.pid, Ask(do="on", settings=QUIET))
     deadline = time.monotonic() + WAIT_S
     while "op=load" not in (tmp_path / "err").read_text():
@@ -86,7 +86,7 @@ def test_a_running_repro_is_traced_for_a_while_and_ends_as_if_it_had_not_been(
 
 
 def test_a_run_with_an_end_reports_by_itself(running: subprocess.Popen[str]) -> None:
-    """Two replies: that it began, and when the time is over what it saw."""
+    """There are two replies: at the begin, and the report when the time is over."""
     first, last = ask(running.pid, Ask(do="on", settings=QUIET, for_s=0.5))
     assert (first.report, last.done) == (None, True)
     assert last.report is not None
@@ -95,7 +95,7 @@ def test_a_run_with_an_end_reports_by_itself(running: subprocess.Popen[str]) -> 
 
 
 def test_an_armed_script_imports_nothing_and_says_nothing() -> None:
-    """Armed is a thread that sleeps: no torch, no exporter, no line."""
+    """Armed means one sleeping thread: no torch, no exporter, no output."""
     code = (
         "import hicache_dbg, sys, threading\n"
         "print([t.name for t in threading.enumerate()][1:], [n for n in ('torch', 'numpy', "
@@ -119,7 +119,7 @@ def test_an_armed_script_imports_nothing_and_says_nothing() -> None:
 
 
 def test_switching_restores_the_very_functions() -> None:
-    """After off, the classes hold the objects that they held before on; a second round works too."""
+    """After off, the classes hold the objects from before on; a second round works too."""
     board = Switchboard()
     before = {owner: dict(owner.__dict__) for owner in (TransferEngine, HiCacheController)}
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_switching_restores_the_very_functions() -> None:
 
 @pytest.fixture
 def armed() -> Iterator[int]:
-    """The id of a small process that listens."""
+    """The pid of a small process that listens."""
     process = subprocess.Popen(
         [sys.executable, "-c", "import hicache_dbg, time; print('up', flush=True); time.sleep(60)"],
         stdout=subprocess.PIPE,
@@ -162,7 +162,7 @@ def armed() -> Iterator[int]:
     ],
 )
 def test_a_listener_takes_wishes_and_nothing_else(armed: int, line: bytes, says: str) -> None:
-    """Whatever else arrives is refused in one sentence, and the next one is heard."""
+    """Anything else is refused in one sentence, and the next request is served."""
     for _ in range(2):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(address(armed))
@@ -173,7 +173,7 @@ def test_a_listener_takes_wishes_and_nothing_else(armed: int, line: bytes, says:
 
 
 def test_another_user_is_refused(armed: int) -> None:
-    """The kernel says who asks; only the process's own user and root are heard."""
+    """The kernel identifies the client; only the process's own user and root are served."""
     code = (
         "import os, socket\nos.setuid(65534)\n"
         "with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:\n"
@@ -187,7 +187,7 @@ def test_another_user_is_refused(armed: int) -> None:
 
 
 def test_a_client_that_goes_away_leaves_the_listener_alone(armed: int) -> None:
-    """A connection that is closed in the middle of a line costs itself."""
+    """A connection closed in the middle of a line affects nothing else."""
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(address(armed))
@@ -210,7 +210,7 @@ def test_a_client_that_goes_away_leaves_the_listener_alone(armed: int) -> None:
 def test_the_command_says_in_one_line_what_was_wrong(
     arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the exit code of its kind."""
+    """The exit code is that of the kind of error."""
     assert main(arguments) == code
     err = capsys.readouterr().err
     assert says in err
@@ -218,7 +218,7 @@ def test_the_command_says_in_one_line_what_was_wrong(
 
 
 def test_a_process_that_speaks_for_another_is_not_trusted() -> None:
-    """Somebody who binds the name of another process gets no wish."""
+    """A process that binds another one's address gets no request."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(address(1))
         server.listen()
@@ -227,7 +227,7 @@ def test_a_process_that_speaks_for_another_is_not_trusted() -> None:
 
 
 class Answered(threading.Thread):
-    """A listener in this process that gives everybody the same bytes, unheard, and hangs up."""
+    """A listener in this process that replies the same bytes to everybody unread, and closes."""
 
     def __init__(self, server: socket.socket, line: bytes) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Answered(threading.Thread):
 def test_a_refusal_before_the_wish_is_heard_is_told(
     line: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listener has hung up by the time that the wish is sent: its answer is read all the same."""
+    """The listener has closed before the request is sent: its reply is read all the same."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         there = Answered(server, line)
 
@@ -267,7 +267,7 @@ def test_a_refusal_before_the_wish_is_heard_is_told(
 
 
 def test_a_wish_that_fails_is_answered() -> None:
-    """Whatever goes wrong in the host, who asked is told what, not that the process has ended."""
+    """On any failure in the host the client is told the error, not that the process has ended."""
 
     def fails(_wish: Ask, _reply: object) -> None:
         raise RuntimeError("no such stream")
@@ -282,7 +282,7 @@ def test_a_wish_that_fails_is_answered() -> None:
 
 
 def test_a_host_without_descriptors_keeps_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be accepted the listener rests before it tries again."""
+    """If accept fails, the listener pauses before it retries."""
     rests: list[float] = []
 
     def rest(seconds: float) -> None:
@@ -298,7 +298,7 @@ def test_a_host_without_descriptors_keeps_its_core(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_host_without_threads_keeps_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no thread can be started for a conversation the next one may have better luck."""
+    """If no thread can be started for a connection, the listener survives and serves later ones."""
     rests: list[float] = []
 
     def rest(seconds: float) -> None:
@@ -322,7 +322,7 @@ def test_a_host_without_threads_keeps_its_listener(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("seconds", [-1.0, 1e15, float("inf"), float("nan")])
 def test_a_span_that_nobody_could_wait_for_is_refused(seconds: float) -> None:
-    """Before anything is attached: a run whose end cannot come would stay on."""
+    """It is refused before anything is attached: such a run would never end."""
     replies: list[Reply] = []
     Switchboard().answer(Ask(do="on", for_s=seconds), replies.append)
     (reply,) = replies
@@ -331,7 +331,7 @@ def test_a_span_that_nobody_could_wait_for_is_refused(seconds: float) -> None:
 
 
 def test_messages_come_back_as_they_were_sent() -> None:
-    """Whatever their length, in as many pieces as the socket likes."""
+    """They arrive unchanged, at any length and in any number of pieces."""
     ours, theirs = socket.socketpair()
     message: Any = Reply(done=True, text="x" * 100_000)
     with ours, theirs:
@@ -355,7 +355,7 @@ os._exit(0)
 
 
 def test_a_forked_child_does_not_answer_in_its_parents_name() -> None:
-    """A worker that outlives its parent keeps nobody waiting, and listens under its own number."""
+    """A worker that outlives its parent blocks no client, and listens under its own pid."""
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", FORKED],
         stdin=subprocess.PIPE,
@@ -369,7 +369,7 @@ def test_a_forked_child_does_not_answer_in_its_parents_name() -> None:
 
 
 def test_a_run_that_was_ended_early_does_not_end_the_next() -> None:
-    """Whoever waited for the end of one run, and is late, does not end the one that followed it."""
+    """A late timer of an ended run does not end the run that followed."""
     board, first, second = Switchboard(), threading.Event(), threading.Event()
     on = Ask(do="on", settings=QUIET)
     assert board._on(on, first).done

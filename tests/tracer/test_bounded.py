@@ -1,4 +1,4 @@
-"""What the tracer keeps does not grow with what it has seen; benchmarks/bounded.py takes a million records."""
+"""The tracer's memory does not grow with what it has seen; benchmarks/bounded.py uses a million records."""
 
 import gc
 import time
@@ -41,25 +41,25 @@ class Dead(Counting):
 
 
 class Held:
-    """A record behind which the ring fills."""
+    """A record that is not ready until released, so that the ring fills behind it."""
 
     def __init__(self) -> None:
         self.going = False
 
     def ready(self) -> bool:
-        """Whether it was let go."""
+        """Return whether it was released."""
         return self.going
 
     def events(self) -> Sequence[Event]:
-        """None."""
+        """Return nothing."""
         return ()
 
 
 def kept(ops: SglangOps) -> Reach:
-    """All that session and attachment keep, but for what comes and goes.
+    """Return what session and attachment retain, apart from short-lived objects.
 
-    That are the accesses that books share, by the thousand, and the device's slots: as many as operations
-    were under way at once.
+    These are thousands of shared accesses in the books, and as many device slots as operations were
+    under way at once.
     """
     gc.collect()
     shared = [one for one in gc.get_objects() if type(one) is Kept]
@@ -67,7 +67,7 @@ def kept(ops: SglangOps) -> Reach:
 
 
 def judged(ops: SglangOps, cycles: int) -> None:
-    """So many lives of pages, of four records each, no more of them in the ring than it has room for."""
+    """Judge so many generations of pages, of four records each, with no more in the ring than it holds."""
     for number in range(cycles):
         ops.live(number)
         if number % 1000 == 999:
@@ -92,7 +92,7 @@ def test_twenty_thousand_records_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("act", [SglangOps.live, SglangOps.submit])
 def test_a_full_ring_keeps_no_more_than_it_holds(act: Callable[[SglangOps, int], None]) -> None:
-    """Operations that find no room are let go of, with their slots and indices, however many they are."""
+    """Operations without room are released with their slots and indices, however many there are."""
     ops, held = SglangOps([Counting()], layers=2, pages=2, queue=64), Held()
     ops.session.push(held)
     seen: list[int] = []
@@ -109,7 +109,7 @@ def test_a_full_ring_keeps_no_more_than_it_holds(act: Callable[[SglangOps, int],
 
 
 def test_a_dead_sink_holds_as_much_as_its_outbox() -> None:
-    """What waits for a sink that takes nothing is bounded, and what finds no room is counted."""
+    """The queue of a sink that accepts nothing is bounded, and what does not fit is counted."""
     ops = SglangOps([Dead()], layers=2, pages=2, queue=256)
     (outbox,) = ops.session.bus._outboxes
     for number in range(2000):
@@ -123,7 +123,7 @@ def test_a_dead_sink_holds_as_much_as_its_outbox() -> None:
 
 
 def test_the_host_is_let_in_between_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bus's thread sleeps for a moment once it has kept the interpreter long enough, not at each operation."""
+    """The bus thread sleeps briefly once it has held the interpreter long enough, not after each operation."""
     slept: list[float] = []
     whole = time.sleep
 

@@ -39,7 +39,7 @@ STEPS = st.lists(
 
 @contextmanager
 def unseen(rig: Rig, how: str) -> Iterator[None]:
-    """What happens inside finds no room in the ring, or tracing is off."""
+    """Lose what happens inside: the ring is full, or tracing is off."""
     bus = rig.session.bus
     capacity = bus._capacity
     if how == "lost":
@@ -58,7 +58,7 @@ def unseen(rig: Rig, how: str) -> Iterator[None]:
 def test_pages_rewritten_in_one_life_are_never_damage(
     checksum: Checksum, steps: list[tuple[str, str, int, int]]
 ) -> None:
-    """A page may be backed up again without a new hand-out, and any of its copies may go unseen."""
+    """A page may be backed up again in the same generation, and any of its copies may go unseen."""
     rig = Rig(checksum)
     for number, (what, how, host, device) in enumerate(steps):
         rig.device[:, device] = number + 1
@@ -88,7 +88,7 @@ def test_a_page_that_is_seen_again_is_vouched_for_again() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 def test_an_engine_that_is_looked_at_now_and_then_is_never_accused(looked: list[bool]) -> None:
-    """Tracing is switched off for some readers: what it finds afterwards is believed."""
+    """Tracing is off for some readers: what it finds afterwards is trusted."""
     sink = MemorySink()
     with (
         Runtime.start(Settings(gate=Gate.ON, scrub_mb_s=1000.0), sinks=[sink]) as runtime,
@@ -112,7 +112,7 @@ NOTES = range(1, 80, 6)
 
 @contextmanager
 def rehearsed(sink: MemorySink) -> Iterator[Runtime]:
-    """Under it two readers take turns, their kernels on a stream, and nothing is wrong."""
+    """Let two readers take turns with their kernels on a stream, without a fault."""
     with Runtime.start(Settings(gate=Gate.ON), sinks=[sink]) as runtime:
         yield runtime
         attachment = runtime.attachment
@@ -127,7 +127,7 @@ def rehearsed(sink: MemorySink) -> Iterator[Runtime]:
 def test_a_note_lost_between_a_kernel_and_its_copy_accuses_nobody(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Whom a kernel that was queued before comes after is not known, nor who waited for it."""
+    """The order of an already queued kernel is then unknown, and so is who waited for it."""
     take, taken = Notes.take, count(1)
 
     def seen(notes: Notes, *args: Any, **more: Any) -> None:
@@ -148,7 +148,7 @@ def test_a_note_lost_between_a_kernel_and_its_copy_accuses_nobody(
 def test_a_failure_of_ours_is_counted_and_accuses_nobody(
     monkeypatch: pytest.MonkeyPatch, internal_errors: list[str], where: str, number: int
 ) -> None:
-    """Whether a note could not be taken or not be looked at: the books know no more, and start over."""
+    """If a record cannot be made or judged, the books are reset."""
     called = count(1)
 
     def failing(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,7 +176,7 @@ def test_a_failure_of_ours_is_counted_and_accuses_nobody(
 def test_holds_that_are_no_operations_are_noted_or_counted(
     monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
 ) -> None:
-    """Where an operation could not be noted its holds are, and if that fails too the host is not told."""
+    """If an operation cannot be recorded its holds are; if that fails too, the host does not notice."""
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug of ours")
@@ -191,7 +191,7 @@ def test_holds_that_are_no_operations_are_noted_or_counted(
 
 
 def test_caches_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose allocator is called holds nobody else up, nor its own thread if that is interrupted."""
+    """A cache whose allocator is in use blocks no other, nor its own thread if interrupted."""
     inside, leave = threading.Event(), threading.Event()
     original = PageAllocator.alloc
     first, second = PageAllocator(4, "first"), PageAllocator(4, "second")

@@ -1,4 +1,4 @@
-"""Probe and judge where a careless tracer accuses the innocent, or looks away."""
+"""Probe and judge in cases where a careless tracer accuses the innocent or misses a fault."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ LEVELS = [Checksum.LOADS, Checksum.ENDS, Checksum.THREE]
 
 
 class Beside:
-    """Digests as a GPU gives them: what lies on a device is there after the join, not before."""
+    """Digests as from a GPU: those of a device are valid only after the join."""
 
     def __init__(self) -> None:
         self._cpu = CpuDigester()
@@ -34,7 +34,7 @@ class Beside:
         first: int = 0,
         last: int | None = None,
     ) -> Digests:
-        """Digest now, and hand out an array that is filled later."""
+        """Digest now, but return an array that is filled later."""
         got = self._cpu.digest(replace(view, device="cpu"), layers, pages, first, last)
         if view.device == "cpu":
             return got
@@ -43,7 +43,7 @@ class Beside:
         return later
 
     def join(self) -> None:
-        """Fill what was handed out."""
+        """Fill the returned arrays."""
         if self.fails:
             raise RuntimeError("planted")
         for later, got in self._under_way:
@@ -88,7 +88,7 @@ def test_digests_that_come_later_are_read_after_the_join(
 
 
 def test_a_join_that_fails_vouches_for_nothing(internal_errors: list[str]) -> None:
-    """Digests that may not be there are skipped{internal_error}, neither verified nor accused."""
+    """The digests may be missing: tiles are skipped{internal_error}, neither verified nor accused."""
     rig = on_a_device(Checksum.LOADS)
     assert isinstance(rig.digester, Beside)
     rig.backup([5], [1])
@@ -103,7 +103,7 @@ def test_a_join_that_fails_vouches_for_nothing(internal_errors: list[str]) -> No
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_backup_of_some_layers_vouches_for_these_only(level: Checksum) -> None:
-    """Layers that nobody backed up are unwitnessed; those that were, in two parts, are verified."""
+    """Other layers are unwitnessed; those backed up, in two parts, are verified."""
     rig = Rig(level)
 
     def backup(*layers: int) -> None:
@@ -125,7 +125,7 @@ def test_a_backup_of_some_layers_vouches_for_these_only(level: Checksum) -> None
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_component_without_a_mirror_is_named_as_the_cause(level: Checksum) -> None:
-    """What is never copied comes back as it lay there: sidecar_missing, and no failure of ours."""
+    """A component that is never copied keeps its old bytes: sidecar_missing, no internal error."""
     rig = Rig(level)
     scales = np.arange(rig.device.size, dtype=np.uint8).reshape(rig.device.shape)
     scales += np.arange(PAGES, dtype=np.uint8)[None, :, None]
@@ -170,7 +170,7 @@ def test_a_page_that_does_not_exist_is_recorded_with_the_engines_refusal(
 def test_a_host_page_given_away_after_the_load_is_no_reuse(
     monkeypatch: pytest.MonkeyPatch, level: Checksum, said: str
 ) -> None:
-    """The engine may give a page away once its load is done, however late the bus looks at it."""
+    """The engine may reallocate a page once its load is done, however late the bus judges it."""
     rig = Rig(level)
     rig.backup([5], [1])
     rig.session.bus.flush()
@@ -188,7 +188,7 @@ def test_a_host_page_given_away_after_the_load_is_no_reuse(
 
 
 def test_layers_that_nobody_announced_are_digested_at_the_end() -> None:
-    """A load that is over is whole, whatever it said of its layers on the way."""
+    """A finished load is complete, whatever it reported of its layers meanwhile."""
     rig = Rig(Checksum.LOADS)
     rig.backup([5], [1])
 
@@ -235,7 +235,7 @@ def test_books_of_pools_of_one_name_are_kept_apart() -> None:
 def test_under_ends_a_page_that_was_written_over_is_not_said_to_be_undelivered(
     moved_on: bool,
 ) -> None:
-    """The bus reads it a moment later: what it says of the source, and of the copy, is what it knows."""
+    """The bus reads the page a moment later, and claims only what it knows of source and copy."""
     rig, looked = Rig(Checksum.ENDS), threading.Event()
 
     def hold() -> list[Finding]:

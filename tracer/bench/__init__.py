@@ -1,1 +1,1 @@
-"""What the instrument costs, as ratios measured side by side in one run."""
+"""Benchmarks of the tracer's cost, as ratios measured side by side in one run."""

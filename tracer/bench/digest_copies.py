@@ -1,4 +1,4 @@
-"""Copies over the bus with and without digests beside them."""
+"""Measure copies over the bus with and without concurrent digests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ __all__ = ["Reader", "copy_rows", "wanted_of"]
 
 
 class Reader:
-    """The bus's part: a thread that reads what watches have seen, as they become ready."""
+    """Stands in for the bus thread: reads the results of watches as they become ready."""
 
     def __init__(self) -> None:
         self._watches: SimpleQueue[Watch | None] = SimpleQueue()
@@ -33,7 +33,7 @@ class Reader:
         self.take = self._watches.put
 
     def close(self) -> int:
-        """Read the rest; pages of loads, and of backups, that were not confirmed."""
+        """Read the rest; return the number of pages that no watch confirmed."""
         self._watches.put(None)
         self._thread.join()
         return self.unconfirmed
@@ -48,7 +48,7 @@ class Reader:
 def wanted_of(
     mirror: object, memory: torch.Tensor, size: int, pages: np.ndarray, *, loads: bool
 ) -> Wanted:
-    """All layers of ``pages`` of ``size`` bytes, each the twin of the host page of its number."""
+    """Describe all layers of ``pages`` of ``size`` bytes; each page's host page has its number."""
     view = one_piece(memory, size)
     lives = np.ones(len(pages), np.int64)
     return Wanted(
@@ -68,11 +68,11 @@ def wanted_of(
 class Copies:
     """A device pool, pinned host pages, and operations whose slots are recycled while they run.
 
-    An operation moves all layers in a few groups: pages are gathered on, or scattered from, one
-    stream, and cross the bus on another, which is busy throughout. Operation ``n`` uses the page
-    set ``n % SETS``. When it is complete a third stream overwrites the set's device pages, and the
-    next operation on it waits for that, a backup on the host: it is asked for when its source is
-    whole.
+    An operation moves all layers in a few groups: one stream gathers or scatters pages, another
+    crosses the bus and is busy throughout. Operation ``n`` uses page set ``n % SETS``. Once it is
+    complete, a third stream overwrites the set's device pages, and the next operation on the set
+    waits for that. A backup waits on the host, because it is only submitted once its source is
+    complete.
     """
 
     LAYERS, PAGE, COUNT, SETS = 61, 16384, 256, 4
@@ -103,7 +103,7 @@ class Copies:
         self.written = [event() for _ in range(self.SETS)]
 
     def backup(self, number: int, *, traced: bool) -> None:
-        """Device to host: each group gathered, and sent while the next is."""
+        """Copy device to host: gather each group while the one before it crosses the bus."""
         at = number % self.SETS
         self.written[at].synchronize()
         watch = self._watch(at, loads=False) if traced else None
@@ -119,7 +119,7 @@ class Copies:
         self._complete(at, watch, self.bus)
 
     def load(self, number: int, *, traced: bool) -> None:
-        """Host to device: each group scattered while the next is on the bus."""
+        """Copy host to device: scatter each group while the next one crosses the bus."""
         at = number % self.SETS
         watch = self._watch(at, loads=True) if traced else None
         staged, free = self.staged[number % 2], self.free[number % 2]
@@ -143,7 +143,7 @@ class Copies:
         return watch
 
     def _complete(self, at: int, watch: Watch | None, last: torch.cuda.Stream) -> None:
-        """Record the operation as complete on ``last``, and recycle its pages once it is."""
+        """Record the end of the operation on ``last``, and recycle its pages after that."""
         if watch is not None:
             watch.queued(last.cuda_stream, self.LAYERS)
             self.reader.take(watch)
@@ -154,12 +154,15 @@ class Copies:
         self.written[at].record(self.writer)
 
 
-#: How many operations follow on each other, and the goal.
+#: Cases, each with its number of back-to-back operations and its goal.
 _RUNS = (("stream of 24", 24, "<= 1.003"), ("one op", 1, "<= 1.015"))
 
 
 def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
-    """Streams of 24 operations and single ones; at the end one flipped bit, to show that it counts."""
+    """Measure streams of 24 operations and single ones.
+
+    Finally flip one bit to prove that it is found.
+    """
     watches = digester.watches()
     if watches is None:
         return
@@ -169,10 +172,10 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
     for name, operation in cases.items():
         for what, count, limit in _RUNS:
             run = partial(run_operations, operation, count)
-            # Traced last: what the pages hold is then what a load compares with.
+            # Traced last, so that the loads compare with what the pages now hold.
             for traced in (False, True):
                 run(traced=traced)
-            if name == "load":  # backups of what the pages hold now
+            if name == "load":  # back up what the pages hold now
                 run_operations(copies.backup, copies.SETS, traced=True)
             ratios = paired(partial(run, traced=False), partial(run, traced=True), pairs)
             speed = size * count / run(traced=True) / 1e9
@@ -182,7 +185,7 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
 
 
 def _found(copies: Copies) -> str:
-    """Loads of what was backed up, then again with one bit flipped."""
+    """Count the unconfirmed pages of loads, first as backed up, then with one bit flipped."""
     counts = []
     for flip in (0, 1):
         copies.reader.close()
@@ -195,7 +198,7 @@ def _found(copies: Copies) -> str:
 
 
 def run_operations(operation: Callable[..., None], count: int, *, traced: bool) -> float:
-    """Seconds from a quiet device until ``count`` operations are done."""
+    """Return the seconds from an idle device until ``count`` operations are done."""
 
     def run() -> None:
         for number in range(count):

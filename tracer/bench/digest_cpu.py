@@ -1,4 +1,4 @@
-"""The CPU digester against the bare xxhash package."""
+"""Measure the CPU digester against the bare xxhash package."""
 
 import statistics
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ __all__ = ["cpu_rows"]
 
 
 def cpu_rows(repeats: int = 9) -> Iterator[Row]:
-    """The same tiles of 256 MB through the package, each a buffer made ahead, as they are asked for."""
+    """Digest 256 MB of tiles; the package gets prebuilt buffers in the same order."""
     memory, digester = random_bytes((1, GIB // 4), "cpu"), CpuDigester()
     for size in CONTIGUOUS:
         view = one_piece(memory, size)

@@ -1,4 +1,4 @@
-"""Our own engine on a CUDA device, traced and not: operations verified before they are done."""
+"""Measure our own engine on a CUDA device, traced and not, until operations are verified."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,7 +32,7 @@ Call = Callable[[TransferEngine], object]
 
 
 def engine_rows(_: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
-    """Single operations of 64 pages of 73,728 bytes in 61 layers: 288 MB."""
+    """Measure single operations of 64 pages of 73,728 bytes in 61 layers: 288 MB."""
     pool = DevicePool(mla(_LAYERS, 64), _PAGES, "cuda")
     host = host_pool_for(host_geometry_like(pool), _PAGES, Layout.PAGE_FIRST, pin=True)
     mirror, engine, sink = Mirror(pool, host), TransferEngine(), MemorySink()
@@ -70,7 +70,7 @@ def engine_rows(_: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
 
 
 def probe_rows(_: DeviceDigester) -> Iterator[Row]:
-    """The host's time to take an operation of four pages and 61 layers down, over ``tensor.add_``."""
+    """Measure the host time to record an operation of 4 pages and 61 layers, over ``tensor.add_``."""
     pool = DevicePool(mla(_LAYERS, 64), 8, "cuda")
     host = host_pool_for(host_geometry_like(pool), 8, Layout.PAGE_FIRST, pin=True)
     views = mirror_views(Mirror(pool, host), None)
@@ -130,9 +130,9 @@ def _operation(mirror: Mirror, kind: str) -> CopyOp:
 
 
 def _timed(runtime: Runtime, call: Call, bare: Call, engine: TransferEngine) -> float:
-    """Seconds of one operation, behind a bare one and with nothing left on the bus's thread.
+    """Return the seconds of one operation, right after an untraced one and with the bus idle.
 
-    As in a worker that has operations to carry out; after a pause every core is slow for a while.
+    This resembles a worker with a steady queue: after a pause, every core is slow for a while.
     """
     assert runtime.flush(60)
     bare(engine)

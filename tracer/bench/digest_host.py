@@ -1,4 +1,4 @@
-"""The host's time to watch an operation, over one ``tensor.add_``."""
+"""Measure the host time to watch an operation, relative to one ``tensor.add_``."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,16 +14,16 @@ from hicache_dbg.tracer.digest.watch import Watch
 
 __all__ = ["host_rows"]
 
-#: Operations enqueued in one go: fewer than there are lanes.
+#: Operations enqueued back to back; fewer than there are lanes.
 _AT_ONCE = 48
 
 
 class _Mirror:
-    """Whose roll-ups they are."""
+    """The owner of the roll-ups."""
 
 
 def host_rows(digester: DeviceDigester) -> Iterator[Row]:
-    """What an operation of four pages and 61 layers costs the host more with digests than without."""
+    """Measure the host time that digests add to an operation of four pages and 61 layers."""
     watches = digester.watches()
     if watches is None:
         return
@@ -33,9 +33,9 @@ def host_rows(digester: DeviceDigester) -> Iterator[Row]:
         wanted = wanted_of(mirror, memory, 16384, pages, loads=loads)
 
         def enqueue() -> Watch:
-            watch = watches.watch(wanted)  # noqa: B023 (called before the next turn)
+            watch = watches.watch(wanted)  # noqa: B023 - called before the next iteration
             assert watch is not None
-            watch.queued(stream, under_way)  # noqa: B023
+            watch.queued(stream, under_way)  # noqa: B023 - as above
             return watch
 
         yield _against_add(f"{name}, watched", enqueue, value)
@@ -50,7 +50,7 @@ def _against_add(case: str, enqueue: Callable[[], Watch], value: torch.Tensor) -
 
 
 def _enqueue_us(enqueue: Callable[[], Watch]) -> float:
-    """Microseconds of the host for one; what was enqueued is read between the measurements."""
+    """Return the host microseconds per enqueue; the results are read outside the measurement."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     watches = [enqueue() for _ in range(_AT_ONCE)]

@@ -1,4 +1,4 @@
-"""Throughput of digests on the device, against torch's read of the same bytes."""
+"""Measure digest throughput on the device against torch's read of the same bytes."""
 
 import statistics
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ __all__ = ["throughput_rows"]
 
 
 def throughput_rows(digester: DeviceDigester) -> Iterator[Row]:
-    """Every tile of 4 GiB, by random page ids; then other shapes; then other counts."""
+    """Measure every tile of 4 GiB by random page ids, then other shapes, then other page counts."""
     memory = random_bytes((1, 4 * GIB), "cuda")
     for size in CONTIGUOUS:
         goal = ">= 0.97" if size >= 4096 else ">= 0.85"
@@ -49,10 +49,9 @@ def throughput_rows(digester: DeviceDigester) -> Iterator[Row]:
 def against_read(
     digester: DeviceDigester, view: View, case: str, *, goal: str = "", count: int = 0
 ) -> Iterator[Row]:
-    """Digest ``count`` random pages (default: all) of each layer, beside torch's sum of as many bytes.
+    """Digest ``count`` random pages (default: all) of each layer, against torch's sum of the bytes.
 
-    Each repetition takes other pages and other memory, so that small counts are not read from the
-    cache.
+    Each repetition uses other pages and other memory, so that small counts do not hit the cache.
     """
     memory, layers = view.owner, view.layers
     assert isinstance(memory, torch.Tensor)
@@ -68,7 +67,7 @@ def against_read(
         at = repeat * length % max(1, len(words) - length + 1)
         ours = device_ms(partial(digester.digest, view, range(layers), ids, out=out))
         read = device_ms(words[at : at + length].sum)
-        if repeat >= 3:  # the first warm up
+        if repeat >= 3:  # the first three are warm-up
             ratios.append(read / ours * layers * count * view.tile_bytes() / (8 * length))
             speeds.append(layers * count * view.tile_bytes() / ours / 1e6)
             times.append(ours)

@@ -24,11 +24,11 @@ PARTS: tuple[Callable[[DeviceDigester], Iterator[Row]], ...] = (
 
 
 class NoDeviceError(RuntimeError):
-    """The device asked for is not there."""
+    """The requested device is not available."""
 
 
 def digest_rows(device: str) -> Iterator[Row]:
-    """The CPU's rows and, for ``cuda``, the device's.
+    """Yield the rows of the CPU and, for ``cuda``, those of the device.
 
     Raises:
         NoDeviceError: no CUDA device is visible to torch.

@@ -1,4 +1,4 @@
-"""A device that is a CPU, whose work is over as it is enqueued."""
+"""A fake device on the CPU whose work is complete as soon as it is enqueued."""
 
 import threading
 from collections import deque
@@ -13,21 +13,21 @@ __all__ = ["HostLane", "HostSides", "HostSlot", "Over"]
 
 
 class Over:
-    """An event that has come."""
+    """An event that has already completed."""
 
     cuda_event = 1
 
     def query(self) -> bool:
-        """It has."""
+        """Return True: the event is complete."""
         return True
 
     def elapsed_time(self, _: Any) -> float:
-        """A millisecond lies between two."""
+        """Return one millisecond between any two events."""
         return 1.0
 
 
 class HostSlot(Slot):
-    """Room on the CPU, and the event behind its digests."""
+    """A slot in CPU memory, with the event that follows its digests."""
 
     def __init__(self, words: int, event: Any) -> None:
         self.room = torch.empty(words, dtype=torch.int64)
@@ -38,18 +38,18 @@ class HostSlot(Slot):
         self._views = {}
 
     def used_on(self, stream: int, device: torch.device) -> None:
-        """Nobody else's memory."""
+        """Do nothing: no allocator has to know of the use."""
 
 
 class HostSides(dict[int, int]):
-    """The stream beside each stream, none of which is better than another one."""
+    """The side streams of a device on which no stream is better than another."""
 
     def settle(self, stream: int) -> None:
-        """There is nothing to measure."""
+        """Do nothing: there is nothing to measure."""
 
 
 class HostLane(Lane):
-    """The lane's own bookkeeping over a CPU; ``digester`` is called as that of a device is."""
+    """The lane's own bookkeeping over a CPU; ``digester`` is called like a device's."""
 
     def __init__(self, digester: Any) -> None:
         self.digester = digester
@@ -62,15 +62,15 @@ class HostLane(Lane):
         self.captures, self.stream = (
             bool,
             cast("Any", int),
-        )  # there are no graphs, and one stream: 0
+        )  # no graph capture, and a single stream: 0
         self.wait = self.raw_record = self.query = cast("Any", lambda *_: 0)
 
     def mark(self, stream: int) -> Any:  # noqa: ARG002 - as the lane's own
-        """It has come."""
+        """Return a completed event."""
         return Over()
 
     def slot(self, words: int) -> Slot:
-        """One that was used before, if it is large enough."""
+        """Return a free slot if it is large enough, else a new one."""
         slot = self.slots.popleft() if self.slots else None
         if slot is None or slot.size < words:
             slot = HostSlot(words, Over())
@@ -78,5 +78,5 @@ class HostLane(Lane):
         return slot
 
     def read(self, slot: Slot | None, *indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """They are here; the slot is used again."""
+        """Return the digests, which are already on the host, and release the slot."""
         return self._none if slot is None else slot.room[: slot.words].clone(), *indices

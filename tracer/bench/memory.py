@@ -13,7 +13,7 @@ CONTIGUOUS = (1728, 4096, 8448, 16384, 37376, 73728)
 
 
 def one_piece(memory: torch.Tensor, size: int, *, shift: int = 0, device: str = "") -> View:
-    """Tiles of ``size`` bytes side by side in each layer of ``memory`` [layers, bytes]."""
+    """View each layer of ``memory`` [layers, bytes] as contiguous tiles of ``size`` bytes."""
     pages = (memory[0].nbytes - shift) // size
     return view_of(memory, (Run(0, size, size),), size, pages, shift=shift, device=device)
 
@@ -28,7 +28,7 @@ def view_of(
     shift: int = 0,
     device: str = "",
 ) -> View:
-    """A view of each layer of ``memory`` [layers, bytes]."""
+    """Return a view of each layer of ``memory`` [layers, bytes]."""
     return View(
         pool="bench",
         component="kv",
@@ -48,6 +48,6 @@ def view_of(
 
 
 def random_bytes(shape: Sequence[int], device: str) -> torch.Tensor:
-    """Random uint8 of ``shape``; the last extent is a multiple of 8."""
+    """Return random uint8 of ``shape``, whose last extent must be a multiple of 8."""
     words = (*shape[:-1], shape[-1] // 8)
     return torch.randint(-(1 << 62), 1 << 62, words, device=device).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""How much memory the objects take that can be reached from some others."""
+"""Measure the memory of all objects that are reachable from given objects."""
 
 import gc
 import sys
@@ -13,7 +13,7 @@ __all__ = ["Reach", "reach"]
 
 @dataclass(frozen=True)
 class Reach:
-    """Objects and their bytes; ``kinds`` counts them by the name of their type."""
+    """The number of objects and their bytes; ``kinds`` counts them by type name."""
 
     objects: int
     nbytes: int
@@ -21,9 +21,9 @@ class Reach:
 
 
 def reach(*roots: object, beyond: Iterable[object] = ()) -> Reach:
-    """What can be reached from ``roots``, but not through classes, modules or ``beyond``.
+    """Measure what is reachable from ``roots``, but not through classes, modules or ``beyond``.
 
-    Of a function only what it closes over, and its defaults: its globals are its module's.
+    Of a function, only its closure and defaults are followed: its globals belong to its module.
     """
     seen = {id(one) for one in beyond} | {id(sys.modules)}
     waiting, held, nbytes = list[Any](roots), list[Any](), 0
@@ -33,7 +33,7 @@ def reach(*roots: object, beyond: Iterable[object] = ()) -> Reach:
         if id(one) in seen or isinstance(one, type | ModuleType):
             continue
         seen.add(id(one))
-        held.append(one)  # so that nothing else takes its identity meanwhile
+        held.append(one)  # keep it alive, so that its id is not reused
         nbytes += sys.getsizeof(one)
         kinds[type(one).__qualname__] += 1
         waiting += _referents(one)

@@ -1,4 +1,4 @@
-"""Rows of a table of ratios, and how times behind them are taken."""
+"""Rows of the benchmark table, and the timers behind them."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ __all__ = ["Row", "device_ms", "event", "host_us", "markdown", "median", "second
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``goal`` is the bound that ``ratio`` is to keep, if it has one."""
+    """One line of the table; ``goal`` is the bound that ``ratio`` should keep, if there is one."""
 
     part: str
     case: str
@@ -30,7 +30,7 @@ class Row:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = ["| what | case | ratio | goal | | measured |", "|---|---|---|---|---|---|"]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.4f}"
@@ -41,7 +41,7 @@ def markdown(rows: Iterable[Row]) -> str:
 
 
 def host_us(enqueue: Callable[[], object], count: int = 100) -> float:
-    """Microseconds of the host to enqueue once, with the queue never full."""
+    """Return the host microseconds per enqueue, measured with a queue that never fills up."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(count):
@@ -50,10 +50,10 @@ def host_us(enqueue: Callable[[], object], count: int = 100) -> float:
 
 
 def device_ms(enqueue: Callable[[], object]) -> float:
-    """Milliseconds of the device, between events around the call."""
+    """Return the device milliseconds between events around the call."""
     start, end = event(timing=True), event(timing=True)
     torch.cuda.synchronize()
-    torch.cuda._sleep(400_000)  # noqa: SLF001 (the host is to be ahead when the clock starts)
+    torch.cuda._sleep(400_000)  # noqa: SLF001 - lets the host run ahead before the clock starts
     start.record()
     enqueue()
     end.record()
@@ -66,7 +66,7 @@ def event(*, timing: bool = False) -> torch.cuda.Event:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall-clock seconds until the work, on the device too, is done."""
+    """Return the wall-clock seconds until the work is done, including work on the device."""
     start = time.perf_counter()
     work()
     if torch.cuda.is_available():
@@ -75,5 +75,5 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def median(values: list[float]) -> float:
-    """The median, rounded to what it is worth."""
+    """Return the median, rounded to four decimals."""
     return round(statistics.median(values), 4)

@@ -1,4 +1,4 @@
-"""What processes state, in few words."""
+"""Short constructors of the statements that processes make."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -33,7 +33,7 @@ _times = count(1)
 def mirror(
     pool: str = "kv", pages: int = 100, host: int = 200, *, layers: int = 4, **part: object
 ) -> MirrorInfo:
-    """A pool of one component, with so many pages at each end."""
+    """Return a mirror of one component with so many pages at each end."""
     component = ComponentInfo(
         **{  # type: ignore[arg-type]
             "name": "row",
@@ -70,7 +70,7 @@ def mirror(
 
 
 def started(*mirrors: MirrorInfo, rank: int = 0) -> Started:
-    """A rank's first word."""
+    """Return a rank's start record."""
     return Started(
         time_ns=next(_times),
         rank=rank,
@@ -92,43 +92,43 @@ def _stated(topic: Topic, values: Sequence[object], rank: int, **about: object) 
 
 
 def hits(request: str, pages: int, rank: int = 0) -> Stated:
-    """So many pages were found for a request."""
+    """State the number of pages found for a request."""
     return _stated(Topic.HIT_PAGES, (pages,), rank, request=request)
 
 
 def collective(name: str, rank: int = 0) -> Stated:
-    """A collective call."""
+    """State a collective call."""
     return _stated(Topic.COLLECTIVE, (name,), rank)
 
 
 def contract(role: str, key: str, value: object, rank: int = 0) -> Stated:
-    """A field of the handshake."""
+    """State a field of the handshake."""
     return _stated(Topic.CONTRACT, (value,), rank, role=role, key=key)
 
 
 def sent(request: str, pages: int, status: str = "complete") -> Stated:
-    """Prefill has handed a request over."""
+    """State that prefill has handed a request over."""
     return _stated(Topic.SENT, (pages, status), 0, role="prefill", request=request)
 
 
 def received(request: str, pages: int, status: str = "complete") -> Stated:
-    """Decode has taken a request over."""
+    """State that decode has taken a request over."""
     return _stated(Topic.RECEIVED, (pages, status), 0, role="decode", request=request)
 
 
 def tiles(
     request: str, page: int, digests: Sequence[str], *, rank: int = 0, **about: object
 ) -> Stated:
-    """Digests of one logical page, a layer each."""
+    """State the digests of one logical page, one per layer."""
     given = {"pool": "kv", "component": "row", "layers": tuple(range(len(digests))), **about}
     return _stated(Topic.TILES, digests, rank, request=request, page=page, **given)
 
 
 def named(tokens: str, key: str, rank: int = 0) -> Stated:
-    """The content of these tokens is stored under this key."""
+    """State that the content of these tokens is stored under this key."""
     return _stated(Topic.KEY, (key,), rank, request=tokens)
 
 
 def word(rank: int = 0) -> Health:
-    """A sign of life, after all that was said so far."""
+    """Return a health event after all statements so far."""
     return Health(time_ns=next(_times), rank=rank)

@@ -14,7 +14,7 @@ OP = OpId(7)
 
 
 def by(what: str) -> Access:
-    """An access by a thread of no importance."""
+    """Return an access by an arbitrary thread."""
     return Access(what, "thread")
 
 
@@ -24,14 +24,14 @@ def numbers(*values: int) -> np.ndarray:
 
 
 def promised(pages: tuple[int, ...] = (8, 9), layers: tuple[int, ...] = (0, 1)) -> Completion:
-    """A book with one load under way."""
+    """Return a book with one load under way."""
     book = Completion()
     book.promise(OP, "device", numbers(*pages), frozenset(layers), by("load 7"), number=7)
     return book
 
 
 def delivered(book: Completion, layers: tuple[int, ...] = (0, 1)) -> None:
-    """Everything the load owes arrives."""
+    """Deliver everything that the load owes."""
     assert book.begun(OP, {"kv": numbers(8, 9)}, by("copy")) == []
     for layer in layers:
         book.layers_arrived(OP, [layer])
@@ -39,7 +39,7 @@ def delivered(book: Completion, layers: tuple[int, ...] = (0, 1)) -> None:
 
 
 def test_a_load_that_keeps_its_word_is_clean() -> None:
-    """Delivered, done, reported as done; and asked again it is not known any more."""
+    """Delivered, done, and reported as done; afterwards it is unknown."""
     book = promised()
     delivered(book)
     book.end(OP, "done", by("return"))
@@ -61,7 +61,7 @@ def test_an_error_that_advances_the_counter_is_found() -> None:
 
 
 def test_a_failed_retrieve_reported_as_failed_is_clean() -> None:
-    """Entry 60, the right answer: blocks 8 and 9 failed, and their reader is told so."""
+    """Entry 60, the correct case: blocks 8 and 9 failed, and their reader is told so."""
     book = promised()
     book.end(OP, "failed: False", by("return"))
     assert book.report(OP, by("report"), good=False) == []
@@ -94,7 +94,7 @@ def test_posted_and_promised_writes_are_compared() -> None:
 
 
 def test_a_missing_layer_is_found() -> None:
-    """Done, with one of the promised layers never there."""
+    """The load is done although one of the promised layers never arrived."""
     book = promised(layers=(0, 1, 2))
     delivered(book)
     book.end(OP, "done", by("return"))
@@ -120,7 +120,7 @@ def test_one_getter_that_does_not_wait_is_found() -> None:
 
 
 def test_a_gate_opened_after_a_failure_is_a_false_report() -> None:
-    """Who opens a gate when the mover has given up lies about the load; nobody was merely early."""
+    """Opening a gate after the copy failed is a false report, not an early read."""
     book = promised()
     book.layers_arrived(OP, [0])
     book.end(OP, "failed: link down", by("return"))
@@ -129,7 +129,7 @@ def test_a_gate_opened_after_a_failure_is_a_false_report() -> None:
 
 
 def test_an_operation_that_never_ends_is_found_at_close() -> None:
-    """Entry 48: a worker that lost its operation leaves it without a status; it is never silent."""
+    """Entry 48: an operation lost by its worker has no status and is reported."""
     book = promised(pages=(1,))
     (found,) = book.outstanding([OP], by("close"))
     assert (found.cls, found.pages, found.got) == (FaultClass.FAILED_LOAD, (1,), "none")
@@ -145,7 +145,7 @@ def test_an_operation_that_never_ends_is_found_at_close() -> None:
 def test_only_a_false_report_of_success_is_a_finding(
     pages: set[int], done: set[int], status: str, good: bool
 ) -> None:
-    """Whatever was delivered: a finding exactly if success is claimed and status or pages deny it."""
+    """There is a finding exactly if success is claimed and status or pages contradict it."""
     book = promised(tuple(sorted(pages)), ())
     early = book.begun(OP, {"kv": numbers(*done)}, by("copy"))
     assert {page for item in early for page in item.pages} == pages - done
@@ -211,7 +211,7 @@ def test_the_usable_prefix_is_what_every_group_has() -> None:
 
 
 def test_pages_from_before_tracing_are_left_alone() -> None:
-    """No component of a page was seen: that is late attach, not a missing sidecar."""
+    """If no component of a page was seen, that is a late attachment, not a missing sidecar."""
     book = Components("host", 8, ("kv", "index"))
     assert book.agree(numbers(5), numbers(9), by("load")) == []
 
@@ -234,6 +234,6 @@ def test_steps_of_another_page_size_are_found() -> None:
 
 
 def test_a_pool_with_fewer_of_the_pages_is_no_stray() -> None:
-    """A short batch is for the completion check to tell; here every pair was asked for."""
+    """A short batch is the completion check's business; here every pair was requested."""
     assert strays("kv", (numbers(1, 2), numbers(5, 6)), (numbers(1), numbers(5)), by("load")) == []
     assert strays("kv", (numbers(1, 2), numbers(5, 6)), (numbers(1), numbers(6)), by("load")) != []

@@ -1,4 +1,4 @@
-"""Gates of layers as a state machine: who waited for what, against what is asked."""
+"""Gates of layers as a state machine: what was waited for against what is read."""
 
 import numpy as np
 from hypothesis import given
@@ -25,7 +25,7 @@ STEPS = st.lists(
 
 
 def loading() -> Loading:
-    """A load of two pages of one pool."""
+    """Return a load of two pages of one pool."""
     one = Loading(LAYERS, BY)
     one.moves("kv", np.array([7, 9]))
     return one
@@ -35,7 +35,7 @@ def loading() -> Loading:
 def test_a_reader_is_in_order_if_a_gate_it_waited_for_was_open_by_then(
     steps: list[tuple[str, int, int]], layer: int
 ) -> None:
-    """Against a model that keeps, for each wait, the layers that were behind gates at that moment."""
+    """Against a model that keeps, for each wait, the layers behind open gates at that moment."""
     one, opened, ordered = loading(), -1, set[int]()
     for what, number, reader in steps:
         if what == "open":
@@ -53,7 +53,7 @@ def test_a_reader_is_in_order_if_a_gate_it_waited_for_was_open_by_then(
 
 
 def test_a_wait_for_a_gate_that_nobody_opened_orders_nothing() -> None:
-    """An event that was never recorded lets everybody pass: such a wait is none."""
+    """Waiting for an event that was never recorded returns at once and orders nothing."""
     one = loading()
     one.wait(READER, 3)
     one.open(3)
@@ -63,7 +63,7 @@ def test_a_wait_for_a_gate_that_nobody_opened_orders_nothing() -> None:
 
 @given(pages=st.lists(st.integers(0, 12), max_size=6, unique=True))
 def test_pages_that_the_load_does_not_write_may_be_read(pages: list[int]) -> None:
-    """A copy is accused of exactly the pages that are on their way, in the layers that are missing."""
+    """A copy is accused of exactly the pages still being loaded, in the missing layers."""
     one = loading()
     for layer in range(3):
         one.open(layer)
@@ -75,7 +75,7 @@ def test_pages_that_the_load_does_not_write_may_be_read(pages: list[int]) -> Non
 
 
 def test_a_load_that_was_waited_for_to_its_end_accuses_nobody() -> None:
-    """The last gate orders everything behind it."""
+    """The last gate orders everything after it."""
     one = loading()
     one.open(LAYERS - 1)
     one.wait(READER, LAYERS - 1)
@@ -84,7 +84,7 @@ def test_a_load_that_was_waited_for_to_its_end_accuses_nobody() -> None:
 
 
 def test_the_report_has_both_accesses_and_what_was_waited_for() -> None:
-    """One line: the load, the reader, how far it waited, and how far the load had come."""
+    """One line has the load, the reader, how far it waited, and how far the load had come."""
     one = loading()
     one.open(1)
     one.wait(READER, 0)

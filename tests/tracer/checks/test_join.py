@@ -1,4 +1,4 @@
-"""Recordings joined: ranks that disagree, prefill and decode that do not mean the same bytes."""
+"""Joined recordings: ranks that disagree, prefill and decode that do not mean the same bytes."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ from hicache_dbg.tracer.events import Event, FaultClass, Health, MirrorInfo
 
 
 def test_ranks_that_agree_are_not_accused() -> None:
-    """Capacities, hits, calls and tiles alike: nothing to say, in one recording or in two."""
+    """Equal capacities, hits, calls and tiles give no finding, in one recording or two."""
     said: list[list[Event]] = [
         [
             started(mirror(), rank=rank),
@@ -36,7 +36,7 @@ def test_ranks_that_agree_are_not_accused() -> None:
 
 
 def test_one_recording_of_one_rank_agrees_with_itself() -> None:
-    """Whatever a rank says, alone it contradicts nobody."""
+    """A single rank contradicts nobody."""
     assert join([[started(mirror()), hits("a", 3), hits("a", 4), collective("x")]]) == []
 
 
@@ -60,7 +60,7 @@ def test_tiles_of_different_shards_may_differ() -> None:
 
 
 def test_a_rank_whose_recording_ended_before_is_not_accused_of_a_call() -> None:
-    """It may have come to it, for a while; one that lived on or said its last word has not."""
+    """It may have made the call later; one that lived on or closed has not."""
     early = [collective("x", 1)]
     ours: list[Event] = [collective("x"), collective("y")]
     assert join([ours, early]) == []
@@ -72,7 +72,7 @@ def test_a_rank_whose_recording_ended_before_is_not_accused_of_a_call() -> None:
 
 
 def test_a_recording_that_lost_events_accuses_nobody_of_silence() -> None:
-    """A call, a hit or an end that is not in it may be among them."""
+    """A missing call, hit or end may be among the lost events."""
     lost = Health(time_ns=10**6, rank=1, dropped={"bus/queue_full": 1})
     ours: list[Event] = [collective("x"), collective("y"), hits("a", 0), hits("a", 3)]
     theirs: list[Event] = [collective("y", 1), hits("a", 3, 1)]
@@ -99,13 +99,13 @@ def test_a_prefill_process_that_was_killed_is_not_accused_of_silence() -> None:
 
 
 def test_a_statement_without_a_value_says_nothing() -> None:
-    """A damaged one costs itself alone."""
+    """A damaged statement costs only itself."""
     empty = replace(collective("x"), values=())
     assert join([[empty], [collective("x", 1)]]) == []
 
 
 def test_calls_in_another_order_are_told() -> None:
-    """The first that differs, with what each rank called."""
+    """The first difference is named, with each rank's call."""
     ours, theirs = (
         [collective(name, rank) for name in order] for rank, order in ((0, "xyz"), (1, "xzy"))
     )
@@ -120,7 +120,7 @@ def pair(ours: list[Event], theirs: list[Event]) -> list[list[Event]]:
 
 
 def test_ends_that_agree_are_not_accused() -> None:
-    """The same geometry, counts and tiles, whatever pages each end put them on."""
+    """Geometry, counts and tiles are equal, on whatever pages each end uses."""
     ours: list[Event] = [
         started(mirror(pages=100)),
         sent("r", 2),
@@ -152,7 +152,7 @@ def test_geometry_is_compared_by_field(theirs: MirrorInfo, field: str) -> None:
 
 
 def test_an_end_that_says_nothing_is_not_compared() -> None:
-    """Its handshake or its pools are in no recording, or it mirrors none: that is no disagreement."""
+    """A recording without its handshake or pools is no disagreement."""
     ours: list[Event] = [contract("prefill", "v", 1), started(mirror())]
     theirs: list[Event] = [tiles("r", 0, ["1"], role="decode"), started()]
     assert join([ours, theirs]) == []

@@ -1,4 +1,4 @@
-"""Things by number: each place keeps its own, and what no place has any more goes."""
+"""A map from places to shared objects: each place keeps its own, and unused objects are dropped."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ writes = st.lists(
 
 @given(writes)
 def test_each_place_has_the_thing_last_put_there(made: list[tuple[int, list[int]]]) -> None:
-    """As one dict would have it, in two arrays, also when things are dropped often; the order stays."""
+    """It equals a dict, even with frequent tidying, and the order is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept, "_SLACK", 2)
         things: Kept[int] = Kept()
@@ -34,7 +34,7 @@ def test_each_place_has_the_thing_last_put_there(made: list[tuple[int, list[int]
 
 
 def test_the_more_places_the_rarer_it_is_tidied() -> None:
-    """Tidying looks at every place: the number of things between two of them grows with these."""
+    """Tidying visits every place, so it waits for a number of objects that grows with the places."""
     few: Kept[int] = Kept()
     many: Kept[int] = Kept()
     few.numbers(10)

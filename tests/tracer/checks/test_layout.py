@@ -41,7 +41,7 @@ def mirror_of(kind: str, layout: Layout, layers: int = 3, pages: int = 5) -> Mir
     pages=st.integers(1, 6),
 )
 def test_the_engines_own_tags_are_true(kind: str, layout: Layout, layers: int, pages: int) -> None:
-    """Every pool, layout and size, also where an axis has one entry only: no finding."""
+    """No finding for any pool, layout and size, even if an axis has a single entry."""
     try:
         mirror = mirror_of(kind, layout, layers, pages)
     except GeometryError:
@@ -54,7 +54,7 @@ def test_the_engines_own_tags_are_true(kind: str, layout: Layout, layers: int, p
 @pytest.mark.parametrize("kind", ["mla", "mha"])
 @pytest.mark.parametrize(("true", "told"), list(permutations([*Layout][:3], 2)))
 def test_a_tag_that_was_not_forwarded_is_found(kind: str, true: Layout, told: Layout) -> None:
-    """Entry 15: the memory has one order and its tag says another; sizes agree to the byte."""
+    """Entry 15: the memory has one order and its tag another, with equal sizes."""
     mirror = mirror_of(kind, true)
     lying = replace(
         mirror,
@@ -67,7 +67,7 @@ def test_a_tag_that_was_not_forwarded_is_found(kind: str, true: Layout, told: La
 
 
 def test_readings_that_cannot_be_told_apart_are_both_named() -> None:
-    """Entry 12: where an axis has one entry several tags are one order, and none is called wrong."""
+    """Entry 12: with a single-entry axis several tags mean one order, and none is wrong."""
     assert readings(("page", "slot")) == tuple(layout.value for layout in Layout)
     assert readings(("page", "slot", "layer")) == ("page_first", "page_head")
     assert readings(("page", "layer", "slot")) == ("page_first_direct",)
@@ -126,7 +126,7 @@ def untagged(layers: int, slots: int) -> MirrorViews:
 
 
 def test_an_untagged_tensor_is_ambiguous_where_two_readings_have_its_shape() -> None:
-    """Entry 12: as many layers as slots, and the shape cannot say which axis is which."""
+    """Entry 12: with as many layers as slots, the shape cannot tell which axis is which."""
     (found,) = check_layout(untagged(layers=4, slots=4), time_ns=0)
     assert (found.cls, found.expected) == (FaultClass.LAYOUT_ORDER, "a layout tag")
     assert "ambiguous" in found.message
@@ -135,5 +135,5 @@ def test_an_untagged_tensor_is_ambiguous_where_two_readings_have_its_shape() -> 
 
 @pytest.mark.parametrize(("layers", "slots"), [(3, 4), (4, 8), (2, 1)])
 def test_an_untagged_tensor_of_one_reading_is_not_accused(layers: int, slots: int) -> None:
-    """Axes of different lengths, or of length one, leave no doubt."""
+    """Axes of different lengths, or of length one, are unambiguous."""
     assert check_layout(untagged(layers, slots), time_ns=0) == []

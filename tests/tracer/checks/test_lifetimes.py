@@ -1,4 +1,4 @@
-"""The checks attached to the real engine: nothing on clean runs, everything that is done wrong."""
+"""The checks attached to the real engine: no finding on clean runs, every misuse found."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ def findings(runtime: Runtime, sink: MemorySink) -> list[Finding]:
 
 
 def test_detaching_restores_the_very_same_functions() -> None:
-    """Whatever was wrapped is the object that it was, also after attaching twice."""
+    """Every wrapped function is the original object again, even after attaching twice."""
     before = [vars(owner)[name] for owner, name in WRAPPED]
     runtime = Runtime.start(Settings(gate=Gate.ON), sinks=[])
     assert all(vars(o)[n] is not b for (o, n), b in zip(WRAPPED, before, strict=True))
@@ -90,7 +90,7 @@ def test_detaching_restores_the_very_same_functions() -> None:
 def test_a_clean_engine_is_never_accused(
     choices: list[list[int]], policy: WritePolicy, pages: tuple[int, int], layout: Layout
 ) -> None:
-    """Any sequence of readers under any policy and pressure: no finding, none of our own failures."""
+    """Any readers under any policy and pressure: no finding, no internal error."""
     sink = MemorySink()
     with Runtime.start(Settings(gate=Gate.ON, checksum=Checksum.OFF), sinks=[sink]) as runtime:
         with HiCacheController(group_of(*pages, layout), policy=policy) as controller:
@@ -103,7 +103,7 @@ def test_a_clean_engine_is_never_accused(
 
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 def test_concurrent_readers_are_never_accused(traced: Traced, policy: WritePolicy) -> None:
-    """Four threads on one small device, many copies under way: no finding."""
+    """Four threads on one small device with many concurrent copies: no finding."""
     runtime, sink = traced()
     rng = np.random.default_rng(3)
     choices = [[int(page) for page in rng.integers(0, 3, rng.integers(1, 5))] for _ in range(100)]
@@ -117,7 +117,7 @@ def test_concurrent_readers_are_never_accused(traced: Traced, policy: WritePolic
 
 @pytest.mark.parametrize("seed", range(6))
 def test_kernels_and_copies_that_wait_are_never_accused(traced: Traced, seed: int) -> None:
-    """Whatever order the stream's work runs in: each wait is seen, and no wrong byte is read."""
+    """In any order of the stream's work each wait is seen, and no wrong byte is read."""
     runtime, sink = traced(checksum=Checksum.THREE)
     assert isinstance(runtime.attachment, HiCacheAttachment)
     seen = rehearse(None, runtime.attachment.lifetimes.host_access, seed=seed)
@@ -127,7 +127,7 @@ def test_kernels_and_copies_that_wait_are_never_accused(traced: Traced, seed: in
 
 
 def test_a_double_free_is_told_though_the_allocator_refuses_it(traced: Traced) -> None:
-    """The refusal reaches the caller as before; the finding has both frees and the hand-out."""
+    """The caller gets the refusal as before; the finding has both frees and the allocation."""
     runtime, sink = traced()
     allocator = PageAllocator(4, "host")
     pages = allocator.alloc(2)
@@ -140,7 +140,7 @@ def test_a_double_free_is_told_though_the_allocator_refuses_it(traced: Traced) -
 
 
 def test_pages_from_before_tracing_are_no_finding(traced: Traced) -> None:
-    """Attached in the middle of a run: copies, pages and pins that began before are believed."""
+    """Attached during a run: copies, pages and pins that began earlier are trusted."""
     controller = HiCacheController(group_of(device_pages=6))
     one, two = sequences([[1, 1, 1, 1], [2, 2, 2, 2]])
     turn(controller, one)
@@ -159,7 +159,7 @@ def test_pages_from_before_tracing_are_no_finding(traced: Traced) -> None:
 def test_an_operation_that_its_worker_lost_is_told_at_the_close(
     traced: Traced, *, lost: bool
 ) -> None:
-    """It was submitted and nobody reported it; one that came to its end is no news."""
+    """It was submitted and never reported; completed operations are not mentioned."""
     runtime, sink = traced()
     controller = HiCacheController(group_of(device_pages=6))
     (tokens,) = sequences([[1, 1, 1, 1]])
@@ -175,7 +175,7 @@ def test_an_operation_that_its_worker_lost_is_told_at_the_close(
 
 
 def test_a_gap_makes_the_books_start_over(traced: Traced) -> None:
-    """What was done while tracing was off is unknown: nothing is concluded from what stood before."""
+    """What happened while tracing was off is unknown, so earlier state is discarded."""
     runtime, sink = traced()
     allocator = PageAllocator(4, "host")
     pages = allocator.alloc(2)
@@ -190,7 +190,7 @@ def test_a_gap_makes_the_books_start_over(traced: Traced) -> None:
 
 
 def test_a_full_ring_accuses_nobody(traced: Traced) -> None:
-    """Notes that found no room are lost with all they would have explained."""
+    """Records without room are lost with everything that they would have explained."""
     runtime, sink = traced(queue=4)
     with HiCacheController(group_of(device_pages=6)) as controller:
         for tokens in sequences([[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 1], [0, 0, 0, 0]]):
@@ -203,7 +203,7 @@ def test_a_full_ring_accuses_nobody(traced: Traced) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_begins_with_empty_books(traced: Traced) -> None:
-    """The child frees what the parent handed out, and hands it out itself: no finding there."""
+    """The child frees and reallocates what the parent allocated: no finding."""
     runtime, sink = traced()
     allocator = PageAllocator(4, "host")
     pages = allocator.alloc(2)
@@ -224,7 +224,7 @@ def test_a_forked_child_begins_with_empty_books(traced: Traced) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_table_is_not_another_of_its_name(traced: Traced, same: bool) -> None:
-    """Two caches have a page table each: to write one while the other is copied is no conflict."""
+    """Two caches have a page table each: writing one while the other is copied is no conflict."""
     runtime, sink = traced()
     streams, rows = SimulatedStreams(1), torch.arange(4)
     forward = streams.stream("forward")
@@ -240,7 +240,7 @@ def test_a_table_is_not_another_of_its_name(traced: Traced, same: bool) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_copies_within_stream_work_belong_to_the_stream(traced: Traced, waits: bool) -> None:
-    """A backup that a stream carries out is ordered by that stream's waits, whoever runs it."""
+    """A backup carried out by a stream is ordered by that stream's waits, whichever thread runs it."""
     runtime, sink = traced()
     streams = SimulatedStreams(1)
     forward, store = streams.stream("forward"), streams.stream("store")

@@ -1,4 +1,4 @@
-"""Happens-before by page: made-up ints, each kind in its own range. Entries of the fault reports by number."""
+"""Happens-before by page, on integers, each kind in its own range. Entries are those of the fault reports."""
 
 from itertools import count
 
@@ -20,7 +20,7 @@ TABLE = Space("device", "page_table")
 
 
 class Machine:
-    """A clock and a memory of accesses, driven by one host thread."""
+    """A clock and a history of accesses, driven by one host thread."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
@@ -37,7 +37,7 @@ class Machine:
         layers: tuple[int, ...] = tuple(range(LAYERS)),
         space: Space = DEVICE,
     ) -> list[Violation]:
-        """The host launches work on ``stream`` that accesses these pages."""
+        """Launch work on ``stream`` that accesses these pages."""
         return self.ordering.access(
             space,
             layers,
@@ -48,13 +48,13 @@ class Machine:
         )
 
     def record(self, stream: ActorId) -> int:
-        """A new event behind what ``stream`` was given so far."""
+        """Record a new event after the work of ``stream`` so far."""
         event = next(self._events)
         self.clocks.record(stream, event)
         return event
 
     def host(self, role: Role, *pages: int, space: Space = TABLE) -> list[Violation]:
-        """The host thread itself accesses rows of a table."""
+        """Access rows of a table from the host thread."""
         return self.ordering.access(
             space,
             (0,),
@@ -66,7 +66,7 @@ class Machine:
 
 
 def facts(found: list[Violation]) -> list[tuple[FaultClass, tuple[int, ...]]]:
-    """Class and pages of each violation."""
+    """Return class and pages of each violation."""
     return [(item.cls, item.pages) for item in found]
 
 
@@ -81,7 +81,7 @@ def test_a_store_without_a_wait_is_found() -> None:
 
 
 def test_host_order_is_not_device_order() -> None:
-    """Entry 35: the store is issued one host step later and still has no wait edge: still found."""
+    """Entry 35: the store is issued one host step later, still without a wait: found."""
     machine = Machine()
     machine.launch(FORWARD, Role.COMPUTE_WRITE, 3)
     machine.clocks.step(HOST)
@@ -91,7 +91,7 @@ def test_host_order_is_not_device_order() -> None:
 
 
 def test_a_forward_pass_over_a_page_that_is_being_stored_is_found() -> None:
-    """Entry 36: the store of pages 1 and 2 is under way, the next forward writes page 2 beside it."""
+    """Entry 36: while pages 1 and 2 are being stored, the next forward pass writes page 2."""
     machine = Machine()
     machine.launch(STORE, Role.BACKUP_READ, 1, 2)
     assert facts(machine.launch(FORWARD, Role.COMPUTE_WRITE, 2)) == [
@@ -116,7 +116,7 @@ def test_an_older_write_may_land_on_a_loaded_slot() -> None:
 
 
 def test_a_layer_read_before_its_load_is_found() -> None:
-    """Entry 31: without the consumer's fence the read of layer 1 is not ordered with its load."""
+    """Entry 31: without the consumer's fence, reading layer 1 is not ordered after its load."""
     bad, good = Machine(), Machine()
     for machine in (bad, good):
         machine.launch(COPY, Role.LOAD_WRITE, 5, layers=(1,))
@@ -127,7 +127,7 @@ def test_a_layer_read_before_its_load_is_found() -> None:
 
 
 def test_a_whole_slot_reader_after_only_the_first_layer_is_found() -> None:
-    """Waiting for layer 0 and reading all layers: those behind it are named."""
+    """A reader of all layers that waited for layer 0: the later layers are named."""
     machine = Machine()
     machine.launch(COPY, Role.LOAD_WRITE, 5, layers=(0,))
     first = machine.record(COPY)
@@ -141,7 +141,7 @@ def test_a_whole_slot_reader_after_only_the_first_layer_is_found() -> None:
 
 @pytest.mark.parametrize("landed", range(LAYERS + 1))
 def test_a_layer_that_is_yet_to_come_is_known_before_it_is_read(landed: int) -> None:
-    """A load promises its layers when it begins: a reader is told at once which it came too early for."""
+    """A load announces its layers at its begin, so an early reader is found at once."""
     machine, mover = Machine(), ActorId(1002)
     first = machine.clocks.promise(mover, machine.clocks.step(HOST), LAYERS)
     steps = [Step(first.step + layer) for layer in range(LAYERS)]
@@ -169,7 +169,7 @@ def test_a_table_overwritten_under_its_copy_is_found() -> None:
 
 
 def test_order_through_a_lock_counts() -> None:
-    """Two threads that hold the same lock one after the other are ordered, in that order only."""
+    """Two threads that take the same lock in turn are ordered in that direction only."""
     machine = Machine()
     worker = ActorId(1001)
 
@@ -189,7 +189,7 @@ def test_order_through_a_lock_counts() -> None:
 
 
 def test_the_report_names_the_conflicting_pair() -> None:
-    """Golden text: page, layers, this access, the one it conflicts with, and the allocation."""
+    """Golden text: page, layers, this access, the conflicting one, and the allocation."""
     machine = Machine()
     site = (Frame("/x/repro/model.py", 40, "prefill"),)
     machine.ordering.access(
@@ -224,7 +224,7 @@ STEPS = st.lists(
 
 @given(program=STEPS)
 def test_a_finding_is_exactly_a_missing_path(program: list[tuple[str, int, int]]) -> None:
-    """A backup is accused if and only if the graph of waits has no path from some write to it."""
+    """A backup is accused exactly if no path of waits leads to it from some write."""
     machine = Machine()
     last: dict[int, set[int]] = {stream: set() for stream in range(3)}  # done before its next step
     writes: dict[int, set[tuple[int, int]]] = {page: set() for page in range(4)}
@@ -250,7 +250,7 @@ def test_a_finding_is_exactly_a_missing_path(program: list[tuple[str, int, int]]
     other=st.sampled_from([Role.COMPUTE_READ, Role.COMPUTE_WRITE]),
 )
 def test_the_models_own_kernels_are_not_judged(role: Role, other: Role) -> None:
-    """No copy takes part: whatever the order, it is no concern of the cache."""
+    """Without a copy involved, no order is judged."""
     machine = Machine()
     machine.launch(FORWARD, other, 1)
     assert machine.launch(COPY, role, 1) == []

@@ -1,4 +1,4 @@
-"""torch's GPU trace as clocks: what its reports order, and what they do not. No GPU is needed."""
+"""PyTorch's GPU trace as clocks: what its callbacks order, and what they do not. No GPU is needed."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ class Rig:
         self.ordering.watch(POOL, 1, 8)
 
     def touch(self, stream: int, role: Role, thread: ActorId = HOST) -> list[Violation]:
-        """A kernel on ``stream`` reads or writes page 3."""
+        """Read or write page 3 by a kernel on ``stream``."""
         stamp = self.clocks.step(self.order.handed(stream, thread))
         by = Access(role.name.lower(), f"stream {stream}")
         pages = np.array([3], np.int64)
@@ -46,14 +46,14 @@ def rig() -> Rig:
 
 
 def test_a_copy_that_waits_for_the_writers_event_is_in_order(rig: Rig) -> None:
-    """Recorded after the write, waited for before the read."""
+    """The event is recorded after the write and waited for before the read."""
     rig.order.event_recorded(EVENT, FORWARD, HOST)
     rig.order.event_waited(EVENT, COPY)
     assert rig.touch(COPY, Role.BACKUP_READ) == []
 
 
 def test_a_copy_without_a_wait_is_a_race(rig: Rig) -> None:
-    """The event alone orders nothing, and neither does the host's order of submission."""
+    """Neither the event alone nor the host's order of submission orders anything."""
     rig.order.event_recorded(EVENT, FORWARD, HOST)
     (found,) = rig.touch(COPY, Role.BACKUP_READ)
     assert found.cls is FaultClass.STORE_BEFORE_WRITE
@@ -61,7 +61,7 @@ def test_a_copy_without_a_wait_is_a_race(rig: Rig) -> None:
 
 
 def test_an_event_that_was_recorded_earlier_is_no_excuse() -> None:
-    """It stands for what the stream had then."""
+    """It covers only the stream's work up to then."""
     rig = Rig()
     rig.order.event_recorded(EVENT, FORWARD, HOST)
     rig.touch(FORWARD, Role.COMPUTE_WRITE)
@@ -70,7 +70,7 @@ def test_an_event_that_was_recorded_earlier_is_no_excuse() -> None:
 
 
 def test_an_events_number_that_begins_anew_forgets_the_old_one(rig: Rig) -> None:
-    """A deleted event's number may be given to another."""
+    """A new event may reuse a deleted event's handle."""
     rig.order.event_recorded(EVENT, FORWARD, HOST)
     rig.order.event_forgotten(EVENT)
     rig.order.event_waited(EVENT, COPY)
@@ -79,7 +79,7 @@ def test_an_events_number_that_begins_anew_forgets_the_old_one(rig: Rig) -> None
 
 @pytest.mark.parametrize("how", ["event", "stream", "device"])
 def test_what_the_host_has_waited_for_comes_before_what_it_submits(rig: Rig, how: str) -> None:
-    """For work of the thread that waited; another thread has waited for nothing."""
+    """This holds for the thread that waited, not for any other."""
     rig.order.event_recorded(EVENT, FORWARD, HOST)
     if how == "event":
         rig.order.event_synchronized(EVENT, HOST)
@@ -92,7 +92,7 @@ def test_what_the_host_has_waited_for_comes_before_what_it_submits(rig: Rig, how
 
 
 def test_an_event_carries_what_its_recorder_had_waited_for(rig: Rig) -> None:
-    """A worker that synchronised, copied, and recorded: whoever waits comes after all of it."""
+    """A worker synchronised, copied, and recorded: a waiter is ordered after all of it."""
     rig.order.event_recorded(EVENT, FORWARD, HOST)
     rig.order.event_synchronized(EVENT, WORKER)
     rig.order.event_recorded(OTHER, COPY, WORKER)
@@ -101,12 +101,12 @@ def test_an_event_carries_what_its_recorder_had_waited_for(rig: Rig) -> None:
 
 
 def test_streams_are_no_threads() -> None:
-    """The default stream's handle is 0; no stream's number is any thread's."""
+    """The default stream's handle is 0; no stream's number equals a thread's."""
     assert len({stream_actor(0), stream_actor(1), ActorId(0), ActorId(1)}) == 4
 
 
 class Told:
-    """Keeps what it is told."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -138,7 +138,7 @@ class Told:
 
 @pytest.fixture
 def told() -> Iterator[Told]:
-    """A listener, silenced at the end."""
+    """A listener, removed at the end."""
     listener = Told()
     gpu_trace.listen(listener)
     yield listener
@@ -146,7 +146,7 @@ def told() -> Iterator[Told]:
 
 
 def fire() -> None:
-    """What torch does when a program uses events and streams."""
+    """Call the callbacks as torch does when a program uses events and streams."""
     _gpu_trace.EventCreationCallbacks.fire_callbacks(EVENT)
     _gpu_trace.EventRecordCallbacks.fire_callbacks(EVENT, FORWARD)
     _gpu_trace.EventWaitCallbacks.fire_callbacks(EVENT, COPY)
@@ -157,7 +157,7 @@ def fire() -> None:
 
 
 def test_torchs_reports_reach_the_listener_once(told: Told) -> None:
-    """In their order, also after listening twice."""
+    """They arrive in order, even after listening twice."""
     gpu_trace.listen(told)
     fire()
     assert told.calls == [
@@ -172,7 +172,7 @@ def test_torchs_reports_reach_the_listener_once(told: Told) -> None:
 
 
 def test_callbacks_are_kept_once_and_inert(told: Told) -> None:
-    """Listening again registers nothing more, and after ignoring nobody is told."""
+    """Listening again registers nothing more, and after ignoring nothing is called."""
     before = len(_gpu_trace.EventRecordCallbacks.callback_list)
     gpu_trace.ignore(told)
     fire()

@@ -1,4 +1,4 @@
-"""The last access to each tile: what is kept, and that no more than that is."""
+"""The last access to each tile: what is kept, and that no more is kept."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ Tile = tuple[int, int]
 def later(
     last: Last, layers: tuple[int, ...], pages: list[int], seen: int
 ) -> dict[Role, tuple[set[Tile], Access]]:
-    """What :meth:`Last.late` says, as sets of (layer, page)."""
+    """Return the result of :meth:`Last.late` as sets of (layer, page)."""
     told = last.late(layers, np.array(pages), Step(seen))
     return {
         role: (set(zip(rows.tolist(), columns.tolist(), strict=True)), by)
@@ -36,7 +36,7 @@ def test_each_tile_has_its_own_last_access(
     asked: tuple[tuple[int, ...], list[int]],
     ago: int,
 ) -> None:
-    """As one dict by tile would have it, also when what nobody has any more is dropped often."""
+    """It equals a dict by tile, even with frequent tidying."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept, "_SLACK", 2)
         last = Last(LAYERS, PAGES)
@@ -57,7 +57,7 @@ def test_each_tile_has_its_own_last_access(
 
 
 def test_a_tile_that_nobody_accessed_is_never_late() -> None:
-    """Step 0 is before everything, so such a tile conflicts with nothing."""
+    """Step 0 precedes everything, so such a tile conflicts with nothing."""
     last = Last(LAYERS, PAGES)
     load = Access("load", "stream")
     last.take((1,), np.array([3]), Step(7), Role.LOAD_WRITE, load)

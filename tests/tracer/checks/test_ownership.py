@@ -1,4 +1,4 @@
-"""The ownership book: who has which page, in which life. Entries of the public fault reports by number."""
+"""The ownership book: who owns which page, in which generation. Entries are those of the fault reports."""
 
 from collections import Counter
 
@@ -22,12 +22,12 @@ def ids(*pages: int) -> Pages:
 
 
 def by(what: str) -> Access:
-    """An access by a thread of no importance."""
+    """Return an access by an arbitrary thread."""
     return Access(what, "thread")
 
 
 def owned(book: Ownership, pages: Pages, generation: int = 1, owner: int = 0) -> None:
-    """Hand pages out that were free."""
+    """Allocate pages that were free."""
     given = np.full(len(pages), generation, np.int64)
     assert book.alloc(pages, given, owner, by(f"alloc {owner}")) == []
 
@@ -53,7 +53,7 @@ def test_a_host_page_freed_under_a_load_is_found() -> None:
 
 
 def test_protecting_the_leaf_only_leaves_its_parents_bare() -> None:
-    """Entry 42: a load over slots 0..7 of which only the leaf's 4..7 are kept: finding for 0..3."""
+    """Entry 42: a load over slots 0..7 with only the leaf's 4..7 held: finding for 0..3."""
     book = Ownership("host", PAGES)
     owned(book, ids(*range(8)))
     book.open(ids(*range(8)), by("load"), writes=False)
@@ -61,7 +61,7 @@ def test_protecting_the_leaf_only_leaves_its_parents_bare() -> None:
 
 
 def test_a_page_that_a_backup_writes_is_not_to_be_evicted() -> None:
-    """Entry 43: backup(dev 1 -> host 4) open, another node's eviction takes host 4: a finding."""
+    """Entry 43: backup(dev 1 -> host 4) is open, and another node's eviction takes host 4: found."""
     book = Ownership("host", PAGES)
     owned(book, ids(4))
     book.open(ids(4), by("backup"), writes=True)
@@ -69,7 +69,7 @@ def test_a_page_that_a_backup_writes_is_not_to_be_evicted() -> None:
 
 
 def test_a_reader_that_expects_an_older_life_is_found() -> None:
-    """Entry 44: A has pages in generation 1, they are freed early, B gets generation 2, A reads."""
+    """Entry 44: A's pages of generation 1 are freed early, B gets generation 2, A reads: found."""
     book = Ownership("device", PAGES)
     owned(book, ids(0, 1), generation=1, owner=65)
     assert book.free(ids(0, 1), by("first offload")) == []
@@ -81,7 +81,7 @@ def test_a_reader_that_expects_an_older_life_is_found() -> None:
 
 
 def test_pages_of_a_retracted_request_are_reused_under_its_offload() -> None:
-    """Entry 45: offload(A, 2 and 3) open, A retracted, B gets both: free, hand-out and read are found."""
+    """Entry 45: A is retracted with offload(A, 2 and 3) open, B gets both: free, allocation and read are found."""
     book = Ownership("device", PAGES)
     owned(book, ids(2, 3), generation=1)
     book.open(ids(2, 3), by("offload A"), writes=False)
@@ -92,7 +92,7 @@ def test_pages_of_a_retracted_request_are_reused_under_its_offload() -> None:
 
 
 def test_a_read_that_outlives_its_lease_is_unusable() -> None:
-    """Entry 47: the generation is asked again after the transfer; a page given away meanwhile is told."""
+    """Entry 47: the generation is checked again after the transfer; a page reallocated meanwhile is found."""
     book = Ownership("host", PAGES)
     owned(book, ids(1), generation=1)
     assert book.read(ids(1), ids(1), by("start")) == []
@@ -105,7 +105,7 @@ def test_a_read_that_outlives_its_lease_is_unusable() -> None:
 
 
 def test_the_same_tail_freed_in_two_functions() -> None:
-    """Entry 51: host 0..7, completed 5; 5..7 freed twice: the second is found, and 6 free are not 3."""
+    """Entry 51: of host 0..7, 5 completed; 5..7 are freed twice: the second free is found, and counts once."""
     book = Ownership("host", PAGES)
     owned(book, ids(*range(8)))
     assert book.balance(0, -8, by("alloc")) == []
@@ -126,7 +126,7 @@ def test_the_same_tail_freed_in_two_functions() -> None:
 
 
 def test_pages_still_held_at_idle_are_told() -> None:
-    """Entry 53: ten requests have finished; a gauge that does not go back to 0 is a finding."""
+    """Entry 53: ten requests have finished; a gauge that does not return to 0 is a finding."""
     book = Ownership("device", 16)
     owned(book, ids(*range(10)))
     for page in range(10):
@@ -144,7 +144,7 @@ def test_pages_still_held_at_idle_are_told() -> None:
 
 
 def test_clearing_twice_gives_no_pages_back_twice() -> None:
-    """Entry 55: capacity 100, 10 handed out, cleared twice: 100 free pages and not 110."""
+    """Entry 55: capacity 100, 10 allocated, cleared twice: 100 free pages, not 110."""
     book = Ownership("store", 100)
     book.balance(100, 0, by("start"))
     owned(book, ids(*range(10)))
@@ -157,7 +157,7 @@ def test_clearing_twice_gives_no_pages_back_twice() -> None:
 
 
 def test_a_second_unpin_is_found_with_the_first() -> None:
-    """Entry 56: lookup +1, retrieve -1, cleanup -1: one finding that shows both sites."""
+    """Entry 56: lookup +1, retrieve -1, cleanup -1: one finding with both call sites."""
     pins = Pins()
     pins.pin(Handle(1), by("lookup"))
     assert pins.unpin(Handle(1), by("retrieve")) == []
@@ -170,7 +170,7 @@ def test_a_second_unpin_is_found_with_the_first() -> None:
 
 
 def test_pins_that_were_taken_unseen_are_not_missed() -> None:
-    """Two pins before tracing began, a third is seen: three may be taken back, and no more."""
+    """With two pins before tracing and a third seen, three may be released and no more."""
     pins = Pins()
     pins.pin(Handle(1), by("lookup"), held=3)
     for _ in range(3):
@@ -180,7 +180,7 @@ def test_pins_that_were_taken_unseen_are_not_missed() -> None:
 
 @pytest.mark.parametrize("order", [("release", "close"), ("close", "release")])
 def test_a_page_is_free_whichever_hold_goes_last(order: tuple[str, str]) -> None:
-    """Entry 57: held and open; given up in either order the page is idle and may be freed."""
+    """Entry 57: a page both held and open is idle once both end, in either order, and may be freed."""
     book = Ownership("host", PAGES)
     owned(book, ids(3))
     book.acquire(ids(3), by("ref"))
@@ -198,7 +198,7 @@ def test_a_page_is_free_whichever_hold_goes_last(order: tuple[str, str]) -> None
 
 
 def test_a_handle_released_with_its_io_in_flight() -> None:
-    """Entry 49: a transfer handle is a slot like any other: release while in progress is a finding."""
+    """Entry 49: a transfer handle is a slot like any other: releasing it in progress is a finding."""
     book = Ownership("handles", PAGES)
     owned(book, ids(6))
     book.open(ids(6), by("read file a"), writes=True)
@@ -206,7 +206,7 @@ def test_a_handle_released_with_its_io_in_flight() -> None:
 
 
 def test_a_failed_write_that_keeps_its_slot_is_a_leak() -> None:
-    """Entry 23: a failed write returns before it gives its slot back: one page in use, none cached."""
+    """Entry 23: a failed write returns without releasing its slot: one page in use, none cached."""
     book = Ownership("host", PAGES)
     book.balance(PAGES, 0, by("start"))
     owned(book, ids(2))
@@ -221,7 +221,7 @@ def test_a_failed_write_that_keeps_its_slot_is_a_leak() -> None:
 
 
 def test_a_copy_that_writes_what_another_has_open_is_found() -> None:
-    """Two copies may read a page together; one that writes it may not be beside any other."""
+    """Two copies may read one page at once, but a writer must be alone."""
     book = Ownership("host", PAGES)
     owned(book, ids(1))
     assert book.open(ids(1), by("load 1"), writes=False) == []
@@ -231,7 +231,7 @@ def test_a_copy_that_writes_what_another_has_open_is_found() -> None:
 
 
 def test_what_began_before_tracing_is_believed() -> None:
-    """Late attach: unknown pages may be freed, released and read without a finding."""
+    """After a late attachment, unknown pages may be freed, released and read without a finding."""
     book = Ownership("device", PAGES)
     assert book.release(ids(0), by("release")) == []
     assert book.read(ids(1), ids(40), by("read")) == []
@@ -241,7 +241,7 @@ def test_what_began_before_tracing_is_believed() -> None:
 
 
 def test_a_refused_call_is_told_and_changes_nothing() -> None:
-    """An allocator that turns a double free down has still been asked for one."""
+    """A double free is found even if the allocator refuses it."""
     book = Ownership("device", PAGES)
     owned(book, ids(0))
     book.acquire(ids(0), by("copy"))
@@ -251,7 +251,7 @@ def test_a_refused_call_is_told_and_changes_nothing() -> None:
 
 
 def test_the_report_names_both_accesses_and_the_allocation() -> None:
-    """Golden text of a report: what, where, this access, the previous one, and the hand-out."""
+    """Golden text of a report: kind, page, this access, the previous one, and the allocation."""
     book = Ownership("host", PAGES)
     loads = Access("load 7", "hicache-load", (Frame("/x/pools/loads.py", 85, "_start"),))
     evicts = Access("free", "MainThread", (Frame("/x/pools/state.py", 116, "_let_go"),))
@@ -266,7 +266,7 @@ def test_the_report_names_both_accesses_and_the_allocation() -> None:
 
 
 class AgainstNaive(RuleBasedStateMachine):
-    """Pages at random against a book that keeps one dict a page and says what each call breaks."""
+    """Random pages against a naive book with one dict per page that predicts each violation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,12 +278,12 @@ class AgainstNaive(RuleBasedStateMachine):
         self.clock = 0
 
     def busy(self, page: int) -> bool:
-        """Whether somebody has the page open."""
+        """Return whether a copy has the page open."""
         return self.holds[page] + self.copies[page, False] + self.copies[page, True] > 0
 
     @staticmethod
     def same(found: list[Violation], expected: list[tuple[str, list[int]]]) -> None:
-        """The book and the model accuse the same pages of the same things."""
+        """Book and model report the same violations for the same pages."""
         got = sorted((item.cls.value, tuple(sorted(item.pages))) for item in found)
         assert got == sorted((cls, tuple(sorted(pages))) for cls, pages in expected if pages)
 
@@ -291,7 +291,7 @@ class AgainstNaive(RuleBasedStateMachine):
 
     @rule(pages=pages)
     def alloc(self, pages: list[int]) -> None:
-        """Hand out, whether free or not."""
+        """Allocate, whether free or not."""
         self.clock += 1
         given = np.full(len(pages), self.clock, np.int64)
         found = self.book.alloc(ids(*pages), given, 0, by("alloc"))
@@ -307,7 +307,7 @@ class AgainstNaive(RuleBasedStateMachine):
 
     @rule(pages=pages)
     def free(self, pages: list[int]) -> None:
-        """Give back, whether handed out or not."""
+        """Free, whether allocated or not."""
         found = self.book.free(ids(*pages), by("free"))
         self.same(
             found,
@@ -328,7 +328,7 @@ class AgainstNaive(RuleBasedStateMachine):
 
     @rule(pages=pages)
     def release(self, pages: list[int]) -> None:
-        """Let go."""
+        """Release a hold."""
         below = [page for page in pages if page in self.taken and self.holds[page] < 1]
         self.same(self.book.release(ids(*pages), by("release")), [("double_free", below)])
         for page in pages:
@@ -357,7 +357,7 @@ class AgainstNaive(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, PAGES - 1), age=st.integers(0, 2))
     def read(self, page: int, age: int) -> None:
-        """Use the bytes of a life, the present one or an older."""
+        """Read the bytes of a generation, the present one or an older."""
         wanted = max(0, self.generation.get(page, 0) - age)
         known = page in self.taken
         stale = known and self.generation.get(page, 0) != wanted
@@ -367,7 +367,7 @@ class AgainstNaive(RuleBasedStateMachine):
 
     @invariant()
     def idle_tells_exactly_what_is_held(self) -> None:
-        """What the book calls held is what the model holds."""
+        """The pages that the book calls held are those of the model."""
         busy = [page for page in range(PAGES) if page in self.taken and self.busy(page)]
         self.same(self.book.idle(by("idle")), [("double_free", busy)])
 

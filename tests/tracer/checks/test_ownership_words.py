@@ -1,4 +1,4 @@
-"""State and users of pages in one number, against one counter a kind; and operations that hold too."""
+"""State and users of a page packed into one word, against one counter per kind."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ def ids(*pages: int) -> Pages:
 
 
 def by(what: str) -> Access:
-    """An access by a thread of no importance."""
+    """Return an access by an arbitrary thread."""
     return Access(what, "thread")
 
 
@@ -44,7 +44,7 @@ def by(what: str) -> Access:
 def test_the_counts_of_one_kind_never_touch_another(
     state: int, steps: list[tuple[int, bool, list[int]]]
 ) -> None:
-    """Users come and go, pages named twice; each kind is counted as if it were alone, under any state."""
+    """With any users, duplicates and states, each kind is counted as if it were alone."""
     words, every = Words(PAGES), np.arange(PAGES)
     words.become(every, state)
     model: dict[int, Counter[int]] = {kind: Counter() for kind in (HOLD, READ, WRITE)}
@@ -79,7 +79,7 @@ steps = st.tuples(
 def test_pages_that_are_alike_are_opened_and_closed_as_one_by_one(
     taken: list[tuple[str, list[int], bool, bool]],
 ) -> None:
-    """What a book says and keeps is the same whether it sees that all pages are alike or looks at each."""
+    """The fast path for equal pages reports and keeps the same as the path page by page."""
     quick, slow = Ownership("host", PAGES), Ownership("host", PAGES)
     slow._words.alike = lambda *_: None  # type: ignore[method-assign]
     for number, (act, pages, writes, holds) in enumerate(taken):
@@ -101,7 +101,7 @@ def test_pages_that_are_alike_are_opened_and_closed_as_one_by_one(
 
 @given(unit=st.sampled_from(UNITS), other=st.sampled_from(UNITS), pages=named)
 def test_only_one_user_is_told_from_any_other(unit: int, other: int, pages: list[int]) -> None:
-    """A word is that of exactly the user that came first, and of nobody once another joins."""
+    """A word identifies its only user, and nobody once another joins."""
     words, array = Words(PAGES), ids(*dict.fromkeys(pages))
     words.set(array, TAKEN + unit)
     assert words.all(array, TAKEN + other) == (unit == other)
@@ -112,7 +112,7 @@ def test_only_one_user_is_told_from_any_other(unit: int, other: int, pages: list
 
 
 def test_a_new_life_leaves_readers_and_writers() -> None:
-    """Holds end with a page's life; a copy that has it open still has it open."""
+    """Holds end with a page's generation; an open copy stays open."""
     words = Words(PAGES)
     for unit in (HOLD, HOLD, READ, WRITE + HOLD):
         words.more(ids(2), unit)
@@ -123,7 +123,7 @@ def test_a_new_life_leaves_readers_and_writers() -> None:
 
 @given(st.lists(st.integers(0, 200), max_size=150))
 def test_a_page_named_twice_is_seen_among_few_and_many(pages: list[int]) -> None:
-    """As a set would tell it; and how often each is named, where one is."""
+    """Duplicates are found as by a set, and counted if there are any."""
     array = ids(*pages)
     assert repeats(array) == (len(set(pages)) < len(pages))
     times = times_named(array)
@@ -141,7 +141,7 @@ def classes(found: list[Violation]) -> list[tuple[FaultClass, tuple[int, ...]]]:
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("others", [0, 1])
 def test_an_operation_that_holds_gives_its_holds_back(*, writes: bool, others: int) -> None:
-    """Opened and closed with holds, beside another holder or none: the page is as it was before."""
+    """Opened and closed with holds, beside another holder or none, the page is as before."""
     book = Ownership("host", PAGES)
     book.alloc(ids(1, 3), ids(1, 1), 0, by("alloc"))
     for _ in range(others):
@@ -156,7 +156,7 @@ def test_an_operation_that_holds_gives_its_holds_back(*, writes: bool, others: i
 
 
 def test_a_page_named_twice_is_one_page_of_an_operation() -> None:
-    """Opened and closed with the same list, alone or beside another, the page is as it was before."""
+    """Opened and closed with the same list, alone or beside another, the page is as before."""
     book = Ownership("host", PAGES)
     book.alloc(ids(4), ids(1), 0, by("alloc"))
     for others in range(2):
@@ -168,7 +168,7 @@ def test_a_page_named_twice_is_one_page_of_an_operation() -> None:
 
 
 def test_an_operation_that_is_closed_twice_is_told() -> None:
-    """The second end takes back what nobody has, the hold as well."""
+    """The second close releases a copy and a hold that do not exist."""
     book = Ownership("host", PAGES)
     book.alloc(ids(4), ids(1), 0, by("alloc"))
     book.open(ids(4), by("copy"), writes=False, holds=True)

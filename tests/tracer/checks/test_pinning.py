@@ -1,4 +1,4 @@
-"""Page-locked memory: what the driver answered, how much is pinned, and what was set aside."""
+"""Page-locked memory: the driver's answer, the pinned bytes, and the bytes set aside."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ GOOD = Pinning(requested=True, pinned=True, return_code=0, bytes=8 * GIB, pinned
 
 
 def found(**change: object) -> list[Finding]:
-    """What is wrong with a pool that differs from a good one in this."""
+    """Return the findings for a pool that differs from a correct one in this."""
     return check_pinning("pool", replace(GOOD, **change), time_ns=1)  # type: ignore[arg-type]
 
 
@@ -44,7 +44,7 @@ def found(**change: object) -> list[Finding]:
     ],
 )
 def test_each_way_to_be_unpinned_is_told(change: dict[str, object], words: str) -> None:
-    """Class, pool and numbers are in the finding."""
+    """The finding has class, pool and numbers."""
     (finding,) = found(**change)
     assert (finding.cls, finding.pool) == (FaultClass.PINNING, "pool")
     assert words in finding.message
@@ -52,7 +52,7 @@ def test_each_way_to_be_unpinned_is_told(change: dict[str, object], words: str) 
 
 @given(asked=st.booleans(), size=st.integers(1, 1 << 40))
 def test_what_is_as_it_should_be_is_never_accused(asked: bool, size: int) -> None:
-    """Pinned to the last byte, not asked for, or without a CUDA runtime to ask: nothing to say."""
+    """Completely pinned, not requested, or without a CUDA runtime: no finding."""
     whole = Pinning(asked, pinned=asked, return_code=0, bytes=size, pinned_bytes=asked * size)
     nobody = Pinning(asked, pinned=False, return_code=NO_CUDA, bytes=size, pinned_bytes=0)
     assert check_pinning("pool", whole, time_ns=1) == []
@@ -61,7 +61,7 @@ def test_what_is_as_it_should_be_is_never_accused(asked: bool, size: int) -> Non
 
 
 def test_memory_that_was_pinned_once_is_told_where_it_is_not_any_more() -> None:
-    """Only against what it was: a pool that never was pinned is no finding."""
+    """It is compared with its former state: a pool that was never pinned is no finding."""
     now = replace(GOOD, pinned=False, pinned_bytes=0)
     (finding,) = check_pinning("pool", now, time_ns=1, was=GOOD)
     assert "not any more" in finding.message
@@ -69,7 +69,7 @@ def test_memory_that_was_pinned_once_is_told_where_it_is_not_any_more() -> None:
 
 
 def test_bytes_come_off_the_tensors() -> None:
-    """What a pool says of itself is compared with the bytes that its tensors really have."""
+    """A pool's claim is compared with the real bytes of its tensors."""
     pool = LatentHostPool(mla(2, 4), 6, Layout.PAGE_FIRST)
     short = PinState(requested=True, pinned=True, return_code=0, bytes=pool.nbytes - 64, chunks=1)
     pool.pinned = short
@@ -79,7 +79,7 @@ def test_bytes_come_off_the_tensors() -> None:
 
 
 def test_a_budget_is_compared_with_the_sum_of_real_bytes() -> None:
-    """Within one hundredth nothing is said; beyond it every term and every pool is in the finding."""
+    """Up to one percent is tolerated; beyond it, the finding has every term and every pool."""
     budget = PoolBudget(1000, {"ratio": 2.0})
     assert check_budget(budget, {"kv": 900, "index_k": 95}, time_ns=1) == []
     (finding,) = check_budget(budget, {"kv": 900, "index_k": 300}, time_ns=1)

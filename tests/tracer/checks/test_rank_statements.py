@@ -1,4 +1,4 @@
-"""What a rank of our own engine states for a join, and that a single rank states nothing."""
+"""Statements of a rank of our own engine for a join; a single rank states nothing."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -25,7 +25,7 @@ CHOICES = [[0, 1], [2, 3], [0, 1], [2]]
 def rank_of(
     rank: int, ranks: int = 2, choices: list[list[int]] | None = None, lost: int = -1
 ) -> MemorySink:
-    """The events of a rank that has taken these turns; the ring had no room for one of its insertions."""
+    """Return the events of a rank after these turns; the ring had no room for one of its insertions."""
     sink = MemorySink()
     settings = Settings(gate=Gate.ON, rank=rank, ranks=ranks)
     with (
@@ -48,7 +48,7 @@ def rank_of(
 
 
 def stated(sink: MemorySink, topic: Topic) -> list[Stated]:
-    """What was said on a topic."""
+    """Return the statements on a topic."""
     return [said for said in sink.of(Stated) if said.topic is topic]
 
 
@@ -69,12 +69,12 @@ def test_a_rank_says_what_it_found_and_which_tiles_it_has() -> None:
 
 
 def test_one_rank_alone_says_nothing() -> None:
-    """Nobody is there to disagree with."""
+    """There is no other rank to disagree with."""
     assert rank_of(0, ranks=1).of(Stated) == []
 
 
 def test_ranks_that_do_the_same_agree() -> None:
-    """The same turns on two ranks: nothing is found, in either or between them."""
+    """The same turns on two ranks give no finding, in either or between them."""
     sinks = [rank_of(rank) for rank in range(2)]
     assert join([sink.events for sink in sinks]) == []
     assert [sink.of(Finding) for sink in sinks] == [[], []]
@@ -82,14 +82,14 @@ def test_ranks_that_do_the_same_agree() -> None:
 
 @pytest.mark.parametrize("lost", range(6))
 def test_a_rank_that_lost_some_of_it_is_not_accused(lost: int) -> None:
-    """Pages whose insertion was not seen are not taken for those of the tokens before."""
+    """Pages whose insertion was lost are not taken for those of the previous tokens."""
     choices = [[0, 1], [2, 3], [4, 5], [0, 1], [6, 7], [2, 3]]
     sinks = [rank_of(0, choices=choices), rank_of(1, choices=choices, lost=lost)]
     assert join([sink.events for sink in sinks]) == []
 
 
 def test_a_rank_that_computes_otherwise_is_found() -> None:
-    """Pages are filled from the tokens: other tokens of one page, and their tiles stay apart."""
+    """One page filled from other tokens is found in its tiles."""
     ours, theirs = rank_of(0), rank_of(1, choices=[[0, 1], [2, 4], [0, 1], [2]])
     assert join([ours.events, theirs.events]) == []  # other requests are no disagreement
     changed = [
@@ -102,13 +102,13 @@ def test_a_rank_that_computes_otherwise_is_found() -> None:
 
 
 def _other(said: Stated) -> Stated:
-    """The same tiles with other digests."""
+    """Return the same tiles with other digests."""
     return msgspec.structs.replace(said, values=tuple(np.roll(said.values, 1).tolist()))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_detaching_restores_the_very_same_methods(ranks: int) -> None:
-    """Also where statements lie over the other wrappers."""
+    """This holds even if statements wrap the other wrappers."""
     before = {name: vars(HiCacheController)[name] for name in ("match", "insert", "close")}
     runtime = Runtime.start(Settings(gate=Gate.ON, ranks=ranks), sinks=[])
     runtime.stop()
@@ -116,7 +116,7 @@ def test_detaching_restores_the_very_same_methods(ranks: int) -> None:
 
 
 def two_caches(rank: int, order: tuple[int, int]) -> MemorySink:
-    """A rank with two caches whose pools have the same names, and other sizes; served in this order."""
+    """Return a rank with two caches whose pools share names but not sizes, served in this order."""
     sink = MemorySink()
     with (
         Runtime.start(Settings(gate=Gate.ON, rank=rank, ranks=2), sinks=[sink]) as runtime,
@@ -135,7 +135,7 @@ def two_caches(rank: int, order: tuple[int, int]) -> MemorySink:
 
 
 def other_group() -> PoolGroup:
-    """A cache with one pool of a name that the first cache has as well, of fewer layers."""
+    """Return a cache with one pool that shares a name with the first cache and has fewer layers."""
     return PoolGroup.build(
         [mla(2, P, torch.uint8, kv_lora_rank=256, rope_dim=2)],
         device_pages=6,
@@ -145,7 +145,7 @@ def other_group() -> PoolGroup:
 
 
 def test_two_caches_with_pools_of_one_name_speak_for_themselves() -> None:
-    """Served in another order on the other rank: nothing is mixed up, and nobody is accused."""
+    """Served in another order on the other rank, they are not mixed up: no finding."""
     sinks = [two_caches(0, (0, 1)), two_caches(1, (1, 0))]
     assert join([sink.events for sink in sinks]) == []
     for sink in sinks:

@@ -1,4 +1,4 @@
-"""Tiers that are written and never answer, and paths that nobody chose."""
+"""Tiers that are written and never answer, and paths that nobody selected."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ BY = Access("match", "reader")
 
 
 def test_a_tier_that_never_served_is_told_once() -> None:
-    """At the lookup that is one too many, and not again."""
+    """It is reported at the lookup that exceeds the limit, and not again."""
     use = TierUse("storage")
     use.wrote(1000)
     told = [use.asked(BY) for _ in range(2 * LOOKUPS)]
@@ -23,7 +23,7 @@ def test_a_tier_that_never_served_is_told_once() -> None:
 
 
 def test_at_the_end_fewer_lookups_are_enough() -> None:
-    """A short run cannot wait for as many."""
+    """A short run cannot make as many."""
     use = TierUse("host")
     use.wrote(8)
     assert [use.asked(BY) for _ in range(LOOKUPS_AT_CLOSE)] == [[]] * LOOKUPS_AT_CLOSE
@@ -34,7 +34,7 @@ def test_at_the_end_fewer_lookups_are_enough() -> None:
 def test_a_tier_that_served_or_holds_nothing_or_was_not_asked_is_not_dead(
     written: int, lookups: int, served: int
 ) -> None:
-    """It is dead if and only if it was written, asked often enough, and gave nothing."""
+    """It is dead exactly if it was written, was looked up often enough, and returned nothing."""
     use = TierUse("host")
     use.wrote(written)
     use.gave(served)
@@ -44,7 +44,7 @@ def test_a_tier_that_served_or_holds_nothing_or_was_not_asked_is_not_dead(
 
 
 def test_a_fallback_is_told_once_a_pool_and_path() -> None:
-    """The chosen path is no finding; another one is, with both names."""
+    """The selected path is no finding; another one is, with both names."""
     paths = Paths()
     assert paths.took("kv", "kernel", "kernel", BY) == []
     (violation,) = paths.took("kv", "kernel", "direct", BY)

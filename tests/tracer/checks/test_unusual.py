@@ -1,4 +1,4 @@
-"""Unusual and right: whatever a correct engine does is never accused, by any check."""
+"""Unusual but correct: no check accuses a correct engine."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -31,18 +31,18 @@ POLICIES: tuple[WritePolicy, ...] = ("write_through", "write_through_selective",
 
 @contextmanager
 def failing(*, to_host: bool) -> Iterator[None]:
-    """Copies of one direction fail after their first part."""
+    """Make copies of one direction fail after their first part."""
 
     @dataclass(eq=False)
     class Broken:
-        """A move that comes to an end halfway."""
+        """A copy that fails halfway."""
 
         bound: BoundMove
         stream: int | None = None
         done: list[tuple[int, ...]] = field(default_factory=list)
 
         def copy(self, layers: tuple[int, ...]) -> None:
-            """The first part only."""
+            """Copy only the first part, then fail."""
             if self.done:
                 raise OSError("link down")
             self.done.append(layers)
@@ -51,11 +51,11 @@ def failing(*, to_host: bool) -> Iterator[None]:
                 raise OSError("link down")
 
         def mark(self) -> Callable[[], None]:
-            """Nothing is queued."""
+            """Mark nothing: nothing is queued."""
             return lambda: None
 
     class Copier:
-        """The real one, or what breaks."""
+        """The real copier, or the failing one."""
 
         in_flight = 0
 
@@ -63,7 +63,7 @@ def failing(*, to_host: bool) -> Iterator[None]:
             self.real = copier_for(device_type, backend)
 
         def bind(self, move: object, *, to_host: bool = to_host) -> object:
-            """One direction is broken."""
+            """Return the failing copy for one direction."""
             bound = self.real.bind(move, to_host=to_host)  # type: ignore[arg-type]
             return Broken(bound) if to_host == broken else bound
 
@@ -74,7 +74,7 @@ def failing(*, to_host: bool) -> Iterator[None]:
 
 
 def elsewhere(call: Callable[[], T]) -> T:
-    """What ``call`` gives on a thread of its own."""
+    """Call ``call`` on another thread and return its result."""
     got: list[T] = []
     thread = threading.Thread(target=lambda: got.append(call()))
     thread.start()
@@ -83,7 +83,7 @@ def elsewhere(call: Callable[[], T]) -> T:
 
 
 class Users:
-    """What the users of two caches do: the first is started anew at will."""
+    """Users of two caches; the first cache is restarted at will."""
 
     def __init__(self, policy: WritePolicy, runtime: Runtime) -> None:
         self.policy: WritePolicy = policy
@@ -91,21 +91,21 @@ class Users:
         self.cache, self.other_cache = self.new(), self.new()
 
     def new(self) -> HiCacheController:
-        """A cache that one and a half readers fill."""
+        """Return a cache that one and a half readers fill."""
         return HiCacheController(group_of(6, 9), policy=self.policy)
 
     def close(self) -> None:
-        """Both caches; what failed on the way is no news."""
+        """Close both caches and ignore earlier failures."""
         for cache in (self.cache, self.other_cache):
             with suppress(TransferError):
                 cache.close()
 
     def peek(self, tokens: Tokens) -> None:
-        """Look what there is, and want none of it."""
+        """Match and release."""
         self.cache.unlock(self.cache.match(tokens))
 
     def turn(self, tokens: Tokens, cache: HiCacheController | None = None) -> None:
-        """Load what there is, compute the rest."""
+        """Load the match, compute the rest."""
         cache = cache or self.cache
         match = cache.match(tokens)
         try:
@@ -122,7 +122,7 @@ class Users:
             cache.unlock(match)
 
     def abort(self, tokens: Tokens) -> None:
-        """Ask for a load and go before it has come."""
+        """Request a load and leave before it arrives."""
         match = self.cache.match(tokens)
         try:
             self.cache.load_back(match)
@@ -130,11 +130,11 @@ class Users:
             self.cache.unlock(match)
 
     def give_up(self, tokens: Tokens) -> None:
-        """Take pages and give them back unused."""
+        """Allocate pages and free them unused."""
         self.cache.free_device(self.cache.alloc_device(min(2, tokens.size // P)))
 
     def again(self, tokens: Tokens) -> None:
-        """Compute what is cached already: the cache keeps its own pages and frees these."""
+        """Recompute cached pages: the cache keeps its own and frees these."""
         self.cache.insert(tokens, self.cache.alloc_device(tokens.size // P))
 
     def flush(self, _tokens: Tokens) -> None:
@@ -142,29 +142,29 @@ class Users:
         self.cache.flush()
 
     def restart(self, _tokens: Tokens) -> None:
-        """A new cache, whose operations are numbered from 1 again."""
+        """Start a new cache, whose operations are numbered from 1 again."""
         with suppress(TransferError):
             self.cache.close()
         self.cache = self.new()
 
     def other(self, tokens: Tokens) -> None:
-        """The other cache has pools of the same names."""
+        """Use the other cache, whose pools have the same names."""
         self.turn(tokens, self.other_cache)
 
     def failed_load(self, tokens: Tokens) -> None:
-        """Whatever is loaded fails halfway, and readers compute it."""
+        """Loads fail halfway, and readers recompute."""
         with failing(to_host=False):
             self.turn(tokens)
             self.cache.flush()
 
     def failed_backup(self, tokens: Tokens) -> None:
-        """Whatever is backed up fails halfway."""
+        """Backups fail halfway."""
         with failing(to_host=True):
             self.turn(tokens)
             self.cache.flush()
 
     def handed_over(self, tokens: Tokens) -> None:
-        """One thread looks, another one loads, a third lets go."""
+        """Match on one thread, load on another, release on a third."""
         match = elsewhere(lambda: self.cache.match(tokens))
         try:
             with suppress(OutOfPages):
@@ -213,7 +213,7 @@ def test_a_correct_engine_is_never_accused(
     *,
     ordered: bool,
 ) -> None:
-    """Aborts, failures, restarts, threads that hand over, gaps: no finding, none of our own failures."""
+    """Aborts, failures, restarts, thread handovers, gaps: no finding, no internal error."""
     sink = MemorySink()
     with Runtime.start(
         Settings(gate=Gate.ON, checksum=checksum, sample=0.5), sinks=[sink]

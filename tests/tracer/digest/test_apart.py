@@ -1,4 +1,4 @@
-"""A stream apart: in order with the others by events, and the same one for everybody."""
+"""The dedicated digest stream: ordered with the others by events, and shared by everybody."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ pytestmark = [
 
 
 def test_what_is_enqueued_apart_is_in_order_with_other_streams() -> None:
-    """It waits for a slow writer elsewhere, and who waits for it sees what it wrote."""
+    """It waits for a slow writer on another stream, and a waiter sees its result."""
     from hicache_dbg.tracer.digest.apart import apart_stream
     from hicache_dbg.tracer.digest.mark import Mark
 

@@ -63,29 +63,29 @@ class World:
         self._streams.stream(str(stream)).submit(work)
 
     def record(self, stream: int) -> Event:
-        """An event behind what ``stream`` was given so far."""
+        """Record an event after the work of ``stream`` so far."""
         event = self._streams.stream(str(stream)).record()
         self._kept.append(event)
         self._clocks.record(ActorId(stream), id(event))
         return event
 
     def wait(self, stream: int, event: Event) -> None:
-        """``stream`` goes on after ``event``."""
+        """Make ``stream`` wait for ``event``."""
         self._streams.stream(str(stream)).wait_for(event)
         self._clocks.wait(ActorId(stream), id(event))
 
     def block(self, event: Event) -> None:
-        """The host goes on after ``event``."""
+        """Make the host wait for ``event``."""
         event.synchronize()
         self._clocks.wait(HOST, id(event))
 
     def run(self) -> None:
-        """Everything."""
+        """Run everything."""
         self._streams.synchronize()
 
 
 class Room:
-    """The device's part: as the lane's graph, on simulated streams."""
+    """The device's side of a watch, on simulated streams."""
 
     def __init__(
         self, world: World, pages: Pages, *, loads: bool, groups: tuple[tuple[int, ...], ...]
@@ -96,13 +96,13 @@ class Room:
         self.values = np.full((LAYERS, len(pages)), -1)
 
     def launch(self, stream: int, side: int) -> None:
-        """The first group's digests."""
+        """Digest the first group."""
         del side
         self._submit(stream, self.groups[0])
         self._event = self._beside = self.world.record(stream)
 
     def close(self, stream: int) -> None:
-        """The second group's digests behind the first's."""
+        """Digest the second group after the first."""
         self.world.wait(stream, self._beside)
         for layers in self.groups[1:]:
             self._submit(stream, layers)
@@ -113,51 +113,51 @@ class Room:
 
     @property
     def done(self) -> "Room":
-        """The event, of which the host's waits are told to the checks too."""
+        """Event; host waits on it are also reported to the checks."""
         return self
 
     def query(self) -> bool:
-        """Whether the digests are taken."""
+        """Return whether the digests are complete."""
         return self._event.query()
 
     def synchronize(self) -> None:
-        """Block until they are."""
+        """Block until they are complete."""
         self.world.block(self._event)
 
     def seen(self) -> Seen:
-        """Nobody reads here."""
+        """Do nothing: nobody reads here."""
         raise NotImplementedError
 
     def free(self) -> None:
-        """Every operation has a room of its own."""
+        """Do nothing: every operation has its own room."""
 
     def _digest(self, layers: tuple[int, ...]) -> None:
         self.values[list(layers)] = self.world.memory[np.ix_(layers, self.pages)]
 
 
 class Unheld(Room):
-    """The engine's stream does not wait for the digests beside it."""
+    """A faulty watch: the engine's stream does not wait for the side stream."""
 
     def close(self, stream: int) -> None:
-        """Nothing is waited for."""
+        """Wait for nothing."""
         for layers in self.groups[1:]:
             self._submit(stream, layers)
 
 
 class Unplaced(Room):
-    """The second group is digested beside as well, not behind its copies."""
+    """A faulty watch: the second group is digested on the side stream, not after its copies."""
 
     def close(self, stream: int) -> None:
-        """On the side stream."""
+        """Digest on the side stream."""
         super().close(SIDE)
         self.world.wait(stream, self._event)
 
 
 class Aside(Room):
-    """All of a load is digested beside it, not behind its copies."""
+    """A faulty watch: all of a load is digested on the side stream, not after its copies."""
 
     def launch(self, stream: int, side: int) -> None:
-        """On the side stream, which the engine's waits for."""
+        """Digest on the side stream, for which the engine's stream waits."""
         super().launch(side, side)
         self.world.wait(stream, self._event)
 

@@ -1,4 +1,4 @@
-"""Watched operations on a GPU: exact, bounded, never in the way, and over before the operation is."""
+"""Watched operations on a GPU: exact, bounded, non-blocking, and complete before the operation is."""
 
 import gc
 import itertools
@@ -24,7 +24,7 @@ LAYERS, PAGES, HOST, PAGE = 7, 24, 40, 8448
 
 
 class Mirror:
-    """Whose books they are."""
+    """The owner of the books."""
 
 
 class Bench:
@@ -58,7 +58,7 @@ class Bench:
         )
 
     def wanted(self, pages: list[int], entries: list[int], *, loads: bool, life: int = 1) -> Wanted:
-        """All layers of these device pages, which have these host pages' entries."""
+        """Describe all layers of these device pages, with these host pages' entries."""
         lives = np.full(len(pages), life, np.int64)
         return Wanted(
             mirror=self.mirror,
@@ -74,13 +74,13 @@ class Bench:
         )
 
     def watch(self, *args: object, **kwargs: object) -> Watch:
-        """A watch that must be there."""
+        """Return a watch, which must be available."""
         watch = self.digester.watch(self.wanted(*args, **kwargs))  # type: ignore[arg-type]
         assert watch is not None
         return watch
 
     def run(self, pages: list[int], entries: list[int], *, loads: bool, life: int = 1) -> Watch:
-        """A whole operation that moves nothing."""
+        """Run an operation that moves nothing."""
         watch = self.watch(pages, entries, loads=loads, life=life)
         watch.queued(self.stream.cuda_stream, 3)
         self.stream.synchronize()
@@ -88,13 +88,13 @@ class Bench:
         return watch
 
     def expected(self, pages: list[int]) -> np.ndarray:
-        """What the CPU finds in the host's twin."""
+        """Return the CPU's digests of the host copy."""
         return CpuDigester().digest(self.on_host, range(LAYERS), np.array(pages))
 
 
 @pytest.fixture(params=["small", "large"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """One of everything, where operations are taken for small ones or for large ones."""
+    """A bench whose operations count as small or as large ones."""
     if request.param == "large":
         monkeypatch.setattr(watches, "IN_LINE_BYTES", 0)
         monkeypatch.setattr(lane, "NEAR_PAGES", 0)
@@ -113,7 +113,7 @@ def test_a_backup_is_digested_and_its_load_confirmed(bench: Bench) -> None:
 
 
 def test_room_is_used_again_by_fewer_and_more_pages(bench: Bench) -> None:
-    """Whatever an earlier operation left in its lane, the next one sees its own pages only."""
+    """Whatever an earlier operation left in its lane, the next one sees only its own pages."""
     for count in (5, 8, 1, 3, 17, 9, 24, 2):
         pages = np.random.default_rng(count).permutation(PAGES)[:count].tolist()
         entries = np.random.default_rng(count + 1).permutation(HOST)[:count].tolist()
@@ -136,7 +136,7 @@ def test_one_flipped_bit_is_one_page(bench: Bench) -> None:
 
 
 def test_what_the_device_does_not_know_is_read_back(bench: Bench) -> None:
-    """Unknown pages, another life and some layers only: nothing is confirmed, all digests are there."""
+    """With unknown pages, another generation or only some layers, nothing is confirmed and all digests come back."""
     pages, entries = [1, 2, 3], [1, 2, 3]
     bench.run(pages, entries, loads=False).seen()
     for unknown in (
@@ -228,7 +228,7 @@ def test_a_caller_that_captures_is_refused(bench: Bench) -> None:
 
 
 def test_a_bus_that_lags_is_not_waited_for(bench: Bench) -> None:
-    """When every lane is under way there is no watch; one that was read makes room for another."""
+    """With every lane in use there is no watch; reading one makes room for another."""
     watches = list(
         itertools.takewhile(
             lambda watch: watch is not None,
