@@ -61,7 +61,7 @@ def test_a_call_that_began_before_tracing_did_unbalances_no_allocator(
         free(pages)
         ended.append(seconds)
 
-    monkeypatch.setattr(switchboard.time, "sleep", under_way)
+    monkeypatch.setattr("hicache_dbg.tracer.switch.switchboard.time.sleep", under_way)
     report = _switched(lambda: allocator.alloc(1))
     assert (report["findings"], len(ended)) == ([], 1)
 

@@ -85,8 +85,8 @@ def long_tiles(
 ):
     """Digest tiles of more than 240 bytes, ``P`` at a time, in steps of 16 stripes of 8 words.
 
-    ``STAGES``: how many blocks are loaded at a time. 0 loads two blocks ahead into registers: the
-    asynchronous copies of a pipelined loop cannot tell L2 to evict what they read first, and flush it.
+    ``STAGES``: how many blocks are loaded at a time. 0 loads one block ahead into registers: in a
+    pipelined loop Triton loses the hint that L2 may evict the tiles first, and they flush it.
     ``SIZE``: the tile's size if it is fixed, else 0. ``UNIT``: bytes (16, 8, 4, 2 or 1) that can be
     loaded at once wherever a stripe begins and, if less than 16, wherever a row does. ``TAIL_UNIT``:
     the same for the last stripe, which ends with the tile. ``RUNS``: (offset, slot stride, row bytes,
@@ -127,17 +127,17 @@ def long_tiles(
                 even = with_block(even, data_even, data_odd, even_secret, even_scramble)
                 odd = with_block(odd, data_odd, data_even, odd_secret, odd_scramble)
         else:
-            end = n_blocks * 1024
-            data_even, data_odd = _block(start, 0, end, whole, first, slots, UNIT, STRIPED, RUNS)
-            soon_even, soon_odd = _block(start, 1024, end, whole, first, slots, UNIT, STRIPED, RUNS)
-            for here in tl.range(2048, end + 2048, 1024, num_stages=1):
-                next_even, next_odd = _block(
-                    start, here, end, whole, first, slots, UNIT, STRIPED, RUNS
-                )
+            there = whole & (stripe * 64 < n_blocks * 1024)[None, :, :]
+            data_even, data_odd = stripes(
+                start, stripe * 64, there, first, slots, UNIT, STRIPED, RUNS
+            )
+            for block in tl.range(1, n_blocks + 1, num_stages=1):
+                here = block * 1024 + stripe * 64
+                there = whole & (here < n_blocks * 1024)[None, :, :]
+                next_even, next_odd = stripes(start, here, there, first, slots, UNIT, STRIPED, RUNS)
                 even = with_block(even, data_even, data_odd, even_secret, even_scramble)
                 odd = with_block(odd, data_odd, data_even, odd_secret, odd_scramble)
-                data_even, data_odd = soon_even, soon_odd
-                soon_even, soon_odd = next_even, next_odd
+                data_even, data_odd = next_even, next_odd
         secret = words + tl.where(is_rest, stripe * 8, 121) + pair
         even += accumulated(tail_even, tail_odd, tl.load(secret, mask=used, other=0))
         odd += accumulated(tail_odd, tail_even, tl.load(secret + 8, mask=used, other=0))
@@ -203,24 +203,6 @@ def sent(source, target, count, WORDS: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     words = tl.load(source.to(tl.pointer_type(tl.int64)) + at, mask=at < count)
     tl.store(target.to(tl.pointer_type(tl.int64)) + at, words, mask=at < count)
-
-
-@triton.jit
-def _block(
-    start,
-    at,
-    end,
-    whole,
-    first,
-    slots,
-    UNIT: tl.constexpr,
-    STRIPED: tl.constexpr,
-    RUNS: tl.constexpr,
-):
-    """Load the block at byte ``at`` of each tile; nothing from byte ``end`` on."""
-    here = at + tl.arange(0, 16)[:, None] * 64
-    there = whole & (here < end)[None, :, :]
-    return stripes(start, here, there, first, slots, UNIT, STRIPED, RUNS)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ then on CPython 3.11 and 3.12 take twice as long for each attribute of the pool 
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -137,11 +138,6 @@ class DeviceCalls:
         for op in ops:
             op.moment = history.now
             history.begun(op.moment)
-            if op.is_aside:
-                try:  # noqa: SIM105 - on SGLang's thread, where a context is one function more
-                    delattr(op.owner, op.plan.method)
-                except AttributeError:  # another load of the same pool has done it
-                    pass
         try:
             if frame.on_host is not None:
                 self._end_on_host(frame, frame.on_host)
@@ -155,8 +151,8 @@ class DeviceCalls:
             for op in ops:
                 plan = op.plan
                 plan.timed = frame.timed
-                if plan.loads and self._here.loading is not None:
-                    self._here.loading.pages.setdefault(plan.pool, NO_PAGES)
+                if plan.loads:
+                    self._loaded(op)
                 if not op.args or id(op.args[0]) != plan.over:
                     self._moved_over(op)
                 self._under_way[op.stream].append(op)
@@ -242,6 +238,14 @@ class DeviceCalls:
                     return op, layer
                 break
         return DeviceOp(plan, frame, pool, host, device, args, kwargs), layer
+
+    def _loaded(self, op: DeviceOp) -> None:
+        """Put our wrapper back in its place, and note at the gates that the pool is loaded."""
+        if op.is_aside:
+            with suppress(AttributeError):  # another load of the same pool may have done it
+                delattr(op.owner, op.plan.method)
+        if self._here.loading is not None:
+            self._here.loading.pages.setdefault(op.plan.pool, NO_PAGES)
 
     def _brings_every(self, frame: Frame, plan: Plan, pool: Any) -> bool:
         """Return whether the operation has the pool once and each of its layers: all calls are alike."""
