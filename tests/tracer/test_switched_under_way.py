@@ -13,7 +13,6 @@ from hicache_dbg.tracer.events import Copied, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
-from hicache_dbg.tracer.switch import switchboard
 from hicache_dbg.tracer.switch.messages import Ask, Reply
 from hicache_dbg.tracer.switch.switchboard import Switchboard
 
