@@ -41,11 +41,11 @@ class Nowhere:
         """Let them go."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def sglang(records: int) -> Iterator[tuple[int, Session, Reach]]:
-    """Operations as SGLang's engine submits them: four records a life."""
+    """Submit operations as SGLang's engine does: four records per life of a page set."""
     ops, lives = SglangOps([Nowhere()], layers=2, pages=PAGES), records // 4 // STEPS
     for step in range(STEPS):
         for number in range(lives):

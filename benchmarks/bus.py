@@ -47,17 +47,17 @@ class Clock:
     seconds: float = 0.0
 
     def ready(self) -> bool:
-        """Whether it was set going."""
+        """Return whether the bus may go on."""
         return self.going
 
     def events(self) -> Iterator[Event]:
-        """None; by now the thread that takes the records has worked so many seconds."""
+        """Return no events, and note the processor time of the bus thread so far."""
         self.seconds = time.thread_time()
         return iter(())
 
 
 def back_up(state: CacheState, host: Ids, device: Ids) -> None:
-    """Carry a backup out, from its submission to its end."""
+    """Execute a backup, from its submission to its end."""
     with state.changed:
         op = state.begin("backup", host, device)
     state.engine.backup(op)
@@ -125,7 +125,7 @@ def a_second(pages: int, count: int, *, ordered: bool) -> float:
 
 
 def rows(count: int) -> Iterator[Row]:
-    """A row for each number of pages, with the order of accesses looked at and without."""
+    """Yield a row for each number of pages, with and without checking the order of accesses."""
     slowest = float("inf")
     for ordered in (False, True):
         for pages in (1, 16, 256):

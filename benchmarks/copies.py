@@ -69,7 +69,7 @@ class Figures:
 
 
 def cases(size: int, backends: list[str]) -> Iterator[Case]:
-    """Every pool in every layout that most pools have."""
+    """Yield every pool in every layout that most pools have."""
     for name, (geometry, shares) in POOLS.items():
         for backend in map(IoBackend, backends):
             for layout in LAYOUTS_OF[backend]:
@@ -78,7 +78,7 @@ def cases(size: int, backends: list[str]) -> Iterator[Case]:
 
 
 def plain_copies(size: int, device: str) -> dict[Way, Work]:
-    """A contiguous copy of ``size`` pinned bytes each way, to its end."""
+    """Return synchronous contiguous copies of ``size`` pinned bytes, one for each direction."""
     cuda = device != "cpu"
     host = torch.ones(size, dtype=torch.uint8, pin_memory=cuda)
     other = torch.ones(size, dtype=torch.uint8, device=device)
@@ -92,7 +92,7 @@ def plain_copies(size: int, device: str) -> dict[Way, Work]:
 
 
 def bytes_return(mirror: Mirror, ids: tuple[Ids, Ids], backend: IoBackend) -> bool:
-    """Whether pages backed up and loaded over zeros are what they were, and others still zero."""
+    """Return whether pages backed up and loaded over zeros are restored, and others still zero."""
     tensors = [tensor for buffer in mirror.device.buffers.values() for tensor in buffer.tensors]
     before = [tensor.clone() for tensor in tensors]
     carry_out(operation(mirror, "backup", *ids, backend))
@@ -136,7 +136,7 @@ def figures(plain: list[float], mine: list[float], peer: list[float] | None = No
 
 
 def measure(case: Case, device: str, repeats: int, *, beside_peer: bool) -> str:
-    """One line of the table."""
+    """Measure a case, and return its line of the table."""
     geometry = case.geometry
     pages = max(1, case.size // (geometry.page_bytes() * geometry.layers))
     room = pages + pages // 4

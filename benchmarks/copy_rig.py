@@ -45,7 +45,7 @@ _ENGINE = TransferEngine()
 
 
 def combinations() -> Iterator[Combination]:
-    """Every pool kind in every layout with every io backend that serves it."""
+    """Yield every pool kind in every layout with every io backend that supports it."""
     for kind in KINDS:
         for backend, layouts in LAYOUTS_OF.items():
             for layout in layouts:
@@ -54,7 +54,7 @@ def combinations() -> Iterator[Combination]:
 
 
 def fill(pool: DevicePool | HostPool, seed: int, device: torch.device) -> None:
-    """Random bytes everywhere, drawn on ``device``."""
+    """Fill a pool with random bytes drawn on ``device``."""
     generator = torch.Generator(device).manual_seed(seed)
     for buffer in pool.buffers.values():
         for number in range(len(buffer.tensors)):

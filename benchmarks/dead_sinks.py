@@ -65,24 +65,24 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 def sinks_of(settings: Settings) -> list[Sink]:
-    """What a run under ``settings`` has."""
+    """Build the sinks of a run under ``settings``."""
     return build_sinks(settings, lambda: ()).sinks
 
 
 def others(settings: Settings, name: str) -> list[Sink]:
-    """The living sinks but one."""
+    """Build the living sinks without the one called ``name``."""
     left = tuple(sink for sink in SINKS if sink != name)
     return sinks_of(replace(settings, sinks=left))
 
 
 def dead_collector(alive: Settings) -> list[Sink]:
-    """Nobody on the port."""
+    """Build the sinks with an OTLP endpoint on which nobody listens."""
     with variable("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9"):
         return sinks_of(alive)
 
 
 def full_disk(alive: Settings, folder: Path) -> list[Sink]:
-    """A recording whose file takes nothing more."""
+    """Build the sinks with a recording whose disk is full."""
     sink = RecordingSink(folder, run_id(0))
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, sink._part._file)  # noqa: SLF001 - a real device, not a mounted file system
@@ -91,7 +91,7 @@ def full_disk(alive: Settings, folder: Path) -> list[Sink]:
 
 
 def broken_terminal(alive: Settings, stack: ExitStack) -> list[Sink]:
-    """Standard error that nobody reads."""
+    """Build the sinks with a standard error that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
     stack.callback(os.close, writing)
@@ -100,7 +100,7 @@ def broken_terminal(alive: Settings, stack: ExitStack) -> list[Sink]:
 
 
 def taken_port(stack: ExitStack) -> Listen:
-    """A port that somebody listens on."""
+    """Listen on a port, and return it."""
     other = stack.enter_context(socket.socket())
     other.bind(("", 0))
     other.listen()
@@ -108,7 +108,7 @@ def taken_port(stack: ExitStack) -> Listen:
 
 
 def cases(alive: Settings, stack: ExitStack, folder: Path) -> tuple[Case, ...]:
-    """Every sink, dead in the ways that happen; the first is the noise of the machine."""
+    """Return a case for every way in which a sink dies; the first has none dead, for the noise."""
     deaf = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     deaf.bind(str(folder / "deaf"))
     (folder / "file").touch()
@@ -129,7 +129,7 @@ def cases(alive: Settings, stack: ExitStack, folder: Path) -> tuple[Case, ...]:
 
 
 def small_copy() -> Callable[[], None]:
-    """A backup of 64 KiB: it stays in the caches, so that other work on the machine shows less."""
+    """Return a backup of 64 KiB, which fits the caches: other work on the machine shows less."""
     pool = DevicePool(index_k(1, 64, "bf16"), 8)
     mirror = Mirror(pool, host_pool_for(host_geometry_like(pool), 8, Layout.PAGE_FIRST))
     pages = np.arange(4)
@@ -164,7 +164,7 @@ def median_copy(make: Callable[[], list[Sink]], bursts: int) -> float:
 
 
 def dead_rows(only: str, pairs: int, bursts: int, folder: Path, journal: Path) -> Iterator[Row]:
-    """The median copy with a sink dead, over the same with all alive."""
+    """Yield the ratios of the median copy with one sink dead to that with all alive."""
     alive = Settings(sinks=SINKS, directory=folder / "recordings", journald_socket=journal)
     with ExitStack() as stack:
         chosen = [case for case in cases(alive, stack, folder) if only in case.name]

@@ -59,7 +59,7 @@ def block() -> list[Event]:
 
 
 def write(path: Path, events: int) -> int:
-    """A recording of ``events`` events; its bytes."""
+    """Write a recording of ``events`` events; return its size in bytes."""
     encoder = msgspec.json.Encoder()
     head = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id="bench", time_ns=0)
     body = b"".join(encoder.encode(event) + b"\n" for event in block())
@@ -71,7 +71,7 @@ def write(path: Path, events: int) -> int:
 
 
 def diagnosed(path: Path) -> tuple[float, int]:
-    """Seconds and peak bytes of one ``hicache-dbg diagnose --json``."""
+    """Return seconds and peak bytes of one ``hicache-dbg diagnose --json``."""
     command = [sys.executable, "-m", "hicache_dbg", "diagnose", str(path), "--json"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

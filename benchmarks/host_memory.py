@@ -30,7 +30,7 @@ POOLS: tuple[Callable[[], PoolGeometry], ...] = (
 
 
 def touched() -> int:
-    """The most bytes this process has had in memory so far."""
+    """Return the most bytes this process has had in memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def opening(geometry: PoolGeometry, size: int) -> tuple[int, int, int]:
-    """The size that could be opened, and what that took: Python's bytes, and memory touched."""
+    """Return the size that could be opened, and its cost: Python's bytes, and memory touched."""
     page = geometry.page_bytes() * geometry.layers
     while True:
         before = touched()

@@ -65,7 +65,7 @@ class Row:
 
 
 def run(combination: Combination, options: Sequence[str]) -> Row:
-    """One run in a process of its own."""
+    """Execute one run in its own process."""
     name, layout, backend = combination
     command = [sys.executable, "-m", "hicache_dbg", "repro", "--json", *options]
     command += ["--pools", name, "--layout", layout, "--io-backend", backend]

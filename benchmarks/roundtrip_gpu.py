@@ -40,7 +40,7 @@ class Verdict:
 
 
 def canonical(pool: DevicePool | HostPool, name: str, device: torch.device) -> torch.Tensor:
-    """A component's bytes as ``[layer, page, (slot, head,) byte]``, by axis names, on ``device``."""
+    """Return a component's bytes as ``[layer, page, (slot, head,) byte]`` on ``device``."""
     buffer = pool.buffers[name]
     whole = "layer" in buffer.dims
     stacked = (buffer.tensors[0] if whole else torch.stack(buffer.tensors)).to(device)
@@ -50,12 +50,12 @@ def canonical(pool: DevicePool | HostPool, name: str, device: torch.device) -> t
 
 
 def snapshot(pool: DevicePool | HostPool, device: torch.device) -> Snapshot:
-    """All components of a pool."""
+    """Return the bytes of all components of a pool."""
     return {name: canonical(pool, name, device) for name in pool.buffers}
 
 
 def slot_places(geometry: PoolGeometry, component: str, slot_id: int) -> list[Place]:
-    """Where a slot lies in canonical form, run by run."""
+    """Return where a slot lies in canonical form, run by run."""
     page, slot = divmod(slot_id, geometry.slots_per_page)
     if not geometry.page_indexed:
         return [(page, slot)]
@@ -98,7 +98,7 @@ def expect(
 def step(
     mirror: Mirror, combination: Combination, way: Way, ids: tuple[Ids, Ids], *, single: bool
 ) -> tuple[int, str]:
-    """One copy and what it left behind: bytes moved, and what is wrong, if anything."""
+    """Make one copy; return the bytes moved, and what is wrong with the result, if anything."""
     kind, layout, backend = combination
     where = mirror.device.device
     host, device = snapshot(mirror.host, where), snapshot(mirror.device, where)

@@ -55,7 +55,7 @@ _OURS = str(Path(trace.__code__.co_filename).parents[2])
 
 
 def _no_driver(arguments: int) -> Callable[..., int]:
-    """A function of C that is called as the driver's are, and returns 0."""
+    """Return a C function that is called like the driver's, and returns 0."""
     call = ctypes.PyDLL(None).PyErr_CheckSignals
     call.argtypes = [ctypes.c_void_p] * arguments
     return cast("Callable[..., int]", call)
@@ -79,12 +79,12 @@ class NoDevice(HostLane):  # type: ignore[misc]
         self.raw_record, self.wait, self.query = map(_no_driver, (2, 3, 1))
 
     def mark(self, stream: int) -> Any:
-        """As on a GPU, of an event that is used again."""
+        """Record a mark as on a GPU, always the same one."""
         self.record(HostMark.cuda_event, stream)
         return _MARK
 
     def slot(self, words: int) -> Slot:
-        """As on a GPU: one that was used before."""
+        """Return a slot as on a GPU, reusing a free one."""
         slot = self.slots.popleft() if self.slots else HostSlot(max(words, 4096))
         slot.parts, slot.words, slot.refused = [], 0, ""
         return cast("Slot", slot)
@@ -118,14 +118,14 @@ class Rig:
         self._move[kind](self.ids[number % SETS])
 
     def settle(self) -> None:
-        """All is judged."""
+        """Wait until everything is judged, and drop the events."""
         session = self.attachment.observer.session()
         assert session is None or session.bus.flush(30)
         self.sink.events.clear()
 
 
 def _copy_nothing() -> None:
-    """From now on SGLang's CUDA functions return at once."""
+    """Make SGLang's CUDA functions return at once from now on."""
     for name, module in list(sys.modules.items()):
         if name.startswith("sglang.srt.mem_cache"):
             for function in STAND_INS:
@@ -210,7 +210,7 @@ def once(rig: Rig, kind: str, count: int, chill: Callable[[], None]) -> float:
 
 @contextmanager
 def parked(on: bool) -> Iterator[None]:
-    """While operations wait to be judged, if ``on``."""
+    """Keep operations from being judged within the context, if ``on``."""
     ready = DeviceOp.ready
     if on:
         DeviceOp.ready = lambda _: False  # type: ignore[method-assign,assignment]

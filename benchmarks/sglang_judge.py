@@ -39,7 +39,7 @@ def held(ops: SglangOps, count: int) -> tuple[Clock, Clock]:
 
 
 def warmed(sink: MemorySink, pages: int) -> SglangOps:
-    """A pool whose every set of pages was backed up and loaded once."""
+    """Return a pool of which every set of pages was backed up and loaded once."""
     ops = SglangOps([sink], layers=LAYERS, pages=pages, sets=SETS)
     for number in range(2 * SETS):
         ops.submit(number)
@@ -49,7 +49,7 @@ def warmed(sink: MemorySink, pages: int) -> SglangOps:
 
 
 def op_us(pages: int, count: int) -> float:
-    """Microseconds of the bus's thread an operation, backups and loads alike."""
+    """Return the microseconds of the bus thread per operation, over backups and loads."""
     sink = MemorySink()
     ops = warmed(sink, pages)
     first, last = held(ops, count)
@@ -118,7 +118,7 @@ def profile(pages: int, count: int) -> None:
 
 
 def rows(count: int) -> Iterator[Row]:
-    """A row for each number of pages."""
+    """Yield the rows of the table."""
     own = 1e6 / median([a_second(4, count, ordered=False) for _ in range(3)])
     yield Row("judging a copy", "our own engine, 4 pages of 4 layers", 1.0, f"{own:.0f} us")
     for pages in (4, 32, 128):

@@ -24,7 +24,7 @@ _DEVICE = torch.device("cuda", 0)
 
 
 def sglang_version() -> str | None:
-    """The version of the SGLang that can be imported here; None without one, or without a GPU."""
+    """Return the version of the SGLang that can be imported here; None without one or a GPU."""
     try:
         importlib.import_module(_CACHE + "memory_pool_host")
         return str(importlib.import_module("sglang").__version__)
@@ -47,7 +47,7 @@ class Peer:
     stream: torch.cuda.Stream = field(default_factory=torch.cuda.Stream)
 
     def aim(self, host: Ids, device: Ids) -> None:
-        """Which pages move. SGLang reserves page 0 of a device, so that ids there begin at 1."""
+        """Choose the pages to move. SGLang reserves page 0 of a device, so ids there begin at 1."""
         at_host = _indices(host, self.page_tokens)
         at_device = _indices(device + 1, self.page_tokens)
         if self.backend == "kernel":
@@ -62,20 +62,20 @@ class Peer:
         torch.cuda.synchronize()
 
     def backup(self) -> None:
-        """All layers to the host; the bytes have arrived on return."""
+        """Copy all layers to the host; the bytes have arrived on return."""
         with torch.cuda.stream(self.stream):
             self.host.backup_from_device_all_layer(self.device, *self._backup, self.backend)
         torch.cuda.synchronize()
 
     def load(self) -> None:
-        """Layer by layer to the device; the bytes have arrived on return."""
+        """Copy to the device layer by layer; the bytes have arrived on return."""
         with torch.cuda.stream(self.stream):
             for layer in range(self.layers):
                 self.host.load_to_device_per_layer(self.device, *self._load, layer, self.backend)
         torch.cuda.synchronize()
 
     def bytes_return(self, device: Ids) -> bool:
-        """Whether pages backed up and loaded over zeros are what they were."""
+        """Return whether pages backed up and loaded over zeros are restored."""
         pages = torch.from_numpy(device[:64] + 1).cuda()
         rows = [buffer.view(-1, buffer.shape[1] * self.rows_per_page) for buffer in self.buffers]
         before = [row[pages].clone() for row in rows]
@@ -130,7 +130,7 @@ def _bytes_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _described() -> Any:
-    """The module that describes device buffers; None where pools are taken as objects."""
+    """Return the module that describes device buffers; None if pools are passed as objects."""
     try:
         return _module("device_pool_info")
     except ImportError:
@@ -221,7 +221,7 @@ def _paged(geometry: PoolGeometry, pages: int, layout: str, backend: str) -> Pee
 
 
 def _indexer(geometry: PoolGeometry, pages: int, layout: str, backend: str) -> Peer:
-    """A sparse-attention indexer's keys; its host pool hangs on that of a latent pool."""
+    """Build the keys of a sparse-attention indexer; its host pool needs that of a latent pool."""
     layers, tokens = geometry.layers, geometry.slots_per_page
     if geometry.page_bytes() != 8448:
         raise ValueError("index keys are kept in fp8 only, 8,448 B a page")

@@ -40,7 +40,7 @@ server.serve_forever()
 
 @contextmanager
 def stand_in(script: str, *arguments: str) -> Iterator[str]:
-    """A process that takes what is sent to it; the first line that it says."""
+    """Run a process that takes what is sent to it; yield the first line that it prints."""
     command = [sys.executable, "-c", script, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

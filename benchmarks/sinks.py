@@ -42,11 +42,11 @@ def cpu_us(work: Callable[[], object], events: int) -> float:
 
 
 def cost_rows(events: int, folder: Path, journal: Path) -> Iterator[Row]:
-    """What an event costs the thread that pays for it, by sink."""
+    """Yield what an event costs the thread that pays for it, by sink."""
     batch = [msgspec.structs.replace(EVENT, op_id=n + 1, h=n) for n in range(events)]
 
     def bare(_event: Copied) -> None:
-        """The yardstick."""
+        """Do nothing: the unit of all ratios."""
 
     def one_by_one(call: Callable[[Copied], object]) -> Callable[[], None]:
         def work() -> None:

@@ -21,7 +21,8 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 def guard_for(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
     """Return what copies of ``device`` run under: on CUDA the thread's mode is relaxed meanwhile."""
-    return _relaxed if device.type == "cuda" else nullcontext
+    on_cuda = device.type == "cuda" and torch.version.cuda is not None  # ROCm's are called cuda too
+    return _relaxed if on_cuda else nullcontext
 
 
 @contextmanager

@@ -131,7 +131,7 @@ class RowStore:
         return self._rows[layer][self._row_ids(slots)].double()
 
     def read_by_head(self, layer: int, slots: Slots) -> torch.Tensor:
-        """The same with heads before tokens: (..., heads, C, width) of ``slots`` (..., C)."""
+        """Return the same with heads before tokens: (..., heads, C, width) of ``slots`` (..., C)."""
         rows = self._rows[layer][self._row_ids(slots)]
         return rows.transpose(-3, -2).contiguous().double()  # transposed while still narrow
 

@@ -71,7 +71,7 @@ class Outbox:
             return dict(self.lost)
 
     def put(self, events: list[Event]) -> None:
-        """Queue ``events``; count those without room as ``queue_full``, separately for copies."""
+        """Queue ``events``; drop those without room and count them as ``queue_full``."""
         with self._changed:
             if self._closed:
                 self.lost["closed"] += len(events)

@@ -37,7 +37,7 @@ def _scattered(count: int, slots: int, seed: int) -> torch.Tensor:
 
 
 def _slot(pages: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The 576 value and 8 scale bytes of C4 slots, [slots, 584]."""
+    """Return the 576 value and 8 scale bytes of C4 slots, [slots, 584]."""
     pages, at = pages.cpu()[numbers // 64], numbers % 64
     values = pages[:, : 64 * 576].reshape(-1, 64, 576)[torch.arange(len(at)), at]
     scales = pages[:, 64 * 576 : 64 * 584].reshape(-1, 64, 8)[torch.arange(len(at)), at]

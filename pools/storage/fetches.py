@@ -87,7 +87,7 @@ class Fetches:
             self._engine.gave_up("fetch", 1, f"no answer within {timeout} s")
 
     def _is_stuck(self) -> bool:
-        """Return whether a fetch hangs; report it once if its own reader gave up earlier and did not."""
+        """Return whether a fetch hangs; report it once, unless its reader already has."""
         late = self._worker.late
         if late and not self._told:
             self._engine.gave_up("fetch", 1, f"no answer within {self._worker.patience_s} s")

@@ -54,7 +54,10 @@ def test_one_call_for_half_a_tebibyte() -> None:
 
 @pytest.mark.parametrize("claims", [True, False])
 def test_copies_from_memory_that_is_not_pinned(*, claims: bool) -> None:
-    """Entry 97: pinning 531,470,745,600 B fails with 1: copies may be stale, whatever the pool claims."""
+    """Entry 97: pinning 531,470,745,600 B fails with 1.
+
+    Copies may be stale, whatever the pool claims.
+    """
     size = 531_470_745_600
     state = Pinning(
         requested=True, pinned=claims, return_code=1, bytes=size, pinned_bytes=size * claims

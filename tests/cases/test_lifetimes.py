@@ -69,7 +69,10 @@ def _good(rig: Rig) -> None:
 def test_three_digests_tell_who_is_at_fault(
     copy: Callable[[Rig], None], cls: FaultClass | None
 ) -> None:
-    """Entry 39: before = after != there blames the transfer, before != after the source, all equal neither."""
+    """Entry 39: before = after != there blames the transfer, before != after the source.
+
+    If all three are equal, neither is blamed.
+    """
     assert 4 * 2_424_832 + 4 * 16_384 == 9_764_864
     rig = Rig(Checksum.THREE)
     copy(rig)
@@ -84,7 +87,10 @@ def pages(*numbers: int) -> npt.NDArray[np.int64]:
 
 
 def test_reuse_of_a_block_that_was_never_registered() -> None:
-    """Entry 50: two blocks, dropped before they were registered, then offered by prefix: a finding."""
+    """Entry 50: two blocks, dropped before they were registered, then offered by prefix.
+
+    This is a finding.
+    """
     book = Ownership("device", 8)
     book.alloc(pages(2, 3), pages(1, 1), 1, BY)
     assert book.free(pages(2, 3), BY) == []
@@ -97,14 +103,20 @@ def test_reuse_of_a_block_that_was_never_registered() -> None:
 
 
 def retained(array: npt.NDArray[np.int64]) -> int:
-    """Return the bytes that ``array`` keeps alive: its own, or those of the array it is a view of."""
+    """Return the bytes that ``array`` keeps alive.
+
+    Its own, or those of the array it is a view of.
+    """
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.nbytes
 
 
 def test_what_is_kept_of_a_free_list_is_what_was_taken() -> None:
-    """Entry 54: 64 ids taken from a list of a million keep 512 B alive, not the list's 8,000,000 B."""
+    """Entry 54: 64 ids taken from a list of a million keep 512 B alive.
+
+    They do not keep the list's 8,000,000 B.
+    """
     allocator = PageAllocator(1_000_000, "device")
     given = allocator.alloc(64)
     assert given is not None

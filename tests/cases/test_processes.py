@@ -25,7 +25,10 @@ def handed(ours: list[Event], theirs: list[Event]) -> list[Finding]:
 
 
 def test_a_rank_that_never_made_the_third_call() -> None:
-    """Entry 85: rank 0 makes calls #1 to #3, rank 1 only #1 and #2 and lives on: rank 1 and #3 are named."""
+    """Entry 85: rank 0 makes calls #1 to #3, rank 1 only #1 and #2, and lives on.
+
+    The finding names rank 1 and call #3.
+    """
     ours = [collective(name) for name in ("prefetch", "write", "load")]
     theirs: list[Event] = [collective(name, 1) for name in ("prefetch", "write")]
     alive = replace(word(1), time_ns=2 * 10**9)
@@ -43,7 +46,10 @@ def test_stages_that_ask_the_store_by_themselves() -> None:
 
 
 def test_stages_with_other_capacities() -> None:
-    """Entry 88: 35,341 / 34,435 / 34,435 / 36,561 blocks: 34,435 are usable, and id 34,435 is invalid."""
+    """Entry 88: ranks have 35,341 / 34,435 / 34,435 / 36,561 blocks.
+
+    34,435 of them are usable, and id 34,435 is invalid.
+    """
     sizes = (35_341, 34_435, 34_435, 36_561)
     said = [[started(mirror(pages=size), rank=rank)] for rank, size in enumerate(sizes)]
     (found,) = join(said)
@@ -66,7 +72,10 @@ def test_the_differing_field_is_printed() -> None:
     ("tp", "split", "told"), [(4, "no", True), (4, "heads", False), (1, "no", False)]
 )
 def test_a_pool_that_cannot_be_split(tp: int, split: str, *, told: bool) -> None:
-    """Entry 90: prefill tp 1, decode tp 4, a state pool that cannot be split: one error, at bootstrap."""
+    """Entry 90: prefill tp 1, decode tp 4, and a state pool that cannot be split.
+
+    There is one error, at bootstrap.
+    """
     said: list[list[Event]] = [
         [
             contract(role, "tp", size),
@@ -83,7 +92,10 @@ def test_a_pool_that_cannot_be_split(tp: int, split: str, *, told: bool) -> None
 
 
 def test_a_prompt_that_is_a_token_longer_at_the_other_end() -> None:
-    """Entry 92: block 16, prefill 32 tokens = 2 blocks, decode 33 = 3: 2 are transferred, 1 is computed."""
+    """Entry 92: block 16, prefill 32 tokens = 2 blocks, decode 33 = 3.
+
+    Two blocks are transferred, and one is computed.
+    """
     blocks = [-(-tokens // 16) for tokens in (32, 33)]
     assert blocks == [2, 3]
     (found,) = handed([sent("r", 2)], [received("r", 3)])

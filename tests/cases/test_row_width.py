@@ -116,7 +116,10 @@ def test_the_wire_has_the_payloads_dtype() -> None:
 
 
 def test_a_token_is_priced_by_its_tensors() -> None:
-    """Entry 10: 78 layers of 656 B and an index of 132 B at ratio 4 are 92,352 B a token, not 86,112."""
+    """Entry 10: 78 layers of 656 B and an index of 132 B at ratio 4.
+
+    Together they take 92,352 B a token, not 86,112.
+    """
     packed, nominal = rows("mla", 656, layers=78), rows("mla", 576, layers=78)
     index = index_k(78, 64, "fp8")
     real, told = (

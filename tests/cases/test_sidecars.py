@@ -14,7 +14,10 @@ from hicache_dbg.tracer.events import FaultClass
 
 
 def test_a_buffer_that_the_parents_mirror_does_not_have() -> None:
-    """Entry 27: the pool has {kv, index_k}, the inherited mirror only {kv}: index_k has no mirror."""
+    """Entry 27: the pool has {kv, index_k}, the inherited mirror only {kv}.
+
+    So index_k has no mirror.
+    """
     plain = mla(2, 4)
     index_k = Component("index_k", torch.uint8, (RunSpec("key", 132),))
     both = replace(plain, components=(*plain.components, index_k))

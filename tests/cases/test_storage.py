@@ -91,7 +91,10 @@ class Deaf(FileStore):
 
 
 def test_a_get_that_failed_is_computed_again(tmp_path: Path) -> None:
-    """Entry 62: return code -1 for 1 key of 1: nothing counts as found, and the page is recomputed."""
+    """Entry 62: return code -1 for 1 key of 1.
+
+    Nothing counts as found, and the page is recomputed.
+    """
     (tokens,) = sequences([[3]])
     for store, gained in ((FileStore(tmp_path), 0), (Deaf(tmp_path), 0), (FileStore(tmp_path), 1)):
         with HiCacheController(
@@ -110,7 +113,10 @@ def test_a_get_that_failed_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_the_same_tokens_in_another_dtype(tmp_path: Path) -> None:
-    """Entry 65: run 1 stores bf16, run 2 fp8: keys are equal, headers are not, and the page is refused."""
+    """Entry 65: run 1 stores bf16, run 2 fp8.
+
+    Keys are equal, headers are not, and the page is refused.
+    """
     groups = [
         PoolGroup.build(
             [mla(2, P), index_k(2, P, dtype)],
@@ -132,7 +138,10 @@ def test_the_same_tokens_in_another_dtype(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_each_process_draws() -> None:
-    """Entry 70: two processes with random hash seeds, tokens [1, 2, 3]: "same content, keys k1 and k2"."""
+    """Entry 70: two processes with random hash seeds, tokens [1, 2, 3].
+
+    The finding says "same content, keys k1 and k2".
+    """
     (found,) = join([[named("123", "k1")], [named("123", "k2", 1)]])
     assert found.cls is FaultClass.KEY_IDENTITY
     assert "same content, keys k1 and k2" in found.message
@@ -140,7 +149,10 @@ def test_a_seed_that_each_process_draws() -> None:
 
 
 def test_pairs_here_and_single_tokens_there() -> None:
-    """Entry 71: the writer hashes pairs (6634, 30181), the reader single tokens: keys differ, tokens do not."""
+    """Entry 71: the writer hashes pairs (6634, 30181), the reader single tokens.
+
+    Keys differ, tokens do not.
+    """
     tokens = np.array([6634, 30181, 15], "<i4")
     pairs = np.stack([tokens[:-1], tokens[1:]], axis=1)
     assert pairs.tolist() == [[6634, 30181], [30181, 15]]
@@ -162,7 +174,10 @@ def test_a_batch_that_failed_midway(tmp_path: Path) -> None:
 
 
 def test_a_positive_answer_does_not_outlive_a_failed_get(bench: Bench) -> None:
-    """Entry 76: exists says yes and the get fails: the answer is withdrawn and not asked for again."""
+    """Entry 76: exists says yes and the get fails.
+
+    The answer is withdrawn and not asked for again.
+    """
     keys = bench.keys(range(P))
     bench.run("store", keys)
     assert bench.engine.present(keys) == 1
@@ -197,7 +212,10 @@ def test_two_writers_of_one_bucket(bench: Bench) -> None:
 
 
 def test_a_tier_whose_every_write_fails(bench: Bench) -> None:
-    """Entry 79: 57 stores fail with errno 22: the tier is dead, reported in one line with a count."""
+    """Entry 79: 57 stores fail with errno 22.
+
+    The tier is dead, reported in one line with a count.
+    """
     fault = of_failure("failed", "write: invalid argument", 22, "", "")
     assert fault.cls is FaultClass.DEAD_TIER
     assert "errno 22" in fault.cause
@@ -236,7 +254,10 @@ def test_one_bit_of_a_stored_block(tmp_path: Path, *, digests: bool) -> None:
 
 
 def test_a_record_whose_dtype_nobody_knows_any_more(bench: Bench) -> None:
-    """Entry 82: after a restart the size is known and the dtype is not: a miss, not an assertion."""
+    """Entry 82: after a restart the size is known and the dtype is not.
+
+    This is a miss, not an assertion.
+    """
     (key,) = bench.keys(range(P))
     wanted = bench.engine.header(key)
     fields = msgspec.to_builtins(wanted)
@@ -261,7 +282,10 @@ def test_a_prefix_whose_first_pages_are_missing(bench: Bench) -> None:
 
 
 def test_the_span_that_two_requests_share(bench: Bench) -> None:
-    """Entry 84: A stores tokens 0..1151, B shares 0..63: B reads the bytes of the span that ends at 64."""
+    """Entry 84: A stores tokens 0..1151, B shares 0..63.
+
+    B reads the bytes of the span that ends at 64.
+    """
     ours = bench.keys(range(64))
     theirs = bench.keys([*range(64), *range(5000, 5064)])
     longer = bench.engine.keys(np.arange(1152, dtype="<i4").tobytes())

@@ -11,6 +11,7 @@ from tests.exporters.receiver import Receiver
 from tests.handover.pair import (
     WAIT_S,
     HandWire,
+    P,
     agree,
     arrived,
     hand_over,
@@ -24,6 +25,12 @@ from tests.pools.caching import LAYERS, group_of, page_of
 
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.handover.decode import DecodeEnd
+from hicache_dbg.pools.handover.errors import HandoverError
+from hicache_dbg.pools.handover.requests import Receiving, RecvState
+from hicache_dbg.tracer.attach import hicache_handover_held
+from hicache_dbg.tracer.attach.hicache_handover_beside import Job
+from hicache_dbg.tracer.attach.hicache_handover_receipts import Receipts
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started, Stated, Topic
 from hicache_dbg.tracer.settings import Checksum
@@ -202,3 +209,45 @@ def test_a_page_that_had_another_life_before_it_was_digested_is_skipped() -> Non
     tiles = {(s.role, s.page) for s in sink.of(Stated) if s.topic is Topic.TILES}
     assert tiles == {("prefill", page) for page in range(4)} | {("decode", at) for at in (0, 2)}
     assert join(by_role(sink.events)) == []
+
+
+def test_a_request_given_up_as_it_lands_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode gives it up while the landing is being recorded: it was not taken over, and is not read."""
+    landed = Receipts.landed
+
+    def late(receipts: Receipts, end: DecodeEnd, receiving: Receiving) -> Job | None:
+        job = landed(receipts, end, receiving)
+        end.abort(receiving, "too late")
+        return job
+
+    monkeypatch.setattr(Receipts, "landed", late)
+    monkeypatch.setattr(hicache_handover_held, "MOST_S", 0.0)
+    with traced() as (sink, told), pair(by_hand=True) as made:
+        made.decode.generation = made.pages.generation
+        with pytest.raises(HandoverError, match="too late"):
+            hand_over(made, 2)
+        told.flush()
+    said = [said.values for said in sink.of(Stated) if said.topic is Topic.RECEIVED]
+    assert said == [("2", "not taken over")]
+    assert join(by_role(sink.events)) == []
+    assert [copy.tiles for copy in sink.of(Copied) if copy.op is Op.RECV] == [2 * LAYERS] * 2
+
+
+def test_a_grant_while_another_request_lands_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's own thread may grant while the pump takes a landing: both use one dictionary."""
+    over = Receiving.over
+    with traced() as (_, told), pair(by_hand=True) as made:
+        made.decode.generation = made.pages.generation
+        under_way = told.attachment._receipts._under_way
+
+        def meanwhile(one: Receiving) -> bool:
+            under_way.pop(id(one), None)
+            return one.state in {RecvState.LANDED, RecvState.FAILED}
+
+        for name in ("r", "s"):
+            made.prefill.send(name, np.arange(2), 2 * P)
+            made.settle()
+            made.decode.expect(name, made.alloc(2), 2 * P)
+            monkeypatch.setattr(Receiving, "over", property(meanwhile))
+        monkeypatch.setattr(Receiving, "over", over)
+        assert len(under_way) == 1

@@ -155,13 +155,13 @@ def armed() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b"import os\n", "not a wish"),
-        (b'{"do": "exec"}\n', "'exec' is no wish, expected on or off"),
+        (b"import os\n", "not a request"),
+        (b'{"do": "exec"}\n', "'exec' is not a request, expected on or off"),
         (b'{"do": "on", "code": "1"}\n', "unknown field"),
         (b'{"do": "on"}\n', "holds no pools"),
     ],
 )
-def test_a_listener_takes_wishes_and_nothing_else(armed: int, line: bytes, says: str) -> None:
+def test_a_listener_takes_requests_and_nothing_else(armed: int, line: bytes, says: str) -> None:
     """Anything else is refused in one sentence, and the next request is served."""
     for _ in range(2):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -250,7 +250,7 @@ class Answered(threading.Thread):
         (b"hello\n", "of another version"),
     ],
 )
-def test_a_refusal_before_the_wish_is_heard_is_told(
+def test_a_refusal_before_the_request_is_heard_is_told(
     line: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listener has closed before the request is sent: its reply is read all the same."""
@@ -266,10 +266,10 @@ def test_a_refusal_before_the_wish_is_heard_is_told(
             list(ask(os.getpid(), Ask(do="off")))
 
 
-def test_a_wish_that_fails_is_answered() -> None:
+def test_a_request_that_fails_is_answered() -> None:
     """On any failure in the host the client is told the error, not that the process has ended."""
 
-    def fails(_wish: Ask, _reply: object) -> None:
+    def fails(_request: Ask, _reply: object) -> None:
         raise RuntimeError("no such stream")
 
     ours, theirs = socket.socketpair()
@@ -293,7 +293,7 @@ def test_a_host_without_descriptors_keeps_its_core(monkeypatch: pytest.MonkeyPat
     closed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     closed.close()  # accepting on it fails at once, as it does without a free descriptor
     with pytest.raises(SystemExit):
-        listener._serve(closed, lambda _wish, _reply: None)
+        listener._serve(closed, lambda _request, _reply: None)
     assert rests == [listener.PAUSE_S]
 
 
@@ -316,7 +316,7 @@ def test_a_host_without_threads_keeps_its_listener(monkeypatch: pytest.MonkeyPat
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
             caller.connect(server.getsockname())
             with pytest.raises(SystemExit):
-                listener._serve(server, lambda _wish, _reply: None)
+                listener._serve(server, lambda _request, _reply: None)
     assert rests == [listener.PAUSE_S]
 
 

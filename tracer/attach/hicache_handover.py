@@ -152,7 +152,7 @@ class HandoverAttachment:
             self._session.probe.overhead_s += time.perf_counter() - begun
             original(end, receiving)
             if job is not None:
-                self._receipts.give(job)
+                self._receipts.give(receiving, job)
 
         return landed
 

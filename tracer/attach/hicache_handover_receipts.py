@@ -44,8 +44,8 @@ class Receipts:
         """Prepare the record while prefill writes, so that the admission does not wait for it."""
         if end.generation is None:
             return
-        over = [key for key, known in self._under_way.items() if known.receiving.over]
-        for key in over:
+        known = list(self._under_way.items())  # the pump or a request's own thread may change it
+        for key in [key for key, receipt in known if receipt.receiving.over]:
             self._under_way.pop(key, None)
         self._under_way[id(receiving)] = self._prepared(end, receiving)
 
@@ -75,9 +75,12 @@ class Receipts:
         self._held.hold(end, receiving.pages, job)
         return job
 
-    def give(self, job: Job) -> None:
-        """Have a job done."""
-        self._beside.give(job)
+    def give(self, receiving: Receiving, job: Job) -> None:
+        """Have the job of a request done, unless it was given up as it landed."""
+        if receiving.state is RecvState.LANDED:
+            self._beside.give(job)
+        else:
+            job.drop()
 
     def freed(self, allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
         """Wait for the digests of pages that are about to be freed."""

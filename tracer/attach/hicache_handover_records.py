@@ -8,6 +8,7 @@ from hicache_dbg.pools.handover.requests import Receiving, Sending
 from hicache_dbg.pools.host import Mirror
 from hicache_dbg.tracer.attach.hicache_handover_record import HandoverRecord, open_record
 from hicache_dbg.tracer.attach.hicache_handover_tiles import HandedTiles
+from hicache_dbg.tracer.checks.contract import NOT_TAKEN, WHOLE
 from hicache_dbg.tracer.events import Op, SkipReason
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.session import Session
@@ -16,7 +17,7 @@ __all__ = ["COMPLETE", "LOST", "NOT_TAKEN", "Records", "Views"]
 
 Views = Callable[[Mirror], MirrorViews]
 #: The outcomes of a handover, in the words of both ends.
-COMPLETE, NOT_TAKEN, LOST = "complete", "not taken over", "peer lost"
+COMPLETE, LOST = WHOLE, "peer lost"
 
 
 class Records:

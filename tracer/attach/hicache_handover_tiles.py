@@ -20,7 +20,8 @@ class HandedTiles:
     def digest(self, record: HandoverRecord, *, rewritten: bool | None = None) -> None:
         """Digest a record's tiles in the order of the write, except that partly filled pages come first.
 
-        ``rewritten``: True for only the tiles that the next token may change, False for the others.
+        ``rewritten``: True for only the tiles that the next token may change, False for only the
+        others, None for all.
         """
         if record.skip is not None:
             return

@@ -12,10 +12,11 @@ from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
 from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, MirrorInfo, Topic
 from hicache_dbg.tracer.words import counted
 
-__all__ = ["CHECK", "WHOLE", "check_contract", "compare_fields", "fields_of"]
+__all__ = ["CHECK", "NOT_TAKEN", "WHOLE", "check_contract", "compare_fields", "fields_of"]
 
 CHECK = "contract"
-WHOLE = "complete"
+#: The outcomes of a handover: both ends finished it; an end gave it up.
+WHOLE, NOT_TAKEN = "complete", "not taken over"
 Fields = Mapping[str, str]
 
 
@@ -129,7 +130,8 @@ def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Find
 def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
     """Compare pages sent with pages received by request, unless a recording lost events.
 
-    Silence does not accuse a prefill process that was killed, or that began to record later.
+    Silence does not accuse a prefill process that was killed, or that began to record later. Nor does
+    a request that decode gave up while its last bytes arrived, which prefill sent to the end.
     """
     if prefill.lost or decode.lost:
         return
@@ -139,6 +141,7 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
         said
         for request, said in received.items()
         if said.values != sent.get(request)
+        and not (said.values[1:] == (NOT_TAKEN,) and sent.get(request) == (said.values[0], WHOLE))
         and (prefill.heard(said.time_ns) or not _unfinished(sent.get(request), said.values))
     ]
     if not wrong:

@@ -19,10 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         from hicache_dbg.tracer import autoattach
+        from hicache_dbg.tracer.cli.interrupts import kept_interrupts
         from hicache_dbg.tracer.cli.streams import patient_streams
 
         autoattach.suppress()  # the verbs attach by themselves
-        with patient_streams():
+        with patient_streams(), kept_interrupts():
             code = _dispatch(argv)
     except CommandError as error:
         from hicache_dbg.exporters.line import printable

@@ -53,10 +53,10 @@ def command(
         "HICACHE_DBG_POOLS": pools,
         "HICACHE_DBG_OPS": ops,
     }
-    wish = Ask(
+    request = Ask(
         do="on", settings={name: value for name, value in given.items() if value}, for_s=_span(span)
     )
-    for reply in replies(pid, wish):
+    for reply in replies(pid, request):
         if reply.report is not None:
             finish(reply, as_json=as_json)
         typer.echo(f"hicache-dbg: {reply.text} (attached in {reply.took_s * 1e3:.0f} ms)", err=True)
@@ -65,10 +65,10 @@ def command(
     raise typer.Exit(OK)
 
 
-def replies(pid: int, wish: Ask) -> Any:
+def replies(pid: int, request: Ask) -> Any:
     """Yield the process's replies; raise ``CommandError`` if it refuses or can't be reached."""
     try:
-        yield from ask(pid, wish)
+        yield from ask(pid, request)
     except SwitchError as error:
         raise CommandError(str(error), MISSING) from error
 

@@ -113,7 +113,7 @@ def _mixed(data: torch.Tensor, at: int, secret: int) -> torch.Tensor:
 
 
 def _folded(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The low half of the 128-bit product xor its high half."""
+    """Return the low half of the 128-bit product XOR its high half."""
     one_low, one_high = one & _LOW, _right(one, 32)
     other_low, other_high = other & _LOW, _right(other, 32)
     middle = one_high * other_low + _right(one_low * other_low, 32)
@@ -128,7 +128,7 @@ def _avalanche(value: torch.Tensor) -> torch.Tensor:
 
 
 def _word(data: torch.Tensor, at: int, size: int = 8) -> torch.Tensor:
-    """The little-endian integer of ``size`` bytes at ``at`` of each row."""
+    """Return the little-endian integer of ``size`` bytes at ``at`` of each row."""
     parts = data[:, at : at + size].to(torch.int64)
     value = parts[:, 0]
     for byte in range(1, size):
@@ -137,7 +137,7 @@ def _word(data: torch.Tensor, at: int, size: int = 8) -> torch.Tensor:
 
 
 def _right(value: torch.Tensor, by: int) -> torch.Tensor:
-    """A logical shift to the right."""
+    """Shift right logically."""
     return (value >> by) & ((1 << (64 - by)) - 1)
 
 

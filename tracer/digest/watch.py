@@ -39,7 +39,7 @@ class Done(Protocol):
     """The event behind an operation's digests."""
 
     def query(self) -> bool:
-        """Whether they are taken."""
+        """Return whether they are taken."""
         ...
 
     def synchronize(self) -> None:

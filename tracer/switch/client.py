@@ -21,7 +21,7 @@ class SwitchError(Exception):
     """The process can't be reached or refused; the message says why and what to do."""
 
 
-def ask(pid: int, wish: Ask) -> Iterator[Reply]:
+def ask(pid: int, request: Ask) -> Iterator[Reply]:
     """Send a request to process ``pid`` and yield its replies.
 
     There is one reply, and a second one if the requested run has an end.
@@ -41,10 +41,10 @@ def ask(pid: int, wish: Ask) -> Iterator[Reply]:
             )
         # A listener that refuses us closes before it reads, but still replies: read that below.
         with contextlib.suppress(BrokenPipeError):
-            send(connection, wish)
+            send(connection, request)
         yield _reply(connection, GRACE_S)
-        if wish.do == "on" and wish.for_s:
-            yield _reply(connection, wish.for_s + GRACE_S)
+        if request.do == "on" and request.for_s:
+            yield _reply(connection, request.for_s + GRACE_S)
 
 
 def _reply(connection: socket.socket, within_s: float) -> Reply:

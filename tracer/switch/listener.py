@@ -95,4 +95,4 @@ def _ask(line: bytes) -> Ask:
     try:
         return msgspec.json.decode(line, type=Ask)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"not a wish: {error}") from error
+        raise ValueError(f"not a request: {error}") from error

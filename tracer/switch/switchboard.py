@@ -91,7 +91,7 @@ class Switchboard:
             reply(self._off())
             return
         if ask.do != "on":
-            reply(Reply(done=False, text=f"{ask.do!r} is no wish, expected on or off"))
+            reply(Reply(done=False, text=f"{ask.do!r} is not a request, expected on or off"))
             return
         if not 0 <= ask.for_s <= LONGEST_S:  # Event.wait() rejects much longer waits
             text = f"tracing for {ask.for_s:g} s: expected 0 to {LONGEST_S:g} s"

@@ -302,3 +302,43 @@ def test_a_call_that_fails_has_its_status(traced: Start) -> None:
     (event,) = run.sink.of(Copied)
     assert event.status.startswith("ValueError")
     assert (event.verified, event.witnessed) == (0, 0)
+
+
+def _refuse(*_: object) -> None:
+    """Fail like a driver that refuses a call."""
+    raise RuntimeError("the driver refused")
+
+
+def test_digests_whose_end_is_not_marked_are_not_read(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """They may be under way still: the tiles are unwitnessed, and nobody else is given their memory."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("page_first")
+    lane, returned = beside(run, setup), list[object]()
+    monkeypatch.setattr(lane, "give_back", lambda slot, _: returned.append(slot))
+    monkeypatch.setattr(lane, "raw_record", _refuse)
+    monkeypatch.setattr(lane, "mark", lambda _: HostMark())
+    backup(setup, indices(HOST, setup.page), indices(FROM, setup.page), "kernel")
+    (event,) = run.sink.of(Copied)
+    assert (event.witnessed, event.skipped) == (0, {"unwitnessed": len(HOST) * LAYERS})
+    assert not any(returned)
+    assert internal_errors == ["digest/device: RuntimeError: the driver refused"]
+    internal_errors.clear()
+
+
+def test_an_operation_that_cannot_be_read_is_no_longer_under_way(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """What is handed out is remembered only while an operation is under way."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("page_first")
+    monkeypatch.setattr(beside(run, setup), "read", _refuse)
+    backup(setup, indices(HOST, setup.page), indices(FROM, setup.page), "kernel")
+    assert run.sink.of(Copied) == []
+    history = run.attachment.observer.devices.history
+    before = history.now
+    history.note(run.record(setup.pool).sources[0], torch.tensor([0]))
+    assert history.now == before
+    assert internal_errors == ["bus: RuntimeError: the driver refused"]
+    internal_errors.clear()

@@ -1,4 +1,4 @@
-"""Layers of draft models stored in the target's host pool, after the target's own."""
+"""Layers of draft models: stored after the target's own in its host pool, loaded between them."""
 
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false

@@ -3,8 +3,11 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from released_driving import backup, indices
@@ -12,6 +15,7 @@ from released_lane import HostSlot, beside
 from released_rows import mla
 from released_traced import Start
 
+from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopies, OpenCopy
 from hicache_dbg.tracer.checks.violation import Access
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding
@@ -101,3 +105,58 @@ def test_a_copy_that_a_full_ring_dropped_is_not_kept(
     monkeypatch.setattr(plan, "push", lambda _: False)
     backup(setup, indices([6], setup.page), indices([2], setup.page), "kernel")
     assert [len(under_way) for under_way in observer.owners.copies.under_way.values()] == [1]
+
+
+def test_a_copy_that_another_thread_closes_before_the_bus_has_it_is_not_left_open(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage thread frees pages while the scheduler hands a copy to the bus: the next free closes it."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+    assert run.sink.of(Copied)
+    observer = run.attachment.observer
+    plan = next(iter(observer.devices.by_pool[id(setup.pool)].plans.values()))
+    settle, push, pushed = observer.owners.copies.settle, plan.push, list[DeviceOp]()
+
+    def late(op: DeviceOp) -> bool:
+        pushed.append(op)
+        settle()
+        return bool(push(op))
+
+    monkeypatch.setattr(plan, "push", late)
+    backup(setup, indices([6], setup.page), indices([2], setup.page), "kernel")
+    assert len(run.sink.of(Copied)) == 2
+    (op,) = pushed
+    assert op.opened is not None
+    assert op.opened.ends
+    settle()
+    assert len(run.sink.of(Copied)) == 2  # the bus has closed it
+    assert not op.opened.ends
+
+
+def test_operations_that_are_over_leave_nothing_to_the_garbage_collector(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their indices' device memory is free as soon as the last of us lets go of them."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    made = list[weakref.ref[DeviceOp]]()
+    init = DeviceOp.__init__
+
+    def noted(op: DeviceOp, *args: Any) -> None:
+        init(op, *args)
+        made.append(weakref.ref(op))
+
+    monkeypatch.setattr(DeviceOp, "__init__", noted)
+    gc.disable()
+    try:
+        for page in range(4):
+            backup(setup, indices([page], setup.page), indices([1], setup.page), "kernel")
+            assert run.sink.of(Copied)
+        left = sum(op() is not None for op in made)
+    finally:
+        gc.enable()
+    assert left <= 2, "the last one is open, the one before it perhaps"

@@ -98,6 +98,17 @@ def test_a_prefill_process_that_was_killed_is_not_accused_of_silence() -> None:
         assert join([[late, last], [taken]]) == []
 
 
+def test_a_request_that_decode_gave_up_as_its_last_bytes_arrived_is_not_a_finding() -> None:
+    """Prefill sent it to the end and nobody reads it; another count is told all the same."""
+    given_up = "not taken over"
+    assert join(pair([sent("r", 2)], [received("r", 2, given_up)])) == []
+    for ours, theirs in (
+        (sent("r", 1), received("r", 2, given_up)),
+        (sent("r", 2, given_up), received("r", 2)),
+    ):
+        assert len(join(pair([ours], [theirs]))) == 1
+
+
 def test_a_statement_without_a_value_says_nothing() -> None:
     """A damaged statement costs only itself."""
     empty = replace(collective("x"), values=())

@@ -69,8 +69,8 @@ STRIPED = ("sglang.srt.mem_cache.pool_host.page_interleave", "PageInterleaveHost
 class Named:
     """The pages that one call names.
 
-    ``pages`` has each page once, and once more if one of its indices is named twice; ``partly`` are
-    pages of which only some indices are named.
+    ``pages`` has each page named as a whole once, and once more if one of its indices is named
+    twice; ``partly`` are the pages of which only some indices are named.
     """
 
     pages: Pages

@@ -31,7 +31,6 @@ class Booked:
         open: Begins a copy's record.
         judge: Returns the record's events.
         read: Called with an operation and what it moved, when its indices can be read.
-        lost: Called with an operation if that will never be.
         clock: The time, in ns, as operations have it.
     """
 
@@ -40,7 +39,6 @@ class Booked:
     open: Callable[[Copy], CopyRecord]
     judge: Callable[[CopyRecord], Sequence[Event]]
     read: Callable[[Any, Reading, Given], None]
-    lost: Callable[[Any], None]
     clock: Callable[[], int] = time.time_ns
     _gave_way: float = field(default=0.0, init=False)
 

@@ -44,7 +44,7 @@ class DeviceCalls:
         devices: The pools on a GPU.
         booked: Returns what operations need once they are over, by the session's probe.
         copies: Takes each copy as its operation is submitted.
-        gates: Takes each load's.
+        gates: Takes each copy of a load.
         over: Names of the host pools whose copies were given a device pool, by its identity.
         entered: Returns the session where operations are traced.
     """
@@ -145,8 +145,10 @@ class DeviceCalls:
                 one = ops[0]
                 if len(ops) > 1 or one.status != "ok" or not one.at_once():
                     self._enqueue(frame)
-        except Exception as error:  # noqa: BLE001 - those that were not digested are unwitnessed
+        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
             probe.errors.record("digest/device", error)
+            for op in ops:
+                op.give_up()
         try:
             for op in ops:
                 plan = op.plan
@@ -155,11 +157,14 @@ class DeviceCalls:
                     self._loaded(op)
                 if not op.args or id(op.args[0]) != plan.over:
                     self._moved_over(op)
-                self._under_way[op.stream].append(op)
-                if not plan.push(op):
+                # The bus first: pages that are closed before they are known would stay open.
+                if plan.push(op):
+                    self._under_way[op.stream].append(op)
+                else:
                     op.drop()
         except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
             probe.errors.record("digest/device", error)
+        ops.clear()  # they refer to the frame: no cycle is left to the garbage collector
         self.running.discard(frame.op_id)
         probe.overhead_s += (time.time_ns() - frame.ended_ns) * 1e-9
 

@@ -36,18 +36,18 @@ class DeviceOp:
     :class:`~hicache_dbg.tracer.bus.Record` for the bus.
 
     Args:
-        plan: Of the method that was called.
-        frame: The operation, which this joins.
+        plan: The plan of the method that was called.
+        frame: The operation that this becomes a part of.
         owner: SGLang's pool.
-        host: The host's indices.
-        device: The device's.
-        args: What the method was given.
-        kwargs: The same.
+        host: The host indices.
+        device: The device indices.
+        args: The positional arguments of the call.
+        kwargs: Its keyword arguments.
 
     Attributes:
-        layers: Those that came, in order.
-        stream: The copies' stream.
-        is_aside: Whether the pool has SGLang's own method in the place of our wrapper meanwhile.
+        layers: The layers copied so far, in order.
+        stream: The stream of the copies.
+        is_aside: Whether SGLang's own method temporarily replaces our wrapper.
     """
 
     # Set only where they differ: creating an operation writes a third of them.
@@ -139,6 +139,11 @@ class DeviceOp:
                 check("cuEventRecord", code)
         self._way = way
         return True
+
+    def give_up(self) -> None:
+        """Count as not digested. What was enqueued may still write into the slot: it is not reused."""
+        self.slot, self.handle, self.clock = None, 0, (None, None)
+        self._finished = False
 
     # -- as a job of the lane: every other operation ----------------------------------------------
 
@@ -253,9 +258,7 @@ class DeviceOp:
     def drop(self) -> None:
         """Forget it: nobody will read it."""
         self._read = True
-        booked = self.plan.booked
-        booked.lost(self)
-        booked.history.end(self.moment)
+        self.plan.booked.history.end(self.moment)
 
     # -- as a record, on the bus's thread ---------------------------------------------------------
 
@@ -272,13 +275,8 @@ class DeviceOp:
         slot = self.slot
         parts, refused = (slot.parts, slot.refused) if slot is not None else ([], "")
         try:
-            words, host, device = lane.read(slot, self.host, self.device)
-            ended_ns, took_us = self._times()
-        finally:
-            self._keeps = not frame.timed
-            if frame.timed:
-                lane.give_back(slot, self._mark)
-        try:
+            ended_ns, took_us = self._times()  # before its events are given back
+            words, host, device = self._fetched(slot)
             given = plan.given(self.owner, host, device, self.args, self.kwargs, frame.whom)
             layers = tuple(self.layers)
             reading = read_call(
@@ -296,6 +294,16 @@ class DeviceOp:
         if not booked.busy:
             lane.sides.settle(self.stream)
         return events
+
+    def _fetched(self, slot: Slot | None) -> Sequence[torch.Tensor]:
+        """Return the digests and both ends' indices, on the CPU."""
+        lane, timed = self.pool.lane, self.frame.timed
+        try:
+            return lane.read(slot, self.host, self.device)
+        finally:
+            self._keeps = not timed
+            if timed:
+                lane.give_back(slot, self._mark)
 
     def _as_planned(self, way: AtOnce) -> None:
         """Note what :meth:`at_once` enqueued."""

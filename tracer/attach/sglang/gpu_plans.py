@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AtOnce", "DevicePool", "Plan"]
 
-#: Numbers of indices of which a plan remembers what they take.
+#: Most index counts for which a plan caches its results.
 _MOST_KNOWN = 4096
 
 
@@ -31,9 +31,9 @@ class DevicePool:
     """A pool whose device end is on a GPU, ready to be digested there.
 
     Attributes:
-        page_bytes: The bytes of one page of one layer, all components.
-        whole: For each component the launch that digests all layers, where the digester has such.
-        plans: What was found of each method so far.
+        page_bytes: The bytes of one page of one layer, over all components.
+        whole: The launches that digest all layers, by component; empty if the digester has none.
+        plans: The plans made so far, by method.
     """
 
     record: PoolRecord
@@ -52,16 +52,16 @@ class DevicePool:
 
 
 class AtOnce(NamedTuple):
-    """Digests of all of a call's layers in one launch a component.
+    """How to digest all layers of a call with one launch per component.
 
     Attributes:
-        start: The first index that names a page.
-        unit: From one such index to the next.
-        many: How many pages that are.
-        beside: Whether the launches have a stream of their own.
+        start: The position of the first index that names a page.
+        unit: The distance from one such index to the next.
+        many: The number of pages.
+        beside: Whether the launches run on a stream of ours.
         during: Whether they run beside the call's own copies, rather than behind them.
-        words: How many digests there will be.
-        launches: Each call, its table of layers and where in the slot its digests begin, in bytes.
+        words: The number of digests.
+        launches: Each launch, its table of layers, and where its digests go in the slot, in bytes.
         parts: Which digests are where in the slot.
     """
 
@@ -76,23 +76,23 @@ class AtOnce(NamedTuple):
 
 
 class Plan:
-    """One copy method of one pool: where its arguments are, and what is to be done about a call.
+    """One copy method of one pool: where its arguments are, and how its calls are digested.
 
     Args:
         pool: The pool.
         method: The method's name.
-        probe: The session's, whose settings say what is wanted.
+        probe: The session's probe, whose settings say what is wanted.
 
     Attributes:
-        begins_with: The layers of a call as it comes: all of a backup, none of a load.
-        booked: What operations need once they are over; given before the first one comes.
-        highest: The highest number under which the method is given a layer.
-        ordinal: Where a launch of whole pages reads indices: a device's number, -1 for the CPU.
-        over: The device pool that the last call named, by its identity.
-        passes: Whether our wrapper may step aside for a load's calls; None until somebody asks.
-        timed: Whether SGLang's own events told how long the last call took.
-        usual: Whether the method's first arguments are the device pool and both indices.
-        ways: How so many indices are digested in one launch a component, where they are.
+        begins_with: The layers of a new call: all for a backup, none for a load.
+        booked: What operations need once they are over; set before the first one.
+        highest: The highest layer number that the method is given.
+        ordinal: The device that a launch of whole pages reads indices from; -1 for the CPU.
+        over: The identity of the device pool that the last call named.
+        passes: Whether our wrapper may step aside for a load's calls; None until first needed.
+        timed: Whether SGLang's own events timed the last call.
+        usual: Whether the method's first arguments are the device pool and both index tensors.
+        ways: The :class:`AtOnce` by number of indices, where there is one.
     """
 
     booked: "Booked"
@@ -124,7 +124,7 @@ class Plan:
     def ends(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the indices of the host and of the device, as far as the call is given some."""
+        """Return the host and the device indices of a call; None for one that it is not given."""
         names = ("host_indices", "device_indices")
         host, device = (self.argument(name, args, kwargs) for name in names)
         return host, device
@@ -149,7 +149,7 @@ class Plan:
         return Given(owner, self.method, host, device, backend, self.op, over, whom)
 
     def starts(self, owner: Any, count: int) -> tuple[int, int] | None:
-        """Return which of ``count`` indices name pages: the first, and their distance; None if none does."""
+        """Return which of ``count`` indices name pages, as ``(first, distance)``; None if none does."""
         try:
             return self._starts[count]
         except KeyError:
@@ -163,7 +163,7 @@ class Plan:
         return starts
 
     def parts(self, pages: int) -> tuple[list[Part], list[int], int]:
-        """Return what whole launches of so many pages leave in a slot: parts, their offsets, all words."""
+        """Return the parts that whole launches leave in a slot, their offsets, and the total words."""
         known = self._parts.get(pages)
         if known is None:
             if len(self._parts) > _MOST_KNOWN:
@@ -176,7 +176,7 @@ class Plan:
         return known
 
     def way(self, owner: Any, count: int) -> AtOnce | None:
-        """Return how ``count`` indices are digested in one launch a component; None if that is not so."""
+        """Return how to digest ``count`` indices in one launch per component; None if not possible."""
         pool = self.device_pool
         starts = self.starts(owner, count) if self.digests and pool.whole else None
         if starts is None:

@@ -203,7 +203,10 @@ class Hooks:
         return partial(_both, self._queue(method), self._wrap.operation)
 
     def _queue(self, method: str) -> Callable[[Any], Any]:
-        """Return what wraps a method that processes a queue: it tracks the requests, and broadcasts to other ranks."""
+        """Return what wraps a method that processes a queue.
+
+        It notes the requests served and, for loads, what other ranks get by broadcast.
+        """
         if method not in QUEUES:
             return lambda original: original
         carrying = partial(self.asked.carrying, queue=QUEUES[method])

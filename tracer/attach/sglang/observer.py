@@ -241,8 +241,8 @@ class Observer:
             self._tell(session, reading, given, op.frame.op_id)
             self.owners.copies.known(op, reading.copy, given.device_pool, op.frame.thread)
 
-        history, running, lost = self.devices.history, self.calls.running, self.owners.copies.lost
-        return Booked(history, running, probe.booked, probe.judged, read, lost)
+        history, running = self.devices.history, self.calls.running
+        return Booked(history, running, probe.booked, probe.judged, read)
 
     def sent(self, *call: Any) -> None:
         """Note that a load's operation, a :data:`~.frames.Call`, has submitted all its layers."""

@@ -156,13 +156,6 @@ class OpenCopies:
         self._note(lambda: self._enter(opened), name, op)
         return opened
 
-    def lost(self, copy: Followed) -> None:
-        """Forget a copy that :meth:`known` will not be told of."""
-        with self._lock:
-            copies = self._open[copy.stream]
-            if copy in copies:
-                copies.remove(copy)
-
     def known(self, one: Followed, copy: Copy, device_pool: Any, thread: str) -> None:
         """Open the pages of a copy that is over: they have been open since its submission.
 
@@ -180,7 +173,7 @@ class OpenCopies:
             self._say.found(found, pool, op)
 
     def submitted(self, copies: list[OpenCopy], over: Any) -> None:
-        """The operation of these copies ends with the event ``over``; None if it has ended."""
+        """Note that the operation of these copies ends with the event ``over``; None if it ended."""
         for copy in copies:
             copy.over = copy.over if over is None else over
             if copy.over is None:
@@ -240,7 +233,7 @@ class OpenCopies:
         while len(still) > _MOST_ENTERED:  # the bus is late
             self._closed(still.pop(0))
         self._entered = still
-        copies = self._open[one.stream]
+        copies = self._open.get(one.stream)  # only SGLang's threads add a stream
         with self._lock:
             while copies and _is_closed(copies[0]):
                 copies.popleft()

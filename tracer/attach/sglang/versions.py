@@ -166,9 +166,9 @@ _ACKNOWLEDGED = {"start_writing": "ack_write_queue", "start_loading": "ack_load_
 
 
 def events_of(owner: Any, method: str, result: Any) -> tuple[Any, Any, bool]:
-    """Return the start event and the finish event of a just submitted operation, and if they time.
+    """Return the start and finish events of a submitted operation, and whether they have timing.
 
-    The events are None if there are none. When the start event has completed, what a backup reads
+    Events that do not exist are None. When the start event has completed, what a backup reads
     has been written, including its indices. The start event is None for controllers whose pools
     translate the indices on the way.
     """
