@@ -19,19 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from benchmarks.sink_rig import receivers
 
 from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.stderr import StderrSink
-from hicache_dbg.pools.device import DevicePool
-from hicache_dbg.pools.geometry import IoBackend, Layout
-from hicache_dbg.pools.host import Mirror, host_geometry_like, host_pool_for
-from hicache_dbg.pools.indices import Indices
-from hicache_dbg.pools.kinds import index_k
-from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.bench.event import EVENT
-from hicache_dbg.tracer.bench.overhead import paired
+from hicache_dbg.tracer.bench.overhead import one_copy, paired
 from hicache_dbg.tracer.bench.table import Row, markdown, median
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.selfcheck import InternalErrors
@@ -130,18 +123,7 @@ def cases(alive: Settings, stack: ExitStack, folder: Path) -> tuple[Case, ...]:
 
 def small_copy() -> Callable[[], None]:
     """Return a backup of 64 KiB, which fits the caches: other work on the machine shows less."""
-    pool = DevicePool(index_k(1, 64, "bf16"), 8)
-    mirror = Mirror(pool, host_pool_for(host_geometry_like(pool), 8, Layout.PAGE_FIRST))
-    pages = np.arange(4)
-    copy = PoolCopy(
-        mirror=mirror,
-        host=Indices.pages(pages, mirror.host.geometry),
-        device=Indices.pages(pages, pool.geometry),
-        token_granular=False,
-        io_backend=IoBackend.KERNEL,
-        layers=(0,),
-    )
-    engine, op = TransferEngine(), CopyOp(1, "backup", (copy,), np.ones(4, np.uint32))
+    engine, op = one_copy(pages=4, layers=1)
     return lambda: engine.backup(op)
 
 

@@ -79,20 +79,20 @@ def repro_ratios(level: Checksum, sessions: int, pairs: int) -> Iterator[Took]:
         yield Took(under.wall / bare.wall, under.processor / bare.processor)
 
 
-def one_copy() -> tuple[TransferEngine, CopyOp]:
-    """Return an engine and a backup of 16 pages of index-K in 4 layers: 1 MiB."""
-    pool = DevicePool(index_k(4, 64, "bf16"), 64)
+def one_copy(pages: int = 16, layers: int = 4) -> tuple[TransferEngine, CopyOp]:
+    """Return an engine and a backup of ``pages`` pages of index-K, of 16 KiB a layer each."""
+    pool = DevicePool(index_k(layers, 64, "bf16"), 64)
     mirror = Mirror(pool, host_pool_for(host_geometry_like(pool), 64, Layout.PAGE_FIRST))
-    pages = np.arange(16)
+    which = np.arange(pages)
     copy = PoolCopy(
         mirror=mirror,
-        host=Indices.pages(pages, mirror.host.geometry),
-        device=Indices.pages(pages, pool.geometry),
+        host=Indices.pages(which, mirror.host.geometry),
+        device=Indices.pages(which, pool.geometry),
         token_granular=False,
         io_backend=IoBackend.KERNEL,
-        layers=(0, 1, 2, 3),
+        layers=tuple(range(layers)),
     )
-    return TransferEngine(), CopyOp(1, "backup", (copy,), np.ones(16, np.uint32))
+    return TransferEngine(), CopyOp(1, "backup", (copy,), np.ones(pages, np.uint32))
 
 
 def call_ratios(start: Callable[[], Runtime] | None, pairs: int, calls: int = 200) -> list[float]:

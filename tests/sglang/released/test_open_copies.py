@@ -40,6 +40,17 @@ class Over:
         return True
 
 
+def _after_a_backup(traced: Start) -> tuple[Any, Any, Any]:
+    """Return a run, its pools, and the plan of backups, made by the first one."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
+    assert run.sink.of(Copied)
+    known = run.attachment.observer.devices.by_pool[id(setup.pool)]
+    return run, setup, next(iter(known.plans.values()))
+
+
 def test_a_copy_is_closed_once_by_two_threads(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,30 +106,20 @@ def test_a_copy_that_a_full_ring_dropped_is_not_kept(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dropped copy is never read, so nothing may hold its device memory."""
-    run = traced(checksum=Checksum.LOADS)
-    setup = mla("layer_first")
-    beside(run, setup)
-    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
-    assert run.sink.of(Copied)
-    observer = run.attachment.observer
-    plan = next(iter(observer.devices.by_pool[id(setup.pool)].plans.values()))
+    run, setup, plan = _after_a_backup(traced)
     monkeypatch.setattr(plan, "push", lambda _: False)
     backup(setup, indices([6], setup.page), indices([2], setup.page), "kernel")
-    assert [len(under_way) for under_way in observer.owners.copies.under_way.values()] == [1]
+    assert [
+        len(under_way) for under_way in run.attachment.observer.owners.copies.under_way.values()
+    ] == [1]
 
 
 def test_a_copy_that_another_thread_closes_before_the_bus_has_it_is_not_left_open(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage thread frees pages while the scheduler hands a copy to the bus: the next free closes it."""
-    run = traced(checksum=Checksum.LOADS)
-    setup = mla("layer_first")
-    beside(run, setup)
-    backup(setup, indices([5], setup.page), indices([1], setup.page), "kernel")
-    assert run.sink.of(Copied)
-    observer = run.attachment.observer
-    plan = next(iter(observer.devices.by_pool[id(setup.pool)].plans.values()))
-    settle, push, pushed = observer.owners.copies.settle, plan.push, list[DeviceOp]()
+    run, setup, plan = _after_a_backup(traced)
+    settle, push, pushed = run.attachment.observer.owners.copies.settle, plan.push, list[DeviceOp]()
 
     def late(op: DeviceOp) -> bool:
         pushed.append(op)
