@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hicache_dbg.repro.chats.bars import without_bars
 from hicache_dbg.repro.chats.smollm2 import PACKAGE
 from hicache_dbg.repro.mooncake_master import master_binary
 from hicache_dbg.repro.workload import Truth
-from hicache_dbg.tracer.cli.levels import GateLevel
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.cli.repro_options import RunOptions
 from hicache_dbg.tracer.cli.repro_output import Outcome, as_json, exit_code
@@ -30,10 +30,8 @@ pytestmark = pytest.mark.timeout(900)
 def chats(truth: Truth | None = None, **options: Any) -> Outcome:
     """Return the result of ``hicache-dbg repro --model smollm2`` with these options."""
     require(importlib.util.find_spec(PACKAGE), "SmolLM2 is not installed")
-    asked = RunOptions(**SHORT, **options)
-    return traced_run(
-        asked.config(), asked.injected(), GateLevel.LOADS, lambda *_: None, truth=truth
-    )
+    job = RunOptions(**SHORT, **options).job()
+    return traced_run(replace(job, truth=truth), lambda *_: None)
 
 
 def told(outcome: Outcome) -> tuple[int, dict[str, Any], int]:

@@ -77,6 +77,24 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     return [[*shared, *rng.integers(1, 97, 7).tolist()] for _ in range(count)]
 
 
+def test_a_cache_that_cannot_be_opened_holds_no_page(
+    store: PrefixStore, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are given back and its prefix is unlocked, so that others find room."""
+    prompt, _ = prompts(3, 2)
+    through(store, model, prompt)
+
+    def no_memory(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room for the slots")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hicache_dbg.pools.transformers_cache._slots", no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            store.open(prompt, NEW)
+    store.controller.flush()
+    assert store.controller.alloc_device(8).size == 8
+
+
 def test_replies_are_those_of_the_models_own_cache(
     store: PrefixStore, model: LlamaForCausalLM
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hicache_dbg.repro.config import ConfigError
-from hicache_dbg.tracer.cli.ab_runs import plan, variables
+from hicache_dbg.tracer.cli.ab_plan import plan, variables
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.cli.repro_options import RunOptions
 
@@ -57,7 +57,7 @@ def test_clean_runs_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ab", *SMALL, *varied]) == 0
     out = capsys.readouterr().out
     assert (
-        "corruption does not move with io_backend: kernel 0/8, direct 0/8; every session is" in out
+        "corruption does not depend on io_backend: kernel 0/8, direct 0/8; every session is" in out
     )
 
 

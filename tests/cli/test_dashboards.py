@@ -73,8 +73,10 @@ def test_check_names_the_place_of_a_mistake(capsys: Capture, tmp_path: Path) -> 
     capsys.readouterr()
     assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 1
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("hicache-dbg-self.json: panel 'Queues' A: hicache_dbg_queue_lenght")
-    assert second == "rules.yml: rules: hicache_dbg_sink_error_total is no metric of ours"
+    assert first.startswith(
+        "hicache-dbg-self.json: panel 'Queues' A: unknown metric hicache_dbg_queue_lenght"
+    )
+    assert second == "rules.yml: rules: unknown metric hicache_dbg_sink_error_total"
     assert last.endswith("; 2 problems")
 
 

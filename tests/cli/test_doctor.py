@@ -11,7 +11,8 @@ import torch
 
 from hicache_dbg.tracer.attach.sglang import survey
 from hicache_dbg.tracer.cli import doctor_checks
-from hicache_dbg.tracer.cli.doctor_checks import State, examine
+from hicache_dbg.tracer.cli.doctor_checks import examine
+from hicache_dbg.tracer.cli.doctor_parts import State
 from hicache_dbg.tracer.cli.main import main
 
 
@@ -219,7 +220,7 @@ def test_the_expected_cost_grows_with_what_is_digested() -> None:
     """Nothing for off, one read per tile for loads, three for three."""
     state, detail = states()["expected cost"]
     assert state is State.OK
-    rate = float(detail.partition("XXH3 reads ")[2].partition(" GB/s")[0])
+    rate = float(detail.partition("one core hashes ")[2].partition(" GB/s")[0])
     cost = {
         level: int(detail.partition(f"{level} ")[2].split()[0])
         for level in ("off", "loads", "three")

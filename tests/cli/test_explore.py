@@ -38,7 +38,7 @@ def test_a_fault_that_no_schedule_shows_is_no_pass(capsys: pytest.CaptureFixture
     """Unpinned host memory harms nobody in this cache: exit code 2, with the place where it does."""
     fault = "host_register_refused"
     assert main(["repro", "--explore", "2", "--fault", fault]) == 2
-    assert f"hicache-dbg selftest --fault {fault} has one" in capsys.readouterr().out
+    assert f"hicache-dbg selftest --fault {fault} always injects it" in capsys.readouterr().out
 
 
 def test_clean_schedules(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hicache_dbg.repro.faults.base import Fault
-from hicache_dbg.tracer.cli.levels import GateLevel
+from hicache_dbg.tracer.cli.job import TracedJob
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.cli.repro_options import RunOptions
 from hicache_dbg.tracer.cli.repro_output import exit_code, show
@@ -90,12 +90,12 @@ def test_a_fault_without_an_occasion_is_no_pass(capsys: pytest.CaptureFixture[st
     """All pages came back intact, but that says nothing about a fault that never took effect."""
     config = RunOptions(sessions=8, rounds=2, max_tokens=24, device_pages=14).config()
     idle = Fault("rests", FaultClass.BIT_FLIP, "does nothing", needs="a longer day")
-    outcome = traced_run(config, idle, GateLevel.LOADS, lambda *_: None)
+    outcome = traced_run(TracedJob(config, idle), lambda *_: None)
     assert outcome.result.tiers_used
     assert exit_code(outcome) == 2
     show(outcome)
     assert capsys.readouterr().out.endswith(
-        "not a test, this run proves nothing: fault rests found no occasion. It needs a longer day.\n"
+        "not a test, this run proves nothing: fault rests never took effect. It needs a longer day.\n"
     )
 
 

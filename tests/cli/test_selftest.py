@@ -44,7 +44,7 @@ def test_the_table_ends_in_the_count(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert "sidecar_not_loaded" in out
     assert out.strip().endswith(
-        "2 of 2 faults of 2 classes found and rightly named; 0 findings in the clean twins"
+        "2 of 2 faults of 2 classes found and named correctly; 0 findings in the clean runs"
     )
 
 

@@ -92,7 +92,7 @@ def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["diagnos"], 2, "'diagnos' is no verb"),
+        (["diagnos"], 2, "no such command 'diagnos'"),
         (["diagnos"], 2, "did you mean diagnose?"),
         (["diagnose", "--jurnal"], 2, "no such option: --jurnal"),
         (["diagnose", "--jurnal"], 2, "(see hicache-dbg diagnose --help)"),
@@ -132,7 +132,7 @@ def test_a_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["bundle", "PLACE", "-o", "none/x.tar.gz"], 2, "the folder none does not exist"),
         (["repro", "--record", "FILE"], 2, "it is a file, expected a folder"),
         (["run", "--record", "FILE", "--", "true"], 2, "it is a file, expected a folder"),
-        (["run", "--", "./none"], 3, "is no program on PATH, or may not be executed"),
+        (["run", "--", "./none"], 3, "not found on PATH, or not executable"),
     ],
 )
 def test_every_error_is_one_line_that_says_what_to_do(
@@ -220,7 +220,7 @@ def test_a_fault_of_the_command_is_not_taken_for_corruption(
     assert main([]) == 70
     *traced, last = capsys.readouterr().err.splitlines()
     assert traced[-1] == "ValueError: not thought of"
-    assert last.startswith("hicache-dbg: a fault of the command itself, and no finding")
+    assert last.startswith("hicache-dbg: internal error of the command, not a finding")
 
 
 def test_an_interrupt_that_python_wraps_is_one_too(
@@ -250,7 +250,7 @@ def test_runs_that_were_interrupted_prove_nothing_about_what_moves(
     assert main(["ab", "--vary", "gate=off,events", *few]) == 130
     out = capsys.readouterr().out
     assert "interrupted in run 1 of 2" in out
-    assert "does not move" not in out
+    assert "does not depend" not in out
     assert main(["ab", "--vary", "gate=off,events", *few, "--json"]) == 130
     told = json.loads(capsys.readouterr().out)
     assert (told["interrupted"], told["moves"]) == (True, [])

@@ -147,7 +147,7 @@ MISTAKES: list[tuple[Callable[[Json], None], str]] = [
     (same_ref, "refId 'A' is used 2 times"),
     (
         set_expression("sum(hicache_dbg_tilse_total)"),
-        "hicache_dbg_tilse_total is no metric of ours",
+        "unknown metric hicache_dbg_tilse_total",
     ),
     (set_expression(f"sum(rate({SERIES}[5m]))"), "rate(...[5m]): expected [$__rate_interval]"),
     (set_expression(f"sum({SERIES}{{pool=~'$pol'}})"), "$pol is no variable"),

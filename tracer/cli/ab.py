@@ -38,10 +38,11 @@ def command(
       hicache-dbg ab --vary layout=layer_first,page_first --vary sessions=15,30
     """
     from hicache_dbg.tracer.cli import ab_output
-    from hicache_dbg.tracer.cli.ab_runs import Compared, plan, variables
-    from hicache_dbg.tracer.cli.traced import asked_wrongly
+    from hicache_dbg.tracer.cli.ab_plan import plan, variables
+    from hicache_dbg.tracer.cli.ab_runs import Compared
+    from hicache_dbg.tracer.cli.traced import option_errors
 
-    with asked_wrongly(), progress() as advance:
+    with option_errors(), progress() as advance:
         compared = Compared.of(plan(options, variables(vary)), advance)
     if as_json:
         print_json(ab_output.as_json(compared))

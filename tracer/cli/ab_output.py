@@ -72,8 +72,8 @@ def show(compared: Compared) -> None:
         console.print(f"left out: {why}", style="yellow", soft_wrap=True)
     if compared.interrupted:
         console.print(
-            f"interrupted in run {len(compared.runs)} of {compared.planned}: what the corruption moves "
-            "with is not known",
+            f"interrupted in run {len(compared.runs)} of {compared.planned}: what the corruption depends "
+            "on is not known",
             style="bold yellow",
             soft_wrap=True,
         )
@@ -113,6 +113,6 @@ def _findings(run: Run) -> str:
 def _words(one: Moves) -> str:
     counts = ", ".join(f"{value} {bad}/{total}" for value, (bad, total) in one.corrupted.items())
     if one.moves:
-        return f"corruption moves with {one.variable}: {counts}"
+        return f"corruption depends on {one.variable}: {counts}"
     how = "every session is the same to the token" if one.same else "not every session ended alike"
-    return f"corruption does not move with {one.variable}: {counts}; {how}"
+    return f"corruption does not depend on {one.variable}: {counts}; {how}"

@@ -1,93 +1,24 @@
-"""Plan the runs of a comparison, execute them, and find what the corruption depends on."""
+"""Execute the planned runs of a comparison, and find what the corruption depends on."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hicache_dbg.repro.config import ConfigError, RunConfig
-from hicache_dbg.repro.faults.base import Fault
+from hicache_dbg.repro.config import RunConfig
+from hicache_dbg.tracer.cli.ab_plan import Plan, Values
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
-from hicache_dbg.tracer.cli.levels import GateLevel
+from hicache_dbg.tracer.cli.job import TracedJob
 from hicache_dbg.tracer.cli.progress import Advance
-from hicache_dbg.tracer.cli.repro_options import RunOptions
 from hicache_dbg.tracer.cli.repro_output import Outcome, exit_code
 from hicache_dbg.tracer.cli.traced import traced_run
 
 if TYPE_CHECKING:
     from hicache_dbg.repro.workload import Truth
 
-__all__ = ["Compared", "Moves", "Plan", "Run", "plan", "variables"]
+__all__ = ["Compared", "Moves", "Run"]
 
-Variables = Mapping[str, tuple[Any, ...]]
-Values = Mapping[str, Any]
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("a whole number")
-    return int(text)
-
-
-def _level(text: str) -> GateLevel:
-    try:
-        return GateLevel(text)
-    except ValueError:
-        raise ValueError(f"one of {', '.join(GateLevel)}") from None
-
-
-def _switch(text: str) -> bool:
-    if text not in {"on", "off"}:
-        raise ValueError("on or off")
-    return text == "on"
-
-
-#: The options that can be varied, with the parser of a value; its ``ValueError`` says what is allowed.
-_VARIABLES: Mapping[str, Callable[[str], Any]] = {
-    "gate": _level,
-    "index_dtype": str,
-    "layout": str,
-    "io_backend": str,
-    "pools": str,
-    "device": str,
-    "fault": str,
-    "storage": str,
-    "pd": _switch,
-    **dict.fromkeys(
-        (
-            "sessions",
-            "rounds",
-            "ctx",
-            "max_tokens",
-            "seed",
-            "requests",
-            "scale",
-            "device_pages",
-            "host_pages",
-        ),
-        _whole,
-    ),
-}
-
-#: Neutral values for the settings that do not affect a run's ground truth.
-_NO_MATTER = RunConfig()
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    values: Values
-    options: RunOptions
-    config: RunConfig
-    fault: Fault | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The combinations that can be run, and those that cannot, each with the reason."""
-
-    possible: tuple[_Planned, ...]
-    impossible: tuple[tuple[Values, str], ...]
+#: Replaces the settings that do not affect a run's ground truth.
+_DEFAULTS = RunConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +64,13 @@ class Compared:
     planned: int
 
     @classmethod
-    def of(cls, planned: Plan, advance: Advance) -> "Compared":
+    def of(cls, plan: Plan, advance: Advance) -> "Compared":
         """Run everything and compare."""
-        runs = tuple(_all_runs(planned, advance))
-        made = cls(runs, (), planned.impossible, len(planned.possible))
-        if made.interrupted:
-            return made
-        return replace(made, moves=tuple(_moves(runs, name) for name in runs[0].values))
+        runs = tuple(_all_runs(plan, advance))
+        compared = cls(runs, (), plan.impossible, len(plan.possible))
+        if compared.interrupted:
+            return compared
+        return replace(compared, moves=tuple(_moves(runs, name) for name in runs[0].values))
 
     @property
     def interrupted(self) -> bool:
@@ -153,102 +84,46 @@ class Compared:
         return next((code for code in (INTERRUPTED, CORRUPT, USAGE) if code in codes), OK)
 
 
-def variables(given: Iterable[str]) -> Variables:
-    """Parse ``name=value,value`` items.
-
-    Raises:
-        ConfigError: a name that cannot be varied, a value that is not allowed, or only one value.
-    """
-    found: dict[str, tuple[Any, ...]] = {}
-    for item in given:
-        name, equals, text = item.partition("=")
-        name = name.replace("-", "_")
-        if name not in _VARIABLES or not equals:
-            raise ConfigError(
-                f"vary is {item!r}, expected NAME=A,B with a NAME of {', '.join(_VARIABLES)}"
-            )
-        values = tuple(dict.fromkeys(_value(name, part) for part in text.split(",")))
-        if name in found or len(values) < 2:
-            raise ConfigError(
-                f"vary is {item!r}, expected {name} once, with two or more different values, such as "
-                f"--vary {name}=A,B"
-            )
-        found[name] = values
-    return found
-
-
-def _value(name: str, text: str) -> Any:
-    try:
-        return _VARIABLES[name](text.strip())
-    except ValueError as allowed:
-        raise ConfigError(f"vary {name}: value is {text!r}, expected {allowed}") from None
-
-
-def plan(options: RunOptions, varied: Variables) -> Plan:
-    """Build every combination; those that the engine does not support are listed as impossible.
-
-    Raises:
-        ConfigError: a value is possible in no combination.
-    """
-    possible: list[_Planned] = []
-    impossible: list[tuple[Values, ConfigError]] = []
-    for combination in product(*varied.values()):
-        values = dict(zip(varied, combination, strict=True))
-        chosen = replace(options, **values)
-        try:
-            possible.append(_Planned(values, chosen, chosen.config(), chosen.injected()))
-        except ConfigError as error:
-            impossible.append((values, error))
-    for refused, why in impossible:
-        if not all(any(item in one.values.items() for one in possible) for item in refused.items()):
-            raise why
-    return Plan(tuple(possible), tuple((values, str(error)) for values, error in impossible))
-
-
-def _all_runs(planned: Plan, advance: Advance) -> Iterator[Run]:
+def _all_runs(plan: Plan, advance: Advance) -> Iterator[Run]:
     """Execute the possible runs one after the other; stop after an interrupted one."""
     truths: dict[object, Truth | None] = {}
-    for number, one in enumerate(planned.possible):
-        label = " ".join(f"{name}={value}" for name, value in one.values.items())
-        report = partial(_advance, advance, number, len(planned.possible), label)
-
-        same = _truth_key(one.config, one.options)
+    for number, planned in enumerate(plan.possible):
+        label = " ".join(f"{name}={value}" for name, value in planned.values.items())
+        key = _truth_key(planned.job)
         outcome = traced_run(
-            one.config,
-            one.fault,
-            one.options.gate,
-            report,
-            trace=one.options.replay(),
-            truth=truths.get(same),
+            replace(planned.job, truth=truths.get(key)),
+            _within(advance, number, len(plan.possible), label),
         )
-        truths[same] = outcome.result.truth
-        yield Run(one.values, outcome)
+        truths[key] = outcome.result.truth
+        yield Run(planned.values, outcome)
         if outcome.result.interrupted:
             return
 
 
-def _advance(
-    advance: Advance, before: int, runs: int, label: str, done: int, total: int, _text: str
-) -> None:
-    """Report the progress of all runs, counting each run as equally long."""
-    advance(before * total + done, runs * total, label)
+def _within(advance: Advance, number: int, runs: int, label: str) -> Advance:
+    """Return what one run reports its progress to: a part of all ``runs``, all equally long."""
+
+    def advance_run(done: int, total: int, _text: str) -> None:
+        advance(number * total + done, runs * total, label)
+
+    return advance_run
 
 
-def _truth_key(config: RunConfig, options: RunOptions) -> object:
+def _truth_key(job: TracedJob) -> object:
     """Return a key that is equal for runs with the same ground truth."""
     neutral = replace(
-        config,
-        layout=config.pool_set.layouts[0],
+        job.config,
+        layout=job.config.pool_set.layouts[0],
         io_backend="",
         device_pages=None,
-        host_pages=_NO_MATTER.host_pages,
-        timeout=_NO_MATTER.timeout,
+        host_pages=_DEFAULTS.host_pages,
+        timeout=_DEFAULTS.timeout,
         tag="",
         storage="",
         pd=False,
         kill=False,
     )
-    return neutral, options.trace, options.requests
+    return neutral, None if job.trace is None else len(job.trace.requests)
 
 
 def _moves(runs: tuple[Run, ...], variable: str) -> Moves:

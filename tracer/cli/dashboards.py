@@ -163,7 +163,7 @@ def _rules(folder: Path, known: Any) -> Iterator[Problem]:
             yield Problem(path.name, "rules", f"cannot be read: {error}")
             continue
         for name in sorted(set(names_in(text)) - set(known)):
-            yield Problem(path.name, "rules", f"{name} is no metric of ours")
+            yield Problem(path.name, "rules", f"unknown metric {name}")
     promtool = shutil.which("promtool")
     rules = folder / "prometheus" / "rules.yml"
     if promtool and rules.exists():

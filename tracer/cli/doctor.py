@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hicache_dbg.tracer.cli.doctor_checks import Part, State, examine
+from hicache_dbg.tracer.cli.doctor_checks import examine
+from hicache_dbg.tracer.cli.doctor_parts import Part, State
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 

@@ -12,19 +12,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own) and return its exit code.
 
     0 clean, 1 corruption found, 2 usage, 3 a part of the environment is missing, 70 an internal
-    error of the command, 130 interrupted.
+    error of the command, 128 + n ended by signal n (130 interrupted, 143 terminated).
     """
+    from hicache_dbg.tracer.cli.exits import INTERRUPTED
+    from hicache_dbg.tracer.cli.interrupts import kept_interrupts
+
+    with kept_interrupts() as ending:
+        try:
+            code = _guarded(argv)
+        except KeyboardInterrupt:  # it landed behind the command
+            code = INTERRUPTED
+        if code == INTERRUPTED or ending.told:
+            code = ending.code
+            _say(f"hicache-dbg: {ending.word}")
+    return code
+
+
+def _guarded(argv: Sequence[str] | None) -> int:
+    """Run the command line; map every error to its exit code."""
     # Import inside the try: it takes long enough to be interrupted.
     from hicache_dbg.tracer.cli.exits import FAULTY, INTERRUPTED, MISSING, CommandError
 
     try:
         from hicache_dbg.tracer import autoattach
-        from hicache_dbg.tracer.cli.interrupts import kept_interrupts
         from hicache_dbg.tracer.cli.streams import patient_streams
 
         autoattach.suppress()  # the verbs attach by themselves
-        with patient_streams(), kept_interrupts():
-            code = _dispatch(argv)
+        with patient_streams():
+            return _dispatch(argv)
     except CommandError as error:
         from hicache_dbg.exporters.line import printable
 
@@ -34,16 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"hicache-dbg: the system refused: {error}")
         return MISSING
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - Python would exit with 1, which means corruption
         # Python 3.11 wraps an interrupt during class creation (at import) in a RuntimeError.
-        if not isinstance(error.__cause__, KeyboardInterrupt):
-            _say(_report(error))
-            return FAULTY
-        code = INTERRUPTED
-    if code == INTERRUPTED:
-        _say("hicache-dbg: interrupted")
-    return code
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return INTERRUPTED
+        _say(_report(error))
+        return FAULTY
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
@@ -91,7 +103,7 @@ def _report(error: Exception) -> str:
     import traceback
 
     where = "".join(traceback.format_exception(error))
-    return f"{where}hicache-dbg: a fault of the command itself, and no finding; please report it"
+    return f"{where}hicache-dbg: internal error of the command, not a finding; please report it"
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,8 @@
 """``hicache-dbg on``: switch tracing on in a running process."""
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 import typer
@@ -15,48 +16,47 @@ from hicache_dbg.tracer.switch.messages import Ask, Reply
 __all__ = ["command", "finish", "replies"]
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
-_SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
+_SECONDS_PER_UNIT = {None: 1, "s": 1, "m": 60, "h": 3600}
 
 
 def command(
     pid: Annotated[
-        int, typer.Option(help="Id of the process, which was started with HICACHE_DBG=armed.")
+        int, typer.Option(help="Id of a process that was started with HICACHE_DBG=armed.")
     ],
     checksum: Annotated[
-        Checksum | None, typer.Option(help="As HICACHE_DBG_CHECKSUM: how much is digested.")
+        Checksum | None, typer.Option(help="How much to digest (HICACHE_DBG_CHECKSUM).")
     ] = None,
     sinks: Annotated[
-        str, typer.Option(help="As HICACHE_DBG_SINKS: where events go, comma-separated.")
+        str, typer.Option(help="Where events go, comma-separated (HICACHE_DBG_SINKS).")
     ] = "",
     pools: Annotated[
-        str, typer.Option(help="As HICACHE_DBG_POOLS: a glob of the pools to trace.")
+        str, typer.Option(help="Globs of the pools to trace (HICACHE_DBG_POOLS).")
     ] = "",
     ops: Annotated[
-        str, typer.Option(help="As HICACHE_DBG_OPS: a glob of the operations to trace.")
+        str, typer.Option(help="Globs of the operations to trace (HICACHE_DBG_OPS).")
     ] = "",
     span: Annotated[
         str,
         typer.Option(
             "--for",
-            help="Trace for this long (60s, 5m), then detach and report. Without it: until off.",
+            help="Trace for this long (60s, 5m), then detach and report; by default until "
+            "hicache-dbg off.",
         ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Attach in a running process; with --for, detach after that time and print the report.
+    """Attach to a running process; with --for, detach after that time and print the report.
 
     Example: hicache-dbg on --pid 4711 --checksum loads --for 60s
     """
-    given = {
+    settings = {
         "HICACHE_DBG_CHECKSUM": checksum.value if checksum else "",
         "HICACHE_DBG_SINKS": sinks,
         "HICACHE_DBG_POOLS": pools,
         "HICACHE_DBG_OPS": ops,
     }
-    request = Ask(
-        do="on", settings={name: value for name, value in given.items() if value}, for_s=_span(span)
-    )
-    for reply in replies(pid, request):
+    chosen = {name: value for name, value in settings.items() if value}
+    for reply in replies(pid, Ask(do="on", settings=chosen, for_s=_seconds(span))):
         if reply.report is not None:
             finish(reply, as_json=as_json)
         typer.echo(f"hicache-dbg: {reply.text} (attached in {reply.took_s * 1e3:.0f} ms)", err=True)
@@ -65,8 +65,12 @@ def command(
     raise typer.Exit(OK)
 
 
-def replies(pid: int, request: Ask) -> Any:
-    """Yield the process's replies; raise ``CommandError`` if it refuses or can't be reached."""
+def replies(pid: int, request: Ask) -> Iterator[Reply]:
+    """Yield the replies of process ``pid``.
+
+    Raises:
+        CommandError: the process refuses, or cannot be reached.
+    """
     try:
         yield from ask(pid, request)
     except SwitchError as error:
@@ -87,11 +91,11 @@ def finish(reply: Reply, *, as_json: bool) -> None:
     raise typer.Exit(of_reports(report))
 
 
-def _span(text: str) -> float:
-    """Parse ``60``, ``60s``, ``5m`` or ``1h`` into seconds; 0 if nothing is given."""
+def _seconds(text: str) -> float:
+    """Parse ``60``, ``60s``, ``5m`` or ``1h`` into seconds; 0 if ``text`` is empty."""
     if not text:
         return 0.0
     match = _SPAN.fullmatch(text)
     if match is None or not float(match[1]):
-        raise CommandError(f"--for {text!r} is no time: expected 60s, 5m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+        raise CommandError(f"--for is {text!r}, expected a time such as 60s, 5m or 1h")
+    return float(match[1]) * _SECONDS_PER_UNIT[match[2]]

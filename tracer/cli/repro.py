@@ -50,19 +50,12 @@ def command(
       hicache-dbg repro --explore 1000 --fault a_getter_without_a_wait
     """
     from hicache_dbg.tracer.cli import repro_output
-    from hicache_dbg.tracer.cli.traced import asked_wrongly, traced_run
+    from hicache_dbg.tracer.cli.traced import option_errors, traced_run
 
     if schedules is not None:
         _explore(options, schedules, record, as_json=as_json)
-    with asked_wrongly(), progress() as advance:
-        outcome = traced_run(
-            options.config(),
-            options.injected(),
-            options.gate,
-            advance,
-            trace=options.replay(),
-            record=record,
-        )
+    with option_errors(), progress() as advance:
+        outcome = traced_run(options.job(record), advance)
     if as_json:
         print_json(repro_output.as_json(outcome))
     else:
@@ -71,10 +64,10 @@ def command(
 
 
 def _explore(options: RunOptions, schedules: int, record: Path | None, *, as_json: bool) -> None:
-    from hicache_dbg.tracer.cli import explore
-    from hicache_dbg.tracer.cli.traced import asked_wrongly
+    from hicache_dbg.tracer.cli import explore, explore_output
+    from hicache_dbg.tracer.cli.traced import option_errors
 
-    with asked_wrongly():
+    with option_errors():
         if record is not None or replace(options, seed=0, fault="") != RunOptions():
             raise ConfigError(
                 "explore has a small cache and readers of its own: only --fault, --seed and --json go "
@@ -82,7 +75,7 @@ def _explore(options: RunOptions, schedules: int, record: Path | None, *, as_jso
             )
         explored = explore.explore(schedules, options.seed, options.injected(), progress())
     if as_json:
-        print_json(explore.as_json(explored))
+        print_json(explore_output.as_json(explored))
     else:
-        explore.show(explored)
+        explore_output.show(explored)
     raise typer.Exit(explored.exit_code)

@@ -9,6 +9,7 @@ import typer
 
 from hicache_dbg.pools.choices import Layout
 from hicache_dbg.repro.config import DEVICES, MODELS, POOLS, ConfigError, RunConfig
+from hicache_dbg.tracer.cli.job import TracedJob
 from hicache_dbg.tracer.cli.levels import GateLevel
 from hicache_dbg.tracer.words import counted
 
@@ -23,8 +24,8 @@ DEFAULTS: Any = SimpleNamespace(**{field.name: field.default for field in fields
 WORKLOAD, ENGINE, TRACING = "Workload", "Engine", "Tracing and output"
 
 
-def _option(panel: str, text: str, **more: Any) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, **more)
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 Record = Annotated[
@@ -44,16 +45,14 @@ class RunOptions:
     sessions: Annotated[
         int, _option(WORKLOAD, "Number of agent sessions that run side by side.")
     ] = DEFAULTS.sessions
-    rounds: Annotated[int, _option(WORKLOAD, "Replies a session gets at most.")] = DEFAULTS.rounds
+    rounds: Annotated[int, _option(WORKLOAD, "Most replies in a session.")] = DEFAULTS.rounds
     ctx: Annotated[
         int | None,
         _option(
-            WORKLOAD, "Tokens of each session's first prompt (default: depends on the pool set)."
+            WORKLOAD, "Tokens in each session's first prompt (default: depends on the pool set)."
         ),
     ] = None
-    max_tokens: Annotated[int, _option(WORKLOAD, "Tokens of a reply at most.")] = (
-        DEFAULTS.max_tokens
-    )
+    max_tokens: Annotated[int, _option(WORKLOAD, "Most tokens in a reply.")] = DEFAULTS.max_tokens
     timeout: Annotated[
         float, _option(WORKLOAD, "Seconds a turn may take before its session ends as an error.")
     ] = DEFAULTS.timeout
@@ -80,10 +79,11 @@ class RunOptions:
         _option(WORKLOAD, "Instead of agent sessions, replay a trace in Mooncake's format."),
     ] = None
     requests: Annotated[
-        int | None, _option(WORKLOAD, "With --trace: replay only so many requests (default: all).")
+        int | None,
+        _option(WORKLOAD, "With --trace: replay only this many requests (default: all)."),
     ] = None
     scale: Annotated[
-        int, _option(WORKLOAD, "With --trace: how many tokens stand for a block of 512.")
+        int, _option(WORKLOAD, "With --trace: tokens that replace each block of 512.")
     ] = DEFAULTS.scale
     pools: Annotated[str, _option(ENGINE, f"Pool set: {', '.join(POOLS)}.")] = DEFAULTS.pools
     layout: Annotated[
@@ -128,15 +128,17 @@ class RunOptions:
         bool,
         _option(
             ENGINE,
-            "With --storage: first kill another process in the middle of the same run over the same "
-            "store. With --pd: kill prefill while it hands a request over.",
+            "With --storage: first run a process over the same store that is killed halfway. "
+            "With --pd: kill prefill while it hands a request over.",
+            "--kill",  # without the --no-kill that typer would add
         ),
     ] = False
     pd: Annotated[
         bool,
         _option(
             ENGINE,
-            "Prefill and decode in two processes, with pages handed over through NIXL (extra nixl).",
+            "Run prefill and decode in two processes; pages are handed over through NIXL (extra nixl).",
+            "--pd",
         ),
     ] = False
     gate: Annotated[
@@ -148,6 +150,20 @@ class RunOptions:
         ),
     ] = GateLevel.LOADS
 
+    def job(self, record: Path | None = None) -> TracedJob:
+        """Return the run to execute; its events are recorded into the folder ``record``.
+
+        Raises:
+            ConfigError: a value is not allowed, or the trace cannot be read.
+        """
+        return TracedJob(
+            config=self.config(),
+            fault=self.injected(),
+            gate=self.gate,
+            trace=self.replay(),
+            record=record,
+        )
+
     def config(self) -> RunConfig:
         """Return the settings of the run.
 
@@ -155,7 +171,7 @@ class RunOptions:
             ConfigError: a value is not allowed.
         """
         if self.trace is None and (self.requests is not None or self.scale != DEFAULTS.scale):
-            raise ConfigError("--requests and --scale are of a trace: add --trace FILE")
+            raise ConfigError("--requests and --scale apply to a trace: add --trace FILE")
         if self.trace is not None and self.model:
             raise ConfigError(
                 "--trace replays requests and --model holds chats: leave one of them out"

@@ -51,7 +51,7 @@ def unproven(outcome: Outcome) -> str:
         return ""
     if outcome.report is None:
         return f"fault {result.fault} changed no reply, and nothing was traced. Use another --gate"
-    return f"fault {result.fault} found no occasion. It needs {result.occasion}"
+    return f"fault {result.fault} never took effect. It needs {result.occasion}"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def show(outcome: Outcome) -> None:
     if outcome.report is not None:
         render_report(console, outcome.report)
     if result.exchanges:
-        console.print(_said(result))
+        console.print(_replies(result))
     _engine(console, result)
     # Never wrapped, so that they can be searched for.
     lines = [(wall_line(result), ""), (corruption_line(result), _verdict_style(outcome))]
@@ -143,16 +143,18 @@ def _verdict_style(outcome: Outcome) -> str:
     return {OK: "bold green", USAGE: "bold yellow"}.get(exit_code(outcome), "bold red")
 
 
-def _said(result: RunResult) -> Table:
-    """List every reply, beside what the model says without the tiers if that differs."""
-    made = table("", "question", "reply through the tiers", "without them", title="\nWhat was said")
-    for one in result.exchanges:
-        same = one.expected == one.got
-        made.add_row(
-            f"{one.chat}.{one.turn}",
-            one.question,
-            one.got,
-            "the same" if same else one.expected,
+def _replies(result: RunResult) -> Table:
+    """List every reply, beside the reply of the model without the tiers if that differs."""
+    replies = table(
+        "chat", "question", "reply through the tiers", "without the tiers", title="\nReplies"
+    )
+    for exchange in result.exchanges:
+        same = exchange.expected == exchange.got
+        replies.add_row(
+            f"{exchange.chat}.{exchange.turn}",
+            exchange.question,
+            exchange.got,
+            "the same" if same else exchange.expected,
             style="" if same else "bold red",
         )
-    return made
+    return replies

@@ -16,10 +16,10 @@ __all__ = ["command"]
 def command(
     context: typer.Context,
     checksum: Annotated[
-        Checksum | None, typer.Option(help="As HICACHE_DBG_CHECKSUM: how much is digested.")
+        Checksum | None, typer.Option(help="How much to digest (HICACHE_DBG_CHECKSUM).")
     ] = None,
     sinks: Annotated[
-        str | None, typer.Option(help="As HICACHE_DBG_SINKS: where events go, comma-separated.")
+        str | None, typer.Option(help="Where events go, comma-separated (HICACHE_DBG_SINKS).")
     ] = None,
     record: Annotated[
         str | None,
@@ -28,7 +28,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Run a command with tracing on, as HICACHE_DBG=1 in its environment does.
+    """Run a command with HICACHE_DBG=1 in its environment.
 
     Example: hicache-dbg run --sinks stderr -- python serve.py --port 30000
     """
@@ -37,9 +37,7 @@ def command(
     environ = _environ(checksum, sinks, record)
     program = shutil.which(context.args[0])
     if program is None:
-        raise CommandError(
-            f"{context.args[0]!r} is no program on PATH, or may not be executed", MISSING
-        )
+        raise CommandError(f"{context.args[0]!r} was not found on PATH, or not executable", MISSING)
     try:
         os.execve(program, context.args, environ)  # noqa: S606 - running the command is the purpose
     except OSError as error:

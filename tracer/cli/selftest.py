@@ -67,7 +67,7 @@ def _show(rows: "list[Row]") -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("fault", "class"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("found by", "not right"):
+    for heading in ("found by", "problem"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         wrong = ", ".join(name for name, good in _judged(row) if not good)
@@ -78,19 +78,20 @@ def _show(rows: "list[Row]") -> None:
     good = sum(row.good for row in rows)
     classes = len({row.cls for row in rows})
     console.print(
-        f"{good} of {counted(len(rows), 'fault')} of {counted(classes, 'class')} found and rightly named; "
-        f"{counted(sum(row.clean_findings for row in rows), 'finding')} in the clean twins",
+        f"{good} of {counted(len(rows), 'fault')} of {counted(classes, 'class')} found and named correctly; "
+        f"{counted(sum(row.clean_findings for row in rows), 'finding')} in the clean runs",
         style="bold green" if good == len(rows) else "bold red",
         soft_wrap=True,
     )
 
 
 def _judged(row: "Row") -> tuple[tuple[str, bool], ...]:
+    """Return each possible problem of a row, and whether the row is free of it."""
     return (
         ("not found", row.found),
-        ("name", row.named),
-        ("pool", row.pool_right),
-        ("pages", row.pages_right),
-        ("after the first wrong read", row.before_first_read),
-        ("clean twin", not row.clean_findings),
+        ("wrong class", row.named),
+        ("wrong pool", row.pool_right),
+        ("wrong pages", row.pages_right),
+        ("found after the first wrong read", row.before_first_read),
+        ("findings in the clean run", not row.clean_findings),
     )

@@ -52,31 +52,28 @@ def row_of(fault: Fault, *, layout: Layout = Layout.PAGE_FIRST, seed: int = 0) -
         RuntimeError: the clean run read nothing back, or read a wrong byte, so the stage is broken.
     """
     run = STAGES[fault.stage]
-    told, twin = run(None, layout, seed)
-    clean = _findings(told)
-    if twin.wrong or twin.errors or not twin.loads:
+    events, clean = run(None, layout, seed)
+    if clean.wrong or clean.errors or not clean.loads:
         raise RuntimeError(
-            f"the clean twin of {fault.name} made {twin.loads} loads and read {len(twin.wrong)} wrong "
-            f"tiles ({twin.errors or 'no error'}), expected loads and nothing wrong"
+            f"the clean twin of {fault.name} made {clean.loads} loads and read {len(clean.wrong)} wrong "
+            f"tiles ({clean.errors or 'no error'}), expected loads and nothing wrong"
         )
-    told, seen = run(fault, layout, seed)
-    findings = _findings(told)
+    clean_findings = sum(finding.count for finding in _findings(events))
+    events, rehearsed = run(fault, layout, seed)
+    findings = _findings(events)
     right = [finding for finding in findings if finding.cls is fault.cls]
-    first = min((finding.cls for finding in findings), key=lambda cls: _ORDER[cls], default=None)
-    pools = set(fault.pools or seen.pools)
     return Row(
         fault=fault.name,
         cls=fault.cls.value,
         found=bool(right),
-        named=first is fault.cls,
-        pool_right=bool(right) and all(set(item.pool.split("+")) <= pools for item in right),
-        pages_right=_pages_right(right, seen.harmed),
-        before_first_read=bool(right)
-        and (not seen.first_wrong_ns or min(f.time_ns for f in right) <= seen.first_wrong_ns),
-        clean_findings=sum(finding.count for finding in clean),
+        named=_first_class(findings) is fault.cls,
+        pool_right=_pools_right(right, set(fault.pools or rehearsed.pools)),
+        pages_right=_pages_right(right, rehearsed.harmed),
+        before_first_read=_in_time(right, rehearsed.first_wrong_ns),
+        clean_findings=clean_findings,
         checks=sorted({finding.check for finding in right}),
-        moved=seen.moved,
-        wrong_tiles=len(seen.wrong),
+        moved=rehearsed.moved,
+        wrong_tiles=len(rehearsed.wrong),
         message=right[0].message if right else "",
     )
 
@@ -85,10 +82,23 @@ def _findings(events: Sequence[Event]) -> list[Finding]:
     return [event for event in events if isinstance(event, Finding)]
 
 
-def _pages_right(findings: Sequence[Finding], harmed: set[int]) -> bool:
-    """Return whether only harmed pages are named, and at least one.
+def _first_class(findings: Sequence[Finding]) -> FaultClass | None:
+    """Return the class that names the cause: the first one in the order of the classes."""
+    return min((finding.cls for finding in findings), key=_ORDER.__getitem__, default=None)
 
-    Any will do if none is specific.
-    """
+
+def _pools_right(findings: Sequence[Finding], harmed: set[str]) -> bool:
+    """Return whether something was found, and only in harmed pools."""
+    return bool(findings) and all(set(item.pool.split("+")) <= harmed for item in findings)
+
+
+def _pages_right(findings: Sequence[Finding], harmed: set[int]) -> bool:
+    """Return whether something was found, and if the harmed pages are known, only in those."""
     named = {page for finding in findings for page in finding.pages}
     return bool(findings) and (not harmed or (bool(named) and named <= harmed))
+
+
+def _in_time(findings: Sequence[Finding], first_wrong_ns: int) -> bool:
+    """Return whether something was found before the first wrong read; 0 means there was none."""
+    times = [finding.time_ns for finding in findings]
+    return bool(times) and (not first_wrong_ns or min(times) <= first_wrong_ns)

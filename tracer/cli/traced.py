@@ -3,19 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hicache_dbg.repro.chats.smollm2 import ModelMissingError, load
-from hicache_dbg.repro.config import ConfigError, RunConfig
+from hicache_dbg.repro.config import ConfigError
 from hicache_dbg.repro.engine import DeviceMissing
-from hicache_dbg.repro.faults.base import Fault
 from hicache_dbg.repro.faults.page_table import HostAccess, untold
 from hicache_dbg.repro.run import OnProgress, run
-from hicache_dbg.repro.trace import Trace
-from hicache_dbg.repro.workload import Truth
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.job import TracedJob
 from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
 from hicache_dbg.tracer.cli.recorded import recording_in
 from hicache_dbg.tracer.cli.repro_output import Outcome
@@ -29,12 +26,12 @@ from hicache_dbg.tracer.sinks import build_sinks
 if TYPE_CHECKING:
     from hicache_dbg.tracer.sink import Sink
 
-__all__ = ["asked_wrongly", "traced_run"]
+__all__ = ["option_errors", "traced_run"]
 
 
 @contextmanager
-def asked_wrongly() -> Iterator[None]:
-    """Turn errors about what was asked for into ``CommandError``."""
+def option_errors() -> Iterator[None]:
+    """Turn errors about the requested run into ``CommandError``."""
     try:
         yield
     except (ConfigError, SettingsError) as error:
@@ -43,37 +40,28 @@ def asked_wrongly() -> Iterator[None]:
         raise CommandError(str(error), MISSING) from error
 
 
-def traced_run(
-    config: RunConfig,
-    fault: Fault | None,
-    gate: GateLevel,
-    advance: OnProgress,
-    *,
-    trace: Trace | None = None,
-    record: Path | None = None,
-    truth: Truth | None = None,
-) -> Outcome:
+def traced_run(job: TracedJob, advance: OnProgress) -> Outcome:
     """Execute a run and return what the tracer saw; see :func:`hicache_dbg.repro.run.run`."""
-    if config.model:  # load before anything is timed
+    if job.config.model:  # load before anything is timed
         advance(0, 1, "loading the model")
         load()
-    if config.pd:
+    if job.config.pd:
         from hicache_dbg.tracer.cli.traced_pd import traced_pd
 
-        return traced_pd(config, fault, gate, advance, trace=trace, record=record, truth=truth)
+        return traced_pd(job, advance)
     memory = MemorySink()
-    with _tracing(gate, record, memory) as runtime:
+    with _tracing(job, memory) as runtime:
         result = run(
-            config,
-            fault,
-            trace,
+            job.config,
+            job.fault,
+            job.trace,
             on_progress=advance,
-            truth=truth,
+            truth=job.truth,
             host_access=_host_access(runtime),
         )
         if runtime is not None:
             runtime.flush()
-    if gate is GateLevel.OFF:
+    if job.gate is GateLevel.OFF:
         return Outcome(result, None)
     corrupted = result.sessions.corrupted
     return Outcome(result, build_report(Evidence.of(memory.events, sessions_corrupted=corrupted)))
@@ -86,16 +74,15 @@ def _host_access(runtime: Runtime | None) -> HostAccess:
 
 
 @contextmanager
-def _tracing(gate: GateLevel, record: Path | None, memory: MemorySink) -> Iterator[Runtime | None]:
+def _tracing(job: TracedJob, memory: MemorySink) -> Iterator[Runtime | None]:
     """Start the tracer at the requested level, with our sinks and those of HICACHE_DBG_SINKS."""
-    if gate is GateLevel.OFF:
+    if job.gate is GateLevel.OFF:
         yield None
         return
-    asked = Settings.from_environ()
-    settings = replace(asked, gate=Gate.ON, checksum=CHECKSUMS[gate])
+    settings = replace(Settings.from_environ(), gate=Gate.ON, checksum=CHECKSUMS[job.gate])
     sinks: list[Sink] = [memory]
-    if record is not None:
-        sinks.append(recording_in(record))
+    if job.record is not None:
+        sinks.append(recording_in(job.record))
     if settings.sinks is not None:
         sinks.extend(build_sinks(settings, lambda: ()).sinks)
     with Runtime.start(settings, sinks=sinks) as runtime:

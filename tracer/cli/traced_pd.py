@@ -20,9 +20,9 @@ from hicache_dbg.repro.result import RunResult
 from hicache_dbg.repro.run import OnProgress, carry_out
 from hicache_dbg.repro.sizes import sized
 from hicache_dbg.repro.trace import Trace
-from hicache_dbg.repro.workload import Truth
 from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
 from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.cli.job import TracedJob
 from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
 from hicache_dbg.tracer.cli.recorded import recording_in
 from hicache_dbg.tracer.cli.repro_output import Outcome
@@ -41,35 +41,26 @@ __all__ = ["traced_pd"]
 Begin = Callable[[PoolGroup, HiCacheController, bool], PrefillProcess]
 
 
-def traced_pd(
-    config: RunConfig,
-    fault: Fault | None,
-    gate: GateLevel,
-    advance: OnProgress,
-    *,
-    trace: Trace | None = None,
-    record: Path | None = None,
-    truth: Truth | None = None,
-) -> Outcome:
+def traced_pd(job: TracedJob, advance: OnProgress) -> Outcome:
     """Execute the run and report what both tracers saw and where they disagree.
 
     Raises:
         ConfigError: such a run cannot inject the fault or replay a trace.
     """
-    _refuse(fault, trace)
-    with ExitStack() as own:
-        folder = record or Path(own.enter_context(TemporaryDirectory(prefix="hicache-dbg-")))
-        settings = _settings(gate, folder)
-        job = PdRun(sized(config, None), fault, None, advance, truth, untold)
-        job.begin = _beginning(config, fault, settings)
+    _refuse(job.fault, job.trace)
+    with ExitStack() as stack:
+        folder = job.record or Path(stack.enter_context(TemporaryDirectory(prefix="hicache-dbg-")))
+        settings = _settings(job.gate, folder)
+        run = PdRun(sized(job.config, None), job.fault, None, advance, job.truth, untold)
+        run.begin = _beginning(job.config, job.fault, settings)
         if settings is None:
-            return Outcome(carry_out(job), None)
-        memory, known = MemorySink(), set(recordings_in(folder))
-        sinks = [] if record is None else [recording_in(record)]
+            return Outcome(carry_out(run), None)
+        memory, earlier = MemorySink(), set(recordings_in(folder))
+        sinks = [] if job.record is None else [recording_in(job.record)]
         with _tracing(settings, [memory, *sinks]):
-            result = carry_out(job)
-        theirs = _others(folder, {*known, *(sink.path for sink in sinks)})
-    return Outcome(result, _joined(result, memory.events, theirs))
+            result = carry_out(run)
+        prefills = _recorded(folder, besides={*earlier, *(sink.path for sink in sinks)})
+    return Outcome(result, _joined(result, memory.events, prefills))
 
 
 def _refuse(fault: Fault | None, trace: Trace | None) -> None:
@@ -85,8 +76,8 @@ def _settings(gate: GateLevel, folder: Path) -> Settings | None:
     """Return the tracer settings of both processes; None if nothing is traced."""
     if gate is GateLevel.OFF:
         return None
-    asked = Settings.from_environ()
-    return replace(asked, gate=Gate.ON, checksum=CHECKSUMS[gate], directory=folder)
+    settings = Settings.from_environ()
+    return replace(settings, gate=Gate.ON, checksum=CHECKSUMS[gate], directory=folder)
 
 
 def _beginning(config: RunConfig, fault: Fault | None, settings: Settings | None) -> Begin:
@@ -99,13 +90,13 @@ def _beginning(config: RunConfig, fault: Fault | None, settings: Settings | None
     return begin
 
 
-def _joined(result: RunResult, own: list[Event], theirs: list[list[Event]]) -> Report:
+def _joined(result: RunResult, decode: list[Event], prefills: list[list[Event]]) -> Report:
     """Report on the events of both processes, each alone and compared with the other."""
     evidence = Evidence.of(
-        [event for events in (own, *theirs) for event in events],
+        [event for events in (decode, *prefills) for event in events],
         sessions_corrupted=result.sessions.corrupted,
     )
-    recordings = [*theirs, own]
+    recordings = [*prefills, decode]
     settle(evidence, recordings)
     evidence.joined = True
     for finding in join(recordings):
@@ -145,6 +136,6 @@ def _tracing(settings: Settings, own: list[Sink]) -> Iterator[tuple[Runtime, Han
         runtime.flush()
 
 
-def _others(folder: Path, known: set[Path]) -> list[list[Event]]:
-    """Return the events that the prefill processes of this run recorded."""
-    return [list(read(path)) for path in recordings_in(folder) if path not in known]
+def _recorded(folder: Path, *, besides: set[Path]) -> list[list[Event]]:
+    """Return the events of each recording in ``folder``, except for the paths in ``besides``."""
+    return [list(read(path)) for path in recordings_in(folder) if path not in besides]

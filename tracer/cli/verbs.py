@@ -83,7 +83,7 @@ class VerbGroup(TyperGroup):
             return super().resolve_command(ctx, args)
         near = get_close_matches(name, VERBS, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        raise CommandError(f"{name!r} is no verb: expected one of {', '.join(VERBS)}{meant}")
+        raise CommandError(f"no such command {name!r}: expected one of {', '.join(VERBS)}{meant}")
 
 
 def _named(name: str, command: Any) -> Any:

@@ -73,7 +73,7 @@ def check_dashboards(boards: Sequence[Dashboard], vocabulary: Vocabulary) -> lis
 
 def expression_problems(text: str, legend: str, vocabulary: Vocabulary) -> list[str]:
     """Return the problems of an expression and of its legend."""
-    found = [f"{name} is no metric of ours" for name in names_in(text) if name not in vocabulary]
+    found = [f"unknown metric {name}" for name in names_in(text) if name not in vocabulary]
     for function, window in _RATE.findall(text):
         if window != "$__rate_interval":
             found.append(f"{function}(...[{window}]): expected [$__rate_interval]")
