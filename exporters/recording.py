@@ -17,6 +17,7 @@ from hicache_dbg.exporters.encoding import encoded_lines
 from hicache_dbg.exporters.recording_folder import Tenant
 from hicache_dbg.exporters.recording_format import FORMAT, SUFFIX, Header, RecordingError
 from hicache_dbg.exporters.recording_part import Part, compressor, pack
+from hicache_dbg.tracer.boot import boot_id, boot_ns
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Event, Finding, Started
 from hicache_dbg.tracer.sink import SinkError
 from hicache_dbg.tracer.words import counted
@@ -148,6 +149,8 @@ class RecordingSink:
             run_id=self._run_id,
             time_ns=time.time_ns(),
             part=number,
+            boot_id=boot_id(),
+            boot_ns=boot_ns(),
         )
         head = encoded_lines((header, *self._started.values()))
         stem = self._run_id if self._rotation is None else f"{self._run_id}.{number:04}"

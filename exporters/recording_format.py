@@ -37,13 +37,19 @@ class RecordingError(Exception):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line: what the file is and which schema its events follow."""
+    """The first line: what the file is and which schema its events follow.
+
+    ``boot_id`` and ``boot_ns`` tell when it was written on the machine's own clock, which nobody
+    sets; empty and 0 if unknown.
+    """
 
     format: str
     schema: int
     run_id: str
     time_ns: int
     part: int = 0
+    boot_id: str = ""
+    boot_ns: int = 0
 
 
 def recordings_in(folder: Path) -> list[Path]:

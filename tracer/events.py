@@ -297,7 +297,8 @@ class Health(_Base, frozen=True, kw_only=True, tag="health"):
     All counts are totals since the start. ``dropped`` maps ``"sink/reason"`` to lost events; the
     bus's own ring counts as the sink ``bus``. ``errors`` maps a place to failures of the tracer
     itself. ``queues`` maps a sink to the events waiting for it; ``queue_depth`` is the length of
-    the bus's ring.
+    the bus's ring. ``boot_ns`` is when it was made in nanoseconds since the machine's boot, a clock
+    that nobody sets; 0 if unknown.
     """
 
     events: int = 0
@@ -313,6 +314,7 @@ class Health(_Base, frozen=True, kw_only=True, tag="health"):
     errors: dict[str, int] = {}
     overhead_s: float = 0.0
     closing: bool = False
+    boot_ns: int = 0
 
 
 Event = Started | Copied | Finding | Health | Stated

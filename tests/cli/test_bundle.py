@@ -17,6 +17,7 @@ from tests.tracer.checks.statements import hits
 
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
 from hicache_dbg.exporters.recording_format import read
+from hicache_dbg.tracer.boot import boot_id
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event, Stated
 
@@ -117,6 +118,22 @@ def test_a_request_has_one_name_in_all_recordings_of_a_bundle(tmp_path: Path, ho
         assert told[:2] == told[2:]
         names |= set(told)
     assert len(names) == 4
+
+
+def test_the_machines_boot_has_one_name_in_all_recordings_of_a_bundle(
+    tmp_path: Path, home: Path
+) -> None:
+    """Runs can still be told apart by its clock, and nobody learns the machine's own id."""
+    for run in ("one", "other"):
+        record(tmp_path / "runs", events(home), run)
+    out = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    files = unpack(out, tmp_path / "out")
+    packed = [
+        json.loads(files[f"recordings/{run}.jsonl"].splitlines()[0]) for run in ("one", "other")
+    ]
+    assert packed[0]["boot_id"] == packed[1]["boot_id"] != ""
+    assert boot_id().encode() not in b"".join(files.values())
 
 
 def test_a_user_without_a_home_can_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

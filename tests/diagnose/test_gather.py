@@ -1,11 +1,17 @@
 """DuckDB's counts over files and journals equal those of the same events one by one."""
 
+import errno
 import json
+import os
+import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,6 +21,7 @@ from hypothesis import strategies as st
 from tests.exporters.journal import Journal
 from tests.exporters.samples import copied, finding, health, started
 
+from hicache_dbg.exporters.fields import fields
 from hicache_dbg.exporters.journald import JournaldSink
 from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.recording_format import RecordingError
@@ -58,6 +65,9 @@ def counted(evidence: Evidence) -> dict[str, Any]:
         name: getattr(evidence, name) for name in Evidence.__slots__ if name not in {"sql", "run"}
     }
     return plain | {"skipped": {why: n for why, n in evidence.skipped.items() if n}}
+
+
+SHOW = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
 
 
 def recorded(folder: Path, run: str, events: Sequence[Event]) -> Path:
@@ -104,6 +114,21 @@ def test_what_is_not_whole_is_skipped_and_told(*, packed: bool, tmp_path: Path) 
     assert (found.tiles.verified, sum(found.paths.values()), found.findings) == (12, 2, [])
     (sentence,) = complaints
     assert "3 lines skipped" in sentence
+    assert found.unseen == 3
+
+
+def test_a_recording_with_a_hole_proves_nothing_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk was full for a while: what was lost there may have been a mismatch."""
+    path = recorded(tmp_path, "run", [copied(skipped={}), copied(**LOAD, verified=5)])
+    assert main(["diagnose", str(path)]) == 0
+    assert "every copy is proven good" in capsys.readouterr().out
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(copied(**LOAD, mismatched=1))[:90] + b"\n")
+        file.write(msgspec.json.encode(copied(**LOAD, verified=5)) + b"\n")
+    assert main(["diagnose", str(path)]) == 0
+    assert "every copy is proven good" not in capsys.readouterr().out
 
 
 def test_a_copy_that_lacks_fields_is_none(tmp_path: Path) -> None:
@@ -124,6 +149,31 @@ def test_a_run_that_was_killed_keeps_its_word(tmp_path: Path) -> None:
         found = gather(database)
     assert [word.events for word in found.last_words] == [5, 9]
     assert found.unseen == 6
+
+
+def test_processes_of_one_rank_are_told_apart_in_the_journal(tmp_path: Path) -> None:
+    """By boot, invocation and process id: the next run of a rank undoes no loss of one that was killed."""
+    entries = tmp_path / "entries"
+    killed = health(events=5, copies=3, dropped={"bus/queue_full": 3})
+    again = [health(events=n, copies=0, dropped={}) for n in (7, 9)]
+    for writer in ({"_PID": "8"}, {"_BOOT_ID": "b1"}, {"_SYSTEMD_INVOCATION_ID": "i1"}, {}):
+        first = {"_BOOT_ID": "b0", "_SYSTEMD_INVOCATION_ID": "i0", "_PID": "7"}
+        told = [
+            (first, "30", killed),
+            (first | writer, "50", again[1]),
+            (first | writer, "40", again[0]),
+        ]
+        lines = [
+            msgspec.json.encode(
+                {"__REALTIME_TIMESTAMP": "1", "__MONOTONIC_TIMESTAMP": at, **by, **fields(event)}
+            )
+            for by, at, event in told
+        ]
+        entries.write_bytes(b"\n".join(lines))
+        source = JournalSource([sys.executable, "-c", SHOW, str(entries)], print)
+        with Database(source) as database:
+            found = gather(database)
+        assert [word.events for word in found.last_words] == ([5, 9] if writer else [9])
 
 
 @pytest.mark.parametrize("name", ["run.gz", "run.jsonl.zst"])
@@ -176,11 +226,15 @@ def test_a_source_that_fails_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_query_that_is_interrupted_ends_as_the_command_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pressed", [True, False], ids=["ctrl-c", "by another thread"])
+def test_a_query_that_is_interrupted_ends_as_the_command_does(
+    *, pressed: bool, tmp_path: Path
+) -> None:
     """Ctrl-C during a DuckDB query is reported as Ctrl-C, not as a DuckDB error."""
     recorded(tmp_path, "run", [copied()])
+    press = partial(os.kill, os.getpid(), signal.SIGINT)
     with Database(recordings_at([tmp_path], print)) as database:
-        interrupt = threading.Timer(0.2, database._connection.interrupt)
+        interrupt = threading.Timer(0.2, press if pressed else database._connection.interrupt)
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
             database.sql("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b")
@@ -208,6 +262,16 @@ def test_the_spill_folder_goes_with_the_database(tmp_path: Path) -> None:
 def test_an_empty_folder_is_a_clear_error(tmp_path: Path) -> None:
     """It names the folder and what was expected."""
     with pytest.raises(RecordingError, match="holds no recording"):
+        recordings_at([tmp_path], print)
+
+
+def test_a_folder_that_may_not_be_read_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording belongs to who wrote it: the message says that reading was refused."""
+    refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=refused))  # root may read any folder
+    with pytest.raises(RecordingError, match=r"cannot read .*: Permission denied"):
         recordings_at([tmp_path], print)
 
 

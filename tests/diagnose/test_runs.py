@@ -1,7 +1,10 @@
 """Several runs in one folder are told apart by the time of their writing."""
 
 import os
+import re
+import resource
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +15,12 @@ from hypothesis import strategies as st
 from tests.diagnose.test_compare import BROKEN, MENDED
 
 from hicache_dbg.exporters.recording_format import FORMAT, Header
+from hicache_dbg.tracer.cli import diagnose
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.diagnose import runs as diagnose_runs
+from hicache_dbg.tracer.diagnose.held import HeldFiles
 from hicache_dbg.tracer.diagnose.runs import runs_of
-from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event, Health
 
 
 def recording(
@@ -62,6 +68,41 @@ def test_a_last_event_longer_than_the_end_that_is_looked_at(tmp_path: Path) -> N
     assert (run.began_ns, run.ended_ns) == (10, 5000)
 
 
+@pytest.mark.parametrize("options", [(), ("--together",)])
+def test_a_recording_may_lose_its_oldest_part_at_any_time(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    """A part removed before it was opened is left out; what is removed later is read all the same."""
+    parts = [recording(tmp_path, f"r.{n:04}", 10 * n + 1, 10 * n + 3) for n in range(4)]
+    parts[0].unlink()
+    listed = {(tmp_path,): parts}
+    monkeypatch.setattr(diagnose_runs, "files_at", lambda at: listed.get(tuple(at), at))
+
+    def remove(*_arguments: object) -> None:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+    real = diagnose.gather
+    monkeypatch.setattr(diagnose, "gather", lambda database: (remove(), real(database))[1])
+    assert main(["diagnose", str(tmp_path), "--json", *options]) == 0
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert told["tiles"]["verified"] == 3 * sum(e.verified for e in MENDED if isinstance(e, Copied))
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_too_many_files_open_none_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Holding files never uses up what the process may open."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2, 2))
+    file, held = recording(tmp_path, "r", 1, 2), HeldFiles()
+    held.hold(str(file))
+    assert held.readable(str(file), tmp_path) == file
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     spans=st.lists(
@@ -83,6 +124,102 @@ def test_runs_are_what_time_parts(
     assert len(runs) == 1 + gaps
     assert sorted(file for run in runs for file in run.files) == sorted(files)
     assert all(a.ended_ns < b.began_ns for a, b in pairwise(runs))
+
+
+@dataclass
+class Machine:
+    """A machine whose wall clock may be set, and what its processes record."""
+
+    folder: Path
+    boot: str = "b0"
+    boot_ns: int = 10**9
+    ahead_ns: int = 10**15
+
+    def begin(self, name: str) -> Path:
+        """Begin a recording."""
+        header = Header(
+            format=FORMAT,
+            schema=SCHEMA_VERSION,
+            run_id=name,
+            time_ns=self.boot_ns + self.ahead_ns,
+            boot_id=self.boot,
+            boot_ns=self.boot_ns,
+        )
+        path = self.folder / f"{name}.jsonl"
+        path.write_bytes(msgspec.json.encode(header) + b"\n")
+        return path
+
+    def beat(self, path: Path) -> None:
+        """Record a health event now."""
+        event = Health(time_ns=self.boot_ns + self.ahead_ns, boot_ns=self.boot_ns, events=1)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(event) + b"\n")
+
+
+STEP_NS = st.integers(-(10**13), 10**13)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lives=st.lists(
+        st.tuples(st.integers(1, 10**12), st.integers(0, 10**12), STEP_NS, STEP_NS),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_clock_that_is_set_merges_no_runs_and_splits_none(
+    lives: list[tuple[int, int, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Between runs and during them: a run's ranks stay together, and the newest is the last one."""
+    machine, expected = Machine(tmp_path_factory.mktemp("set")), list[set[Path]]()
+    for number, (pause, lasts, between, during) in enumerate(lives):
+        machine.boot_ns += pause
+        machine.ahead_ns += between
+        ranks = []
+        for rank in range(2):
+            machine.boot_ns += 1
+            ranks.append(machine.begin(f"{number}-rank{rank}"))
+        machine.ahead_ns += during
+        machine.boot_ns += lasts
+        for path in ranks:
+            machine.beat(path)
+        expected.append(set(ranks))
+    runs = runs_of([path for ranks in expected for path in ranks])
+    assert [set(run.files) for run in runs] == expected
+
+
+def test_a_clock_that_was_set_back_over_a_restart(tmp_path: Path) -> None:
+    """Killed before its first health event, the earlier run ends by the wall clock; so do old recordings."""
+    machine = Machine(tmp_path)
+    hour = 3600 * 10**9
+    first = machine.begin("first")
+    machine.boot_ns += hour
+    with first.open("ab") as file:
+        event = msgspec.structs.replace(MENDED[-1], time_ns=machine.boot_ns + machine.ahead_ns)
+        file.write(msgspec.json.encode(event) + b"\n")
+    machine.boot_ns += 10**9
+    machine.ahead_ns -= hour // 2
+    second = machine.begin("second")
+    machine.beat(second)
+    (one, other) = runs_of([second, first])
+    assert (one.files, other.files) == ((first,), (second,))
+    for path in (first, second):  # as they were before the boot clock was recorded
+        path.write_bytes(re.sub(rb',"boot_(id|ns)":("b0"|\d+)', b"", path.read_bytes()))
+    assert len(runs_of([first, second])) == 1
+
+
+def test_other_boots_and_other_machines_have_the_wall_clock_in_common(tmp_path: Path) -> None:
+    """Prefill and decode on two machines are one run; a machine that booted anew began another."""
+    prefill, decode = (
+        Machine(tmp_path),
+        Machine(tmp_path, boot="b1", boot_ns=5, ahead_ns=10**15 + 10**9),
+    )
+    files = [one.begin(name) for one, name in ((prefill, "prefill"), (decode, "decode"))]
+    for one, file in zip((prefill, decode), files, strict=True):
+        one.boot_ns += 10**9
+        one.beat(file)
+    later = Machine(tmp_path, boot="b2", boot_ns=7, ahead_ns=10**15 + 10**12).begin("later")
+    assert [len(run.files) for run in runs_of([*files, later])] == [2, 1]
 
 
 def test_what_was_wrong_before_the_last_run_is_no_verdict_on_it(

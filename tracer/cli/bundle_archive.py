@@ -129,6 +129,8 @@ def opened(path: Path) -> Iterator[tarfile.TarFile]:
 def _scrub(path: Path, file: IO[bytes], done: Contents, alias: Callable[[str], str]) -> int:
     """Write the recording without ids; return the number of events that had one."""
     header: Header = read_header(path)
+    if header.boot_id:
+        header = msgspec.structs.replace(header, boot_id=alias(header.boot_id))
     encode = msgspec.json.Encoder().encode
     file.write(_without_home(encode(header)) + b"\n")
     ids = 0
@@ -144,12 +146,12 @@ def _scrub(path: Path, file: IO[bytes], done: Contents, alias: Callable[[str], s
 
 
 def _aliases() -> Callable[[str], str]:
-    """Return a function that maps request ids to irreversible aliases of this bundle."""
+    """Return a function that maps ids of requests and boots to irreversible aliases of this bundle."""
     salt = secrets.token_bytes(16)
 
     @cache
-    def alias(request: str) -> str:
-        return blake2s(request.encode(), key=salt, digest_size=8).hexdigest()
+    def alias(name: str) -> str:
+        return blake2s(name.encode(), key=salt, digest_size=8).hexdigest()
 
     return alias
 

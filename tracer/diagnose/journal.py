@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from hicache_dbg.exporters.recording_format import FORMAT, Header
 from hicache_dbg.tracer.diagnose.database import COLUMNS, WHOLE, Database, listed
-from hicache_dbg.tracer.events import Copied, Event
+from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event
 from hicache_dbg.tracer.words import counted
 
 __all__ = ["JournalError", "JournalMissingError", "JournalSource"]
@@ -28,15 +29,48 @@ _ABSENT = {
     "generations": "[]::BIGINT[]",
     "bad_tiles": "[]::BIGINT[][]",
 }
+#: Fields that an entry may have several times: then ``journalctl`` prints a list.
+_REPEATED = frozenset({"HICACHE_REQUEST", "HICACHE_SKIP_REASON"})
+
+
+def _values(field: str) -> str:
+    """Return the expression of the values of a field in ``_REPEATED``."""
+    return (
+        f"CASE json_type({field}) WHEN 'ARRAY' THEN from_json({field}, '[\"VARCHAR\"]') "
+        f"ELSE [{field} ->> '$'] END"
+    )
+
+
 _DERIVED = {
     "time_ns": "TRY_CAST(__REALTIME_TIMESTAMP AS BIGINT) * 1000",
     "skipped": "CASE WHEN HICACHE_SKIP_REASON IS NULL THEN MAP([]::VARCHAR[], []::BIGINT[]) "
-    "ELSE MAP([HICACHE_SKIP_REASON], [TRY_CAST(HICACHE_SKIPPED AS BIGINT)]) END",
-    "requests": "string_split(HICACHE_REQUEST, ',')",
+    f"ELSE MAP([array_to_string({_values('HICACHE_SKIP_REASON')}, ',')], "
+    "[TRY_CAST(HICACHE_SKIPPED AS BIGINT)]) END",
+    "requests": _values("HICACHE_REQUEST"),
     **_ABSENT,
 }
+#: What the journal itself says of an entry's writer: a process id is used again after a restart.
+_WRITER = ("_BOOT_ID", "_SYSTEMD_INVOCATION_ID", "_PID")
+#: A clock that nobody sets, in microseconds since the boot.
+_SINCE_BOOT = "__MONOTONIC_TIMESTAMP"
+#: Rare events, one process after the other, each in the order in which it wrote.
+_BY_PROCESS = f"""
+    SELECT {_RECORD}, process FROM (
+        SELECT {_RECORD}, concat_ws('/', {", ".join(_WRITER)}) AS process,
+               TRY_CAST({_SINCE_BOOT} AS BIGINT) AS since_boot,
+               TRY_CAST(__REALTIME_TIMESTAMP AS BIGINT) AS time
+        FROM entries WHERE {_RECORD} IS NOT NULL)
+    ORDER BY min(time) OVER (PARTITION BY process), process, since_boot
+"""  # noqa: S608 - nothing of it comes from outside
 _FIELDS = sorted(
-    {"HICACHE_EVENT", "HICACHE_REQUEST", "HICACHE_SKIP_REASON", "HICACHE_SKIPPED", _RECORD}
+    {
+        "HICACHE_EVENT",
+        "HICACHE_REQUEST",
+        "HICACHE_SKIP_REASON",
+        "HICACHE_SKIPPED",
+        _RECORD,
+        *_WRITER,
+    }
     | {_NAMED.get(name, f"HICACHE_{name.upper()}") for name in COLUMNS if name not in _DERIVED}
 )
 
@@ -53,13 +87,14 @@ class JournalSource:
     """Entries selected by a journalctl call.
 
     Args:
-        arguments: the command line, including ``-o json``.
+        arguments: the command line, including ``-o json --all``.
         say: gets one sentence if entries could not be read.
     """
 
     def __init__(self, arguments: Sequence[str], say: Callable[[str], None]) -> None:
         self._arguments = [*arguments, f"--output-fields={','.join(_FIELDS)}"]
         self._say = say
+        self.unread = 0
 
     @property
     def name(self) -> str:
@@ -93,7 +128,10 @@ class JournalSource:
                 "the journal holds no entry of hicache-dbg for this query; hicache-dbg doctor says "
                 "whether lines reach it"
             )
-        fields = ", ".join(f"{name}: 'VARCHAR'" for name in ("__REALTIME_TIMESTAMP", *_FIELDS))
+        fields = ", ".join(
+            f"{name}: '{'JSON' if name in _REPEATED else 'VARCHAR'}'"
+            for name in ("__REALTIME_TIMESTAMP", _SINCE_BOOT, *_FIELDS)
+        )
         database.sql(
             f"CREATE VIEW entries AS SELECT * FROM read_json({listed([str(entries)])}, "  # noqa: S608 - a path of ours
             f"format='newline_delimited', columns={{{fields}}}, ignore_errors=true)"
@@ -104,22 +142,25 @@ class JournalSource:
             f"WHERE HICACHE_EVENT = 'copied' AND {WHOLE}"
         )
 
-    def rare(self, database: Database) -> Iterator[Event]:
-        """Yield the records of entries that are not copies."""
+    def rare(self, database: Database) -> Iterator[Event | Header]:
+        """Yield the records of entries that are not copies, process by process, each behind a header."""
         decoder = msgspec.json.Decoder(Event)
-        unread = 0
-        for rows in database.batches(f"SELECT {_RECORD} FROM entries WHERE {_RECORD} IS NOT NULL"):  # noqa: S608
-            for (record,) in rows:
+        last: str | None = None
+        for rows in database.batches(_BY_PROCESS):
+            for record, process in rows:
+                if process != last:
+                    last = process
+                    yield Header(format=FORMAT, schema=SCHEMA_VERSION, run_id=process, time_ns=0)
                 try:
                     event = decoder.decode(record)
                 except msgspec.MsgspecError:
-                    unread += 1
+                    self.unread += 1
                     continue
                 if not isinstance(event, Copied):
                     yield event
-        if unread:
+        if self.unread:
             self._say(
-                f"the journal: {counted(unread, 'entry')} skipped, whose record this version cannot read"
+                f"the journal: {counted(self.unread, 'entry')} skipped, whose record this version cannot read"
             )
 
 

@@ -1,29 +1,29 @@
 """Group the recordings of a folder into runs: those written at the same time.
 
 A folder keeps what all processes of a machine recorded, over many restarts. What was wrong before
-the last restart is no evidence of what is wrong now.
+the last restart is no evidence of what is wrong now. If the wall clock was set in between, the
+machine's own clock tells the order.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hicache_dbg.exporters.recording_format import PACKED, read_header, run_of
+from hicache_dbg.exporters.recording_format import RecordingError, read_header, run_of
 from hicache_dbg.tracer.diagnose.places import files_at
+from hicache_dbg.tracer.diagnose.stamps import Stamp, ends_of, steps
 
 __all__ = ["Run", "chosen_at", "runs_of"]
-
-#: How much of the end of a file is searched for the last event's time.
-TAIL_BYTES = 64 << 10
-_TIME = re.compile(rb'"time_ns":(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Recordings whose times overlap (one process per rank, for example); ns since the epoch."""
+    """Recordings whose times overlap (one process per rank, for example); ns since the epoch.
+
+    Times are those of a wall clock that always stood as it was set last.
+    """
 
     files: tuple[Path, ...]
     began_ns: int
@@ -67,10 +67,12 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
     chosen: list[Path] = []
     for place in places:
         files = files_at([place])
+        if not place.is_dir():
+            read_header(place)
         runs = runs_of(files)
-        if last:
-            files = [file for file in files if file in runs[-1].files]
-        elif len(runs) > 1:
+        read = {file for run in (runs[-1:] if last else runs) for file in run.files}
+        files = [file for file in files if file in read]
+        if not last and len(runs) > 1:
             say(
                 f"{place}: {len(runs)} runs, one after the other, are read as one; --last reads that of "
                 f"{runs[-1]} alone"
@@ -82,28 +84,21 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
 def _by_process(files: Sequence[Path]) -> list[Run]:
     """Return each process's recording, which may have several parts."""
     parts: defaultdict[tuple[Path, str], list[Path]] = defaultdict(list)
+    stamps: dict[Path, tuple[Stamp, Stamp, Stamp]] = {}
     for file in files:
+        try:
+            stamps[file] = ends_of(file)
+        except (FileNotFoundError, RecordingError):
+            if file.exists():
+                raise
+            continue  # its writer has removed it meanwhile, to make room
         parts[file.parent, run_of(file)].append(file)
+    ahead = steps(known for _, known, _ in stamps.values())
     return [
-        Run(tuple(own), min(map(_began_ns, own)), max(map(_ended_ns, own)))
+        Run(
+            tuple(own),
+            min(stamps[file][0].corrected_ns(ahead) for file in own),
+            max(stamps[file][2].corrected_ns(ahead) for file in own),
+        )
         for own in parts.values()
     ]
-
-
-def _began_ns(file: Path) -> int:
-    return read_header(file).time_ns
-
-
-def _ended_ns(file: Path) -> int:
-    """Return the time of the last event, or else the file's modification time.
-
-    The event's time is not found in a compressed part, or if the last operation's line is very
-    long.
-    """
-    status = file.stat()
-    times: list[int] = []
-    if file.suffix != PACKED:
-        with file.open("rb") as end:
-            end.seek(max(0, status.st_size - TAIL_BYTES))
-            times = [int(time) for time in _TIME.findall(end.read())]
-    return max([_began_ns(file), *(times or [status.st_mtime_ns])])
