@@ -21,19 +21,30 @@ Fields = Mapping[str, str]
 
 
 def check_contract(prefill: Process, decode: Process) -> list[Finding]:
-    """Return what two ends disagree about: in geometry, in counts, and in bytes."""
+    """Return what two ends disagree about: in geometry, in counts, and in bytes.
+
+    What an end does not state is unknown, rather than absent, if its recording ends in the handshake
+    or lost events.
+    """
+    ends = prefill, decode
     said = _contract(prefill), _contract(decode)
+    whole = tuple(end.told_all_by(max(_when(end), default=0)) for end in ends)
     # If one end states no contract it is not compared: that part of its recording may be removed.
-    found = compare_fields("", *said, time_ns=decode.last_ns) if all(said) else []
+    found = (
+        compare_fields("", said[0], said[1], whole=whole, time_ns=decode.last_ns)
+        if all(said)
+        else []
+    )
     found += _unsplittable(*said, time_ns=decode.last_ns)
     split = said[0].get("tp") != said[1].get("tp")
     mirrored = prefill.mirrors and decode.mirrors
+    whole = tuple(end.told_all_by(end.started_ns) for end in ends)
     for pool in dict.fromkeys((*prefill.mirrors, *decode.mirrors)) if mirrored else ():
-        ends = [fields_of(end.mirrors.get(pool)) for end in (prefill, decode)]
-        if split and said[0].get(f"split.{pool}") == "heads":
+        fields = [fields_of(end.mirrors.get(pool)) for end in ends]
+        if split and "heads" in {end.get(f"split.{pool}") for end in said}:
             # A slot holds a different share of the heads at each end: byte counts are incomparable.
-            ends = [{k: v for k, v in end.items() if "bytes" not in k} for end in ends]
-        found += compare_fields(pool, ends[0], ends[1], time_ns=decode.last_ns)
+            fields = [{k: v for k, v in end.items() if "bytes" not in k} for end in fields]
+        found += compare_fields(pool, fields[0], fields[1], whole=whole, time_ns=decode.last_ns)
     found += _counts(prefill, decode)
     found += late_writes(prefill, decode, WHOLE)
     found += differing_tiles(
@@ -71,14 +82,25 @@ def _end(end: EndInfo) -> dict[str, str]:
     return fields
 
 
-def compare_fields(pool: str, prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:
-    """Return one finding that names every field in which the two ends differ, if any."""
-    if not prefill and not decode:
-        return []
+def compare_fields(
+    pool: str,
+    prefill: Fields,
+    decode: Fields,
+    *,
+    time_ns: int,
+    whole: Sequence[bool] = (True, True),
+) -> list[Finding]:
+    """Return one finding that names every field in which the two ends differ, if any.
+
+    ``whole`` says of each end whether a field that it does not state is absent, or just unknown.
+    """
     names = [
         name
         for name in dict.fromkeys((*prefill, *decode))
-        if prefill.get(name) != decode.get(name) and name != "tp" and not name.startswith("split.")
+        if prefill.get(name) != decode.get(name)
+        and all(sure or name in end for sure, end in zip(whole, (prefill, decode), strict=True))
+        and name != "tp"
+        and not name.startswith("split.")
     ]
     if not names:
         return []
@@ -102,6 +124,11 @@ def compare_fields(pool: str, prefill: Fields, decode: Fields, *, time_ns: int) 
 
 def _contract(end: Process) -> dict[str, str]:
     return {said.key: said.values[0] for said in end.on(Topic.CONTRACT)}
+
+
+def _when(end: Process) -> Iterator[int]:
+    """Yield when the end stated each field of its contract."""
+    return (said.time_ns for said in end.on(Topic.CONTRACT))
 
 
 def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Finding]:

@@ -21,6 +21,8 @@ class Process:
     mirrors: dict[str, MirrorInfo] = field(default_factory=dict)
     stated: list[Stated] = field(default_factory=list)
     last_ns: int = 0
+    #: When it announced its geometry for the last time.
+    started_ns: int = 0
     #: Number of events its recording lost: a missing statement may be among them.
     lost: int = 0
     #: Whether its recording ends with the closing event; if not, it was killed or is still running.
@@ -39,6 +41,10 @@ class Process:
         """Return whether its recordings hold what it said at ``time_ns``."""
         return any(first <= time_ns <= last for first, last in self.spans)
 
+    def told_all_by(self, time_ns: int) -> bool:
+        """Return whether what its recordings do not hold was not said by ``time_ns``."""
+        return not self.lost and self.heard(time_ns)
+
 
 def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
     """Return the processes of ``recordings``; a recording may hold several ranks.
@@ -55,6 +61,7 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
             part.last_ns = max(part.last_ns, event.time_ns)
             if isinstance(event, Started):
                 part.mirrors |= {mirror.pool: mirror for mirror in event.mirrors}
+                part.started_ns = max(part.started_ns, event.time_ns)
             elif isinstance(event, Health):
                 part.lost = max(part.lost, _lost(event))
                 part.closed = part.closed or event.closing
@@ -66,6 +73,7 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
             known.mirrors |= part.mirrors
             known.stated += part.stated
             known.last_ns = max(known.last_ns, part.last_ns)
+            known.started_ns = max(known.started_ns, part.started_ns)
             known.lost = max(known.lost, part.lost)
             known.closed = known.closed or part.closed
             last_ns = part.last_ns if part.closed else part.last_ns - LATE_NS

@@ -17,7 +17,7 @@ from tests.tracer.checks.statements import (
 )
 
 from hicache_dbg.tracer.checks.join import join
-from hicache_dbg.tracer.events import Event, FaultClass, Health, MirrorInfo
+from hicache_dbg.tracer.events import Event, FaultClass, Finding, Health, MirrorInfo, Stated
 
 
 def test_ranks_that_agree_are_not_accused() -> None:
@@ -109,6 +109,23 @@ def test_a_request_that_decode_gave_up_as_its_last_bytes_arrived_is_not_a_findin
         assert len(join(pair([ours], [theirs]))) == 1
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_counts_are_compared_only_where_both_ends_lost_nothing(role: str) -> None:
+    """The statement that would make the counts agree may be among the lost events."""
+    lost, alive = Health(time_ns=10**6, dropped={"bus/queue_full": 1}), word()
+    ours, theirs = [sent("r", 2), alive], [received("r", 1), alive]
+    assert len(join(pair([*ours], [*theirs]))) == 1
+    (ours if role == "prefill" else theirs)[-1] = lost
+    assert join(pair([*ours], [*theirs])) == []
+
+
+def test_more_pages_than_were_taken_are_a_finding_however_prefill_ended() -> None:
+    """What a killed prefill had sent so far can grow, and never shrink to what decode took."""
+    so_far = replace(sent("r", 3), values=("3",))
+    taken = replace(received("r", 2), values=("2",))
+    assert len(join(pair([so_far], [taken]))) == 1
+
+
 def test_a_statement_without_a_value_says_nothing() -> None:
     """A damaged statement costs only itself."""
     empty = replace(collective("x"), values=())
@@ -169,10 +186,109 @@ def test_an_end_that_says_nothing_is_not_compared() -> None:
     assert join([ours, theirs]) == []
 
 
+@pytest.mark.parametrize("silent", [0, 1])
+def test_an_end_without_pools_is_not_compared_whichever_it_is(silent: int) -> None:
+    """A start record without pools, complete or not, is that of a process that was not traced."""
+    ends: list[list[Event]] = [[started(mirror()), ended()], [started(mirror()), ended()]]
+    ends[silent][0] = started()
+    assert join(pair(*ends)) == []
+
+
+@pytest.mark.parametrize(
+    ("tp", "split", "told"), [(1, "heads", True), (2, "heads", False), (2, "replicated", True)]
+)
+def test_byte_counts_are_compared_unless_the_ends_hold_different_heads(
+    tp: int, split: str, told: bool
+) -> None:
+    """Half the bytes a slot is a fault, except where twice the ranks share the heads."""
+    ends = [
+        [contract(role, "tp", ranks), contract(role, "split.kv", split), started(kv), ended()]
+        for role, ranks, kv in (
+            ("prefill", 1, mirror()),
+            ("decode", tp, mirror(slot_bytes=128, page_bytes=8192)),
+        )
+    ]
+    assert bool(join(ends)) is told
+
+
 def test_a_pool_that_one_end_has_not_is_told() -> None:
     """Every field of it is absent at the other end."""
-    (finding,) = join(pair([started(mirror(), mirror("index_k"))], [started(mirror())]))
+    ours, theirs = [started(mirror(), mirror("index_k"))], [started(mirror()), ended()]
+    (finding,) = join(pair([*ours], theirs))
     assert (finding.pool, "absent" in finding.got) == ("index_k", True)
+
+
+def ended() -> Health:
+    """Return the closing event of a recording."""
+    return replace(word(), closing=True)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_what_a_recording_that_ends_in_the_handshake_does_not_say_is_unknown(role: str) -> None:
+    """Killed there, an end has stated some fields and announced some pools; what it has said counts."""
+    other = "decode" if role == "prefill" else "prefill"
+    said = [contract(role, "a", 1), started(mirror())]
+    theirs: list[Event] = [
+        *(contract(other, key, 1) for key in "ab"),
+        started(mirror(), mirror("index_k")),
+        ended(),
+    ]
+    alive, closed = word(), ended()
+    later = replace(alive, time_ns=alive.time_ns + 10**9)
+    lost = replace(closed, dropped={"bus/queue_full": 1})
+    for last, told in (((), 0), ((alive,), 0), ((closed,), 2), ((later,), 2), ((lost,), 0)):
+        found = join([[*said, *last], theirs])
+        assert [one.pool for one in found] == ["", "index_k"][:told]
+    (finding,) = join([[contract(role, "a", 2)], theirs])
+    assert {finding.expected, finding.got} == {"a=1", "a=2"}
+
+
+def given_up(*held: Stated) -> list[Finding]:
+    """Return what is found if decode gave r1 up, took r2 and r3, and ``held`` is what it has."""
+    count = 12
+    ours = [
+        tiles(request, page, [f"{request} page {page}"], role="prefill")
+        for request in ("r1", "r2", "r3")
+        for page in range(count)
+    ]
+    shared = tiles("r2", count, ["r1 page 0"], role="prefill")
+    theirs = [received("r1", count, "not taken over"), received("r2", count), received("r3", count)]
+    done = [sent(request, count) for request in ("r1", "r2", "r3")]
+    return join(pair([*ours, shared, *done], [*theirs, *held]))
+
+
+def held(request: str, page: int, of: str) -> Stated:
+    """State what decode has as a page of ``request``."""
+    return tiles(request, page, [of], role="decode")
+
+
+def test_bytes_of_a_request_that_was_given_up_are_found_in_anothers_pages() -> None:
+    """The first request that has them is named, with its pages, and whose bytes they are."""
+    tiles_of_r2 = [held("r2", page, f"r1 page {page}") for page in range(3, 12)]
+    late, *others = given_up(*tiles_of_r2, held("r3", 0, "r1 page 7"))
+    assert {finding.cls for finding in others} == {FaultClass.PD_CONTRACT}
+    assert (late.cls, late.component, late.layer) == (FaultClass.SLOT_REUSE, "row", 0)
+    assert (late.pages, late.page_count) == (tuple(range(3, 11)), 9)
+    assert (late.expected, late.got) == ("the bytes of request r2", "r1 page 3")
+    assert "10 tiles; first: request r2, logical pages 3..11, layer 0" in late.message
+    assert "was sent for request r1, which decode did not take over" in late.message
+
+
+@pytest.mark.parametrize(
+    ("tile", "told"),
+    [
+        (held("r2", 0, "r2 page 0"), []),
+        (held("r1", 0, "r1 page 0"), []),  # its own bytes, whoever gave it up
+        (held("r2", 12, "r1 page 0"), []),  # prefill sent the same bytes for both: a common prefix
+        (held("r2", 0, "nobody's"), [FaultClass.PD_CONTRACT]),
+        (held("r1", 0, "r1 page 5"), [FaultClass.PD_CONTRACT]),
+    ],
+)
+def test_other_bytes_than_those_of_a_given_up_request_are_no_late_write(
+    tile: Stated, told: list[FaultClass]
+) -> None:
+    """Only a request's bytes in pages for which they were not sent are."""
+    assert [finding.cls for finding in given_up(tile)] == told
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 5))
