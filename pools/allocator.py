@@ -76,6 +76,8 @@ class PageAllocator:
         """
         if count < 0:
             raise AllocatorError(f"{self.name}: {count} pages wanted, expected 0 or more")
+        if not -(2**63) <= owner < 2**63:  # before any page is taken
+            raise AllocatorError(f"{self.name}: owner {owner}, expected a 64-bit signed integer")
         with self._lock:
             if count > self._available:
                 raise OutOfPages(self.name, count, self._available)
@@ -156,7 +158,12 @@ class PageAllocator:
                 raise AllocatorError(f"{self.name}: a free page has open readers")
 
     def _valid(self, page_ids: npt.ArrayLike, verb: str) -> Ids:
-        pages = np.asarray(page_ids, dtype=np.int64).reshape(-1)
+        given = np.asarray(page_ids)
+        if given.size and given.dtype.kind not in "iu":  # a mask, for example
+            raise AllocatorError(
+                f"{self.name}: {verb}: page ids of dtype {given.dtype}, expected integers"
+            )
+        pages = given.astype(np.int64, copy=False).reshape(-1)
         outside = (pages < 0) | (pages >= self.pages)
         self._refuse(pages, outside, verb, f"is out of range (0..{self.pages - 1})")
         return pages

@@ -120,8 +120,10 @@ class HiCacheController:
         Returns:
             The number of pages gained.
         """
+        if self.storage is not None:
+            return self.storage.prefetch(tokens, timeout)
         self._state.require_open()
-        return self.storage.prefetch(tokens, timeout) if self.storage is not None else 0
+        return 0
 
     def match(self, tokens: Tokens) -> Match:
         """Find the longest cached prefix of ``tokens``, in whole pages, and lock it."""

@@ -3,10 +3,12 @@
 Unless stated otherwise, a method expects its caller to hold ``changed``.
 """
 
+import os
 from collections.abc import Callable
 from itertools import count
 from threading import Condition, RLock
 from typing import Literal
+from weakref import WeakSet
 
 import numpy as np
 
@@ -48,6 +50,7 @@ class CacheState:
         self.in_flight = 0
         #: Set by ``close``, under the lock: from then on nobody queues a copy.
         self.closed = False
+        self._forked = False
         #: Backs a node up before the device evicts it (write-back only).
         self.before_eviction: Backup | None = None
         #: Called with a node and the number of last pages of its path that got a host copy
@@ -61,9 +64,23 @@ class CacheState:
         self.beside_captures = guard_for(group.mirrors[0].device.device)
         self._backend = backend
         self._op_ids = count(1)
+        _STATES.add(self)
+
+    def leave_to_parent(self) -> None:
+        """Close the cache in a forked child: its workers stayed with the parent.
+
+        The lock is a new one, because another thread of the parent may have held the old one.
+        """
+        self.changed = Condition(RLock())
+        self.closed = self._forked = True
 
     def require_open(self) -> None:
         """Raise ``ValueError`` if the cache was closed: its workers take no more copies."""
+        if self._forked:
+            raise ValueError(
+                "the cache belongs to the process that this one was forked from, as do its workers; "
+                "open a new one here"
+            )
         if self.closed:
             raise ValueError("the controller was closed: its workers are gone; open a new one")
 
@@ -157,3 +174,14 @@ class CacheState:
                 cached = np.concatenate([*ids, np.empty(0, dtype=np.int64)])
                 if np.unique(cached).size != cached.size or not allocator.taken(cached).all():
                     raise AssertionError(f"a cached {name} page is free, or cached twice")
+
+
+_STATES: WeakSet[CacheState] = WeakSet()
+
+
+def _in_child() -> None:
+    for state in list(_STATES):
+        state.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_in_child)

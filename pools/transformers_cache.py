@@ -110,12 +110,12 @@ class PrefixStore:
         try:
             own = controller.alloc_device(needed - match.pages)
             ticket = controller.load_back(match)
+            pages = np.concatenate((ticket.device_pages, own))
+            return TieredCache(self, self._pool, match, ticket, pages, own)
         except BaseException:
             controller.free_device(own)
             controller.unlock(match)
             raise
-        pages = np.concatenate((ticket.device_pages, own))
-        return TieredCache(self, self._pool, match, ticket, pages, own)
 
     def close(self) -> None:
         """Finish all copies and unpin the host memory."""

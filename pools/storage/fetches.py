@@ -65,11 +65,14 @@ class Fetches:
         self._page = state.group.page_tokens * TOKEN_BYTES
 
     def prefetch(self, tokens: Tokens, timeout: float) -> int:
-        """Fetch what continues the cached prefix of ``tokens``; return the pages gained in ``timeout`` s."""
+        """Fetch what continues the cached prefix of ``tokens``; return the pages gained in ``timeout`` s.
+
+        Raises:
+            ValueError: the cache was closed.
+        """
         request = self._request(encode(tokens))
         if request is None:
             return 0
-        self._worker.submit(lambda: self._carry_out(request))
         if not request.done.wait(timeout):
             request.given_up = True
             self._count(0, {"timeout": request.wanted})
@@ -102,8 +105,10 @@ class Fetches:
                 self._stats.missed(why, pages)
 
     def _request(self, tokens: bytes) -> FetchRequest | None:
+        """Submit a request for what is missing; None if nothing is, or the store is not asked."""
         state = self.state
         with state.changed:
+            state.require_open()  # closing ends the worker: a later task would never run
             node, cached = state.tree.find(tokens)
             wanted = len(tokens) // self._page - cached
             if not wanted:
@@ -113,7 +118,10 @@ class Fetches:
                 self._stats.missed(PageState.UNAVAILABLE, wanted)
                 return None
             state.tree.lock(node)
-            return FetchRequest(node, tokens[: (cached + wanted) * self._page], cached, wanted)
+            end = (cached + wanted) * self._page
+            request = FetchRequest(node, tokens[:end], cached, wanted)
+            self._worker.submit(lambda: self._carry_out(request))
+            return request
 
     def _carry_out(self, request: FetchRequest) -> None:
         try:

@@ -130,3 +130,26 @@ def test_check_sees_a_page_that_is_both_free_and_taken() -> None:
     allocator._taken[3] = True
     with pytest.raises(AllocatorError, match="2 taken and 3 free pages, expected 4"):
         allocator.check()
+
+
+@pytest.mark.parametrize("owner", [2**63, -(2**63) - 1, 2**127])
+def test_an_owner_that_does_not_fit_takes_no_page(owner: int) -> None:
+    """A request's 128-bit id, for example: it is refused before anything changes."""
+    allocator = PageAllocator(4, "host")
+    with pytest.raises(AllocatorError, match=f"owner {owner}, expected a 64-bit"):
+        allocator.alloc(2, owner)
+    assert allocator.available == 4
+    allocator.check()
+
+
+@pytest.mark.parametrize("page_ids", [[True, False], [1.5], np.array([True, True])])
+def test_a_mask_or_fractions_are_no_page_ids(page_ids: list[float]) -> None:
+    """They are refused instead of being taken for pages 0 and 1."""
+    allocator = PageAllocator(4, "host")
+    allocator.alloc(4)
+    with pytest.raises(AllocatorError, match="expected integers"):
+        allocator.free(page_ids)
+    assert allocator.available == 0
+    allocator.free([])
+    allocator.free(np.array([3, 1], np.uint8))
+    assert allocator.available == 2

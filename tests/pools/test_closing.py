@@ -1,14 +1,20 @@
 """A cache is closed while in use: callers get a clear refusal, and nothing stays open."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pools.caching import group_of, sequences, turn
+from tests.pools.caching import Tokens, group_of, sequences, turn
+from tests.pools.stored import cache_of
 
 from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.radix_input import encode
+from hicache_dbg.pools.storage.files import FileStore
 from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 
 FIRST, SECOND = sequences([[0, 1], [2, 3]])
@@ -80,3 +86,70 @@ def test_a_reader_that_waits_for_room_is_told_of_the_end() -> None:
         allocator.readers(np.arange(allocator.pages)).any()
         for allocator in cache.allocators.values()
     )
+
+
+def test_a_prefetch_beside_the_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is closed as a request begins: it is not queued for a worker that is gone."""
+    cache = cache_of(FileStore(tmp_path))
+    turn(cache, FIRST)
+
+    def closed_meanwhile(tokens: Tokens) -> bytes:
+        cache.close()
+        return encode(tokens)
+
+    monkeypatch.setattr("hicache_dbg.pools.storage.fetches.encode", closed_meanwhile)
+    with pytest.raises(ValueError, match="was closed"):
+        cache.prefetch(SECOND)
+    assert not any(node.locks for node in cache.tree.nodes())
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_prefetch_after_the_end_is_refused(tmp_path: Path, stored: bool) -> None:
+    """With a storage tier or without one."""
+    cache = cache_of(FileStore(tmp_path)) if stored else HiCacheController(group_of())
+    cache.close()
+    with pytest.raises(ValueError, match="was closed"):
+        cache.prefetch(FIRST)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told_that_the_cache_is_its_parents() -> None:
+    """It neither waits for workers that it lacks nor for a lock that a thread of the parent held."""
+    cache = HiCacheController(group_of())
+    turn(cache, FIRST)
+    cache.flush()
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with cache._state.changed:
+            held.set()
+            release.wait(30)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(10)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits
+        try:
+            cache.match(FIRST)
+        except ValueError as error:
+            os.write(write, str(error).encode())
+            cache.close()
+            os.write(write, b"; closed")
+        finally:
+            os._exit(0)
+    os.close(write)
+    release.set()
+    other.join(10)
+    with os.fdopen(read) as told:
+        assert told.read() == (
+            "the cache belongs to the process that this one was forked from, as do its workers; "
+            "open a new one here; closed"
+        )
+    os.waitpid(child, 0)
+    cache.unlock(cache.match(FIRST))  # the parent's goes on
+    cache.close()

@@ -279,6 +279,23 @@ def test_a_callback_may_take_a_victim_over(tree: RadixTree) -> None:
     tree.check()
 
 
+def test_a_callback_may_remove_a_victim(tree: RadixTree) -> None:
+    """A victim that the callback removed is not removed again; its pages do not count as evicted."""
+    tree.insert(chain(1), ids(1))
+    tree.insert(chain(2), ids(2))
+    removed: list[list[int]] = []
+
+    def backup(node: Node) -> PageIds | None:
+        if not removed:
+            removed.append(tree.remove(node).device_pages.tolist())
+        return None
+
+    assert [e.device_pages.tolist() for e in tree.evict_device(1, backup)] == [[2]]
+    assert removed == [[1]]
+    assert tree.stats.pages == 0
+    tree.check()
+
+
 def test_a_removed_node_takes_along_what_only_the_host_had_below_it(tree: RadixTree) -> None:
     """Host-only pages below it become unreachable, so their ids are returned too."""
     tree.insert(chain(1), ids(1))
