@@ -80,11 +80,11 @@ class Runtime:
             runtime.switch(on=False)
         try:
             attachment.attach()
+            if runtime._scrubber is not None:
+                runtime._scrubber.start()
         except BaseException:
             runtime.stop()  # leave nothing half attached
             raise
-        if runtime._scrubber is not None:
-            runtime._scrubber.start()
         return runtime
 
     def switch(self, *, on: bool) -> None:
@@ -127,6 +127,7 @@ def _scrubber(session: Session) -> Scrubber | None:
         session.judge.ledger,
         TileDigester(),
         session.errors,
+        watched=session.watched,
         counters=_gpu_counters,
         rank=settings.rank,
     )

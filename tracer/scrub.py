@@ -60,6 +60,7 @@ class Scrubber:
         ledger: what pages should hold; queried on the bus's thread only.
         digester: reads the bytes, on the scrubber's thread.
         errors: counts failures of the tracer itself.
+        watched: returns whether every write to a page so far has been counted.
         counters: returns the GPUs' error counters as text.
         rank: written into findings.
     """
@@ -72,6 +73,7 @@ class Scrubber:
         digester: Digester,
         errors: InternalErrors,
         *,
+        watched: Callable[[], bool] = lambda: True,
         counters: Callable[[], str] = str,
         rank: int = 0,
     ) -> None:
@@ -81,6 +83,7 @@ class Scrubber:
         self._ledger = ledger
         self._digester = digester
         self._errors = errors
+        self._watched = watched
         self._counters = counters
         self._rank = rank
         self._resting: WeakKeyDictionary[MirrorViews, Resting] = WeakKeyDictionary()
@@ -205,9 +208,10 @@ class Scrubber:
         )
 
         def tell() -> Sequence[Finding]:
-            resting = self._resting.get(mirror)
-            if resting is not None:
-                resting.forget(piece.pages[column : column + 1])  # report a page only once
+            resting, pages = self._resting.get(mirror), piece.pages[column : column + 1]
+            if resting is None or not self._watched():  # it may have been written unseen
+                return ()
+            resting.forget(pages)  # report a page only once
             return (finding,)
 
         self._check(tell)

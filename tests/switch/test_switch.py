@@ -378,3 +378,25 @@ def test_a_run_that_was_ended_early_does_not_end_the_next() -> None:
     assert not board._off(first).done
     assert not second.is_set()
     assert board._off(second).done
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_run_with_an_end_ends_in_a_forked_child_too() -> None:
+    """A worker that was forked meanwhile runs as before at the same time as its parent."""
+    board, bare, said = Switchboard(), vars(TransferEngine)["backup"], list[Reply]()
+    on = Ask(do="on", settings=QUIET, for_s=0.5)
+    parent = threading.Thread(target=lambda: board.answer(on, said.append))
+    parent.start()
+    while not said:
+        time.sleep(0.001)
+    child = os.fork()
+    if not child:
+        board.continue_in_child()
+        deadline, over = time.monotonic() + 20, False
+        while not over and time.monotonic() < deadline:
+            time.sleep(0.01)
+            over = vars(TransferEngine)["backup"] is bare
+        os._exit(0 if over else 1)
+    parent.join(WAIT_S)
+    assert said[-1].report is not None
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.pools.caching import group_of, sequences, turn
 
 from hicache_dbg.exporters.nvml import Gpu
 from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.transfer import TransferEngine
 from hicache_dbg.tracer.checks.resting import Resting
 from hicache_dbg.tracer.events import FaultClass, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -131,6 +133,29 @@ def test_a_page_that_is_written_meanwhile_is_not_judged() -> None:
         flip(controller, page)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_page_that_may_have_been_written_unseen_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Tracing ends while a page is being read: nobody counts its writers from then on."""
+    with scrubbed(scrub_mb_s=1000.0) as (runtime, sink, controller):
+        scrubber = by_hand(runtime)
+        page, digest = resting_page(controller), scrubber._digester.digest
+
+        def write_and_digest(*call: Any) -> Any:
+            runtime.switch(on=False)
+            flip(controller, page)
+            if again:
+                runtime.switch(on=True)
+            read = digest(*call)
+            flip(controller, page)
+            return read
+
+        monkeypatch.setattr(scrubber._digester, "digest", write_and_digest)
+        scrubber.turn()
+        assert findings(runtime, sink) == []
+
+
 def test_the_thread_finds_it_by_itself() -> None:
     """With the gate set nobody has to call anything; the wait is bounded."""
     with scrubbed(scrub_mb_s=10_000.0) as (runtime, sink, controller):
@@ -150,6 +175,19 @@ def test_the_rate_is_bounded(rate: float) -> None:
         before = scrubber.read_bytes
         pause = scrubber.turn()
         assert pause == pytest.approx((scrubber.read_bytes - before) / (rate * 1e6))
+
+
+def test_without_a_thread_to_start_nothing_stays_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host at its limit of threads keeps its own functions."""
+    bare = vars(TransferEngine)["backup"]
+
+    def refused(_: Scrubber) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Scrubber, "start", refused)
+    with pytest.raises(RuntimeError):
+        Runtime.start(Settings(gate=Gate.ON, scrub_mb_s=1.0), sinks=[])
+    assert vars(TransferEngine)["backup"] is bare
 
 
 def test_without_the_setting_there_is_no_thread() -> None:

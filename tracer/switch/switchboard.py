@@ -84,6 +84,16 @@ class Switchboard:
         self._runs: list[Runtime] = []
         self._watch: Watch | None = None
         self._ended = threading.Event()
+        self._until = 0.0  # when the run is to end, on the monotonic clock; 0 without an end
+
+    def continue_in_child(self) -> None:
+        """Let a run with an end end in a forked child too: whoever waits for it is in the parent."""
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        if self._runs and self._until:
+            left = max(0.0, self._until - time.monotonic())
+            threading.Thread(
+                target=self._off_after, args=(left, self._ended), name="hicache-dbg-end", daemon=True
+            ).start()
 
     def answer(self, ask: Ask, reply: Callable[[Reply], None]) -> None:
         """Carry out a request; answer again at the end of a run that was requested with one."""
@@ -101,8 +111,11 @@ class Switchboard:
         first = self._on(ask, ended)
         reply(first)
         if first.done and ask.for_s:
-            ended.wait(ask.for_s)
-            reply(self._off(ended))
+            reply(self._off_after(ask.for_s, ended))
+
+    def _off_after(self, seconds: float, ended: threading.Event) -> Reply:
+        ended.wait(seconds)
+        return self._off(ended)
 
     def _on(self, ask: Ask, ended: threading.Event) -> Reply:
         began = time.perf_counter()
@@ -116,6 +129,7 @@ class Switchboard:
                     text=f"process {os.getpid()} holds no pools: none of {', '.join(SYSTEMS)} is imported",
                 )
             self._ended = ended
+            self._until = time.monotonic() + ask.for_s if ask.for_s else 0.0
             try:
                 notes = self._begin(ask, present)
             except Exception as error:  # noqa: BLE001 - a failed attachment must not end the host
@@ -175,6 +189,7 @@ class Switchboard:
 
 #: The switchboard of this process; there is one, because functions can be wrapped only once.
 BOARD = Switchboard()
+os.register_at_fork(after_in_child=BOARD.continue_in_child)
 
 
 def _report(evidence: "Evidence") -> dict[str, Any]:
