@@ -20,6 +20,7 @@ from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.attach.hicache_pages import PageNotes, Together
 from hicache_dbg.tracer.attach.notes import Notes
+from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.checks.ownership import Ownership
 from hicache_dbg.tracer.events import Copied, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -83,6 +84,48 @@ def test_a_page_that_is_seen_again_is_vouched_for_again() -> None:
     loads = [copy for copy in copied if copy.op == "load"]
     assert [sum(copy.skipped.values()) > 0 for copy in loads] == [True, False, False]
     assert (found.cls, loads[-1].mismatched) == ("bit_flip", 1)
+
+
+def test_a_switch_is_met_however_full_the_ring_is() -> None:
+    """Copies are judged again after tracing was switched while neither copies nor events had room."""
+    rig, gate = Rig(Checksum.LOADS), threading.Event()
+
+    class Gate:
+        """A record that waits."""
+
+        def ready(self) -> bool:
+            return gate.is_set()
+
+        def events(self) -> tuple[()]:
+            return ()
+
+    session = rig.session
+    session.bus._capacity = 1
+    session.push(Gate())
+    while session.bus.publish(Health(time_ns=0)):
+        pass
+    session.switch(on=False)
+    session.switch(on=True)
+    assert not session.watched()
+    gate.set()
+    assert session.bus.settle(10)
+    assert session.watched()
+    rig.finish()
+
+
+def test_a_lost_switch_is_made_good_by_the_next() -> None:
+    """A forked child starts with an empty ring: a switch that the parent's bus had not met is lost."""
+    rig = Rig(Checksum.LOADS)
+    session = rig.session
+    bus, session.bus = session.bus, Bus([], capacity=1, errors=session.errors)
+    session.bus.close()
+    session.switch(on=True)
+    session.bus = bus
+    assert not session.watched()
+    session.switch(on=True)
+    assert bus.settle(10)
+    assert session.watched()
+    rig.finish()
 
 
 @settings(max_examples=25, deadline=None)

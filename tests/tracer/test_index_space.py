@@ -96,7 +96,8 @@ def test_scattered_slots_on_the_page_path_are_always_found(count: int, seed: int
     (finding,) = check(use(host))
     assert finding.cls is FaultClass.INDEX_SPACE
     assert finding.got == f"{counted(count, 'whole page')} of 64"
-    assert finding.expected.startswith(f"{count * 64} single slots in ")
+    asked = counted(len({slot // 64 for slot in host}), "host page")
+    assert finding.expected == f"{count * 64} single slots in {asked}"
     assert (finding.rank, finding.op_id, finding.pool, finding.op) == (3, 7, "c4", "backup")
 
 
@@ -111,10 +112,32 @@ def test_the_text_says_how_many_slots_keep_older_bytes() -> None:
     )
 
 
-def test_one_broken_end_is_named() -> None:
-    """Whole pages on the host and scattered slots on the device."""
-    (finding,) = check(use(slots([3]), list(range(0, 128, 2))))
-    assert "but the device indices are no whole pages" in finding.message
+@pytest.mark.parametrize("end", ["host", "device"])
+def test_one_broken_end_is_named(end: str) -> None:
+    """A whole page at one end and halves of two at the other: only the first half is delivered."""
+    whole, halves = slots([3]), slots([5])[:32] + slots([6])[32:]
+    (finding,) = check(use(whole, halves) if end == "device" else use(halves, whole))
+    assert f"but the {end} indices are no whole pages" in finding.message
+    assert "older bytes stay in 32 of the 64 slots" in finding.message
+
+
+@given(
+    st.builds(TokenKernel, *(st.integers(1, 5) for _ in range(3)), st.integers(50, 60)),
+    st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    st.integers(5, 30),
+)
+def test_the_token_kernel_touches_the_rows_of_all_its_bytes(
+    kernel: TokenKernel, ids: list[int], row: int
+) -> None:
+    """Values lie in front, scales behind all values of the page; a row is wider than either."""
+    touched = set()
+    for page, slot in (divmod(one, kernel.slots) for one in ids):
+        begin = page * kernel.page_bytes
+        values = begin + slot * kernel.value_bytes
+        scales = begin + kernel.slots * kernel.value_bytes + slot * kernel.scale_bytes
+        touched |= {*range(values, values + kernel.value_bytes)}
+        touched |= {*range(scales, scales + kernel.scale_bytes)}
+    assert kernel.rows_of(np.array(ids), row) == sorted({byte // row for byte in touched})
 
 
 @pytest.mark.parametrize("count", [1, 3, 63])
@@ -163,6 +186,7 @@ def test_an_index_outside_its_end_is_found(end: str, bad: int) -> None:
     lists[end][1] = bad
     (finding,) = check(use(lists["host"], lists["device"], page_path=False))
     assert (finding.expected, finding.got) == (f"{end} slots 0..4095", str(bad))
+    assert finding.pages == (bad // 64,)
 
 
 def test_no_index_is_no_finding() -> None:

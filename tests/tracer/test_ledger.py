@@ -26,14 +26,27 @@ class BookMachine(RuleBasedStateMachine):
         self.tiles: dict[tuple[int, int], int] = {}
         self.next_digest = 1
 
-    @rule(pages=page_sets, generation=st.integers(0, 3), span=spans, layers=layer_sets)
+    @rule(
+        pages=page_sets,
+        generation=st.integers(0, 3),
+        span=spans,
+        layers=layer_sets,
+        zero=st.booleans(),
+    )
     def witness(
-        self, pages: list[int], generation: int, span: tuple[int, int], layers: list[int]
+        self,
+        pages: list[int],
+        generation: int,
+        span: tuple[int, int],
+        layers: list[int],
+        zero: bool,
     ) -> None:
-        """Keep digests of some layers that are distinct in every layer and page."""
+        """Keep digests of some layers that are distinct in every layer and page, one maybe 0."""
         digests = np.arange(len(layers) * len(pages), dtype=np.uint64).reshape(len(layers), -1)
         digests += np.uint64(self.next_digest)
         self.next_digest += digests.size
+        if zero:
+            digests[0, 0] = 0
         ids = np.array(pages, np.int64)
         generations = np.full(len(ids), generation, np.int64)
         self.book.witness(ids, generations, tuple(layers), digests, span)
@@ -42,7 +55,7 @@ class BookMachine(RuleBasedStateMachine):
                 self.drop(page)
             self.pages[page] = generation, span
             for row, layer in enumerate(layers):
-                self.tiles[layer, page] = int(digests[row, column])
+                self.tiles[layer, page] = int(digests[row, column])  # 0: unknown
 
     def drop(self, page: int) -> None:
         """Nothing is known of the page's tiles."""
@@ -77,10 +90,11 @@ class BookMachine(RuleBasedStateMachine):
                     kept = self.pages.get(page)
                     assert told.sampled_out[page] == (kept == (generation, None))
                     for layer in LAYERS:
-                        known = kept == (generation, span) and (layer, page) in self.tiles
+                        tile = self.tiles.get((layer, page), 0)
+                        known = kept == (generation, span) and tile != 0
                         assert told.known[layer, page] == known
                         if known:
-                            assert told.digests[layer, page] == self.tiles[layer, page]
+                            assert told.digests[layer, page] == tile
                     self.holds(page, generation, span)
 
     def holds(self, page: int, generation: int, span: tuple[int, int]) -> None:
@@ -92,6 +106,7 @@ class BookMachine(RuleBasedStateMachine):
             where = np.array([page]), np.array([generation])
             same = self.book.holds(*where, LAYERS, got, span, np.array([-1]))
             assert same == (known and digests == told)
+            assert not self.book.holds(*where, LAYERS[::-1], got, span, np.array([-1]))
 
 
 BookMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)

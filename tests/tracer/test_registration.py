@@ -63,6 +63,25 @@ def test_the_story_is_told_before_the_first_copy() -> None:
     )
 
 
+def test_one_item_size_for_two_widths_reads_pages_from_elsewhere() -> None:
+    """The message says what page p moves, and which of the device's tokens no copy reaches."""
+    ends = mirror(end("device", BF16, "bfloat16", 2), end("host", FP8, "uint8", 1))
+    (finding,) = check_mirror(replace(ends, one_item=True), time_ns=1)
+    assert (finding.cls, finding.slots) == (FaultClass.ROW_WIDTH, "")
+    assert finding.message.endswith(
+        ": a copy takes one item size, 8448 B, for both ends, so page p moves device tokens 33p..33p+32 and "
+        "not 64p..64p+63 (page 1: tokens 33..65, not 64..127); device tokens 330..639 are never reached"
+    )
+
+
+def test_one_item_size_that_reaches_into_the_last_slot_leaves_none_out() -> None:
+    """A device slot that is moved in part is not called unreached."""
+    device = end("device", BF16, "bfloat16", 2)
+    host = replace(device, tier="host", page_span=device.page_span - 16)
+    (finding,) = check_mirror(replace(mirror(device, host), one_item=True), time_ns=1)
+    assert finding.message.endswith("(page 1: tokens 63..127, not 64..127)")
+
+
 @pytest.mark.parametrize("runs", [BF16, FP8])
 def test_equal_ends_raise_nothing(runs: tuple[Run, ...]) -> None:
     """The clean twin, in either dtype: no finding."""

@@ -61,17 +61,26 @@ def test_a_wait_for_a_gate_that_nobody_opened_orders_nothing() -> None:
     assert violation.got == "no wait"
 
 
-@given(pages=st.lists(st.integers(0, 12), max_size=6, unique=True))
-def test_pages_that_the_load_does_not_write_may_be_read(pages: list[int]) -> None:
+@given(
+    pages=st.lists(st.integers(-1, 3), max_size=4, unique=True),
+    moved=st.lists(st.lists(st.integers(-1, 3), max_size=3), max_size=3),
+    waited=st.integers(-1, LAYERS - 2),
+)
+def test_pages_that_the_load_does_not_write_may_be_read(
+    pages: list[int], moved: list[list[int]], waited: int
+) -> None:
     """A copy is accused of exactly the pages still being loaded, in the missing layers."""
-    one = loading()
-    for layer in range(3):
+    one = Loading(LAYERS, BY)
+    for part in moved:
+        one.moves("kv", np.array(part, np.int64))
+    for layer in range(waited + 1):
         one.open(layer)
-    one.wait(READER, 2)
+        one.wait(READER, layer)
     found = one.touch({"kv": np.array(pages, np.int64)}, HERE)
-    both = tuple(sorted({7, 9} & set(pages)))
-    assert [violation.pages for violation in found] == ([both] if both else [])
-    assert all(violation.layers == (3, 4, 5) for violation in found)
+    both = tuple(sorted({page for part in moved for page in part if page >= 0} & set(pages)))
+    missing = tuple(range(waited + 1, LAYERS))
+    told = [(violation.pages, violation.layers) for violation in found]
+    assert told == ([(both, missing)] if both else [])
 
 
 def test_a_load_that_was_waited_for_to_its_end_accuses_nobody() -> None:
@@ -83,14 +92,20 @@ def test_a_load_that_was_waited_for_to_its_end_accuses_nobody() -> None:
     assert one.read(READER, 0, "kv", HERE) == []
 
 
+def test_a_read_of_a_pool_whose_copy_has_not_begun_names_no_page() -> None:
+    """The pools' copies start one by one; until then the load's pages of a pool are unknown."""
+    (violation,) = loading().read(READER, 0, "index_k", HERE)
+    assert (violation.pages, violation.pool) == ((), "index_k")
+
+
 def test_the_report_has_both_accesses_and_what_was_waited_for() -> None:
     """One line has the load, the reader, how far it waited, and how far the load had come."""
     one = loading()
-    one.open(1)
+    one.open(0)
     one.wait(READER, 0)
     (violation,) = one.read(READER, 2, "kv", HERE)
     assert str(violation) == (
-        "device pages 7, 9, layer 2: read while a load writes it and nothing orders the two (layers 0..1 "
+        "device pages 7, 9, layer 2: read while a load writes it and nothing orders the two (layer 0 "
         "sent off, 6 to come in all) (expected a wait for layer 2, got a wait for layer 0); this access: "
         "reader on stream 7; previous access: load 1 on stream 3; allocated: unknown, tracing began later"
     )

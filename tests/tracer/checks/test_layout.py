@@ -114,6 +114,13 @@ def test_rows_and_tiles_over_the_same_bytes_are_two_readings() -> None:
     assert axis_order(rows, page_indexed=True) == ("page",)
 
 
+def test_a_tag_that_is_not_ours_is_not_judged() -> None:
+    """An engine's own name for an order that we do not know says nothing about the strides."""
+    mirror = untagged(layers=3, slots=4)
+    own = {name: replace(view, layout="swizzled") for name, view in mirror.host.items()}
+    assert check_layout(replace(mirror, host=own), time_ns=0) == []
+
+
 def untagged(layers: int, slots: int) -> MirrorViews:
     """A row-indexed mirror in page_first order whose host tensor has no tag."""
     pool = DevicePool(mla(layers, slots, kv_lora_rank=48, rope_dim=16), 6)

@@ -188,6 +188,18 @@ def test_order_through_a_lock_counts() -> None:
     assert facts(access(worker, Role.BACKUP_READ)) == [(FaultClass.STORE_BEFORE_WRITE, (2,))]
 
 
+def test_a_space_that_was_forgotten_begins_anew() -> None:
+    """Memory that is used again for another pool has no history."""
+    machine = Machine()
+    machine.launch(FORWARD, Role.COMPUTE_WRITE, 3)
+    machine.ordering.forget(DEVICE)
+    assert not machine.ordering.watches(DEVICE)
+    assert machine.launch(STORE, Role.BACKUP_READ, 3) == []
+    machine.ordering.watch(DEVICE, LAYERS, PAGES)
+    assert machine.launch(STORE, Role.BACKUP_READ, 3) == []
+    assert machine.launch(FORWARD, Role.COMPUTE_WRITE, 3)
+
+
 def test_the_report_names_the_conflicting_pair() -> None:
     """Golden text: page, layers, this access, the conflicting one, and the allocation."""
     machine = Machine()
@@ -243,6 +255,22 @@ def test_a_finding_is_exactly_a_missing_path(program: list[tuple[str, int, int]]
             unseen = [n for n, where in writes[other] if where != stream and n not in last[stream]]
             assert bool(machine.launch(actor, Role.BACKUP_READ, other)) == bool(unseen)
         last[stream] |= {number}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30))
+def test_what_an_actor_knows_is_never_forgotten(meetings: list[tuple[int, int]]) -> None:
+    """Whoever it waits for, and however little they know of others."""
+    clocks = Clocks()
+    for actor, other in meetings:
+        before = clocks.now(ActorId(actor)).clock
+        if actor == other:
+            clocks.step(ActorId(actor))
+        else:
+            clocks.meet_actor(ActorId(actor), ActorId(other))
+        after = clocks.now(ActorId(actor)).clock
+        assert {who: max(step, after.get(who, 0)) for who, step in before.items()}.items() <= (
+            after.items()
+        )
 
 
 @given(

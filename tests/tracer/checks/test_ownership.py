@@ -265,6 +265,11 @@ def test_the_report_names_both_accesses_and_the_allocation() -> None:
     )
 
 
+def test_a_page_costs_thirty_six_bytes_of_bookkeeping() -> None:
+    """A tier of a million pages costs 36 MB, as the README says."""
+    assert Ownership("host", 1000).nbytes == 36 * 1000
+
+
 class AgainstNaive(RuleBasedStateMachine):
     """Random pages against a naive book with one dict per page that predicts each violation."""
 

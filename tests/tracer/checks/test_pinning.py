@@ -38,6 +38,10 @@ def found(**change: object) -> list[Finding]:
         ({"declared": 16 * GIB}, "8589934592 B are not there"),
         ({"pinned_bytes": 8 * GIB - 1}, "the last 1 are not"),
         (
+            {"largest_chunk": 1 << 60},
+            "one registration of 1152921504606846976 B needs 4503599627370496",
+        ),
+        (
             {"open": ((GIB, GIB),)},
             "1 chunk not known to the driver as pinned; the first: 1073741824 B from byte 1073741824",
         ),
@@ -57,6 +61,8 @@ def test_what_is_as_it_should_be_is_never_accused(asked: bool, size: int) -> Non
     nobody = Pinning(asked, pinned=False, return_code=NO_CUDA, bytes=size, pinned_bytes=0)
     assert check_pinning("pool", whole, time_ns=1) == []
     assert check_pinning("pool", nobody, time_ns=1) == []
+    unasked = replace(nobody, requested=False, return_code=2, largest_chunk=1 << 60)
+    assert check_pinning("pool", unasked, time_ns=1) == []
     assert check_pinning("pool", None, time_ns=1) == []
 
 
@@ -66,6 +72,8 @@ def test_memory_that_was_pinned_once_is_told_where_it_is_not_any_more() -> None:
     (finding,) = check_pinning("pool", now, time_ns=1, was=GOOD)
     assert "not any more" in finding.message
     assert check_pinning("pool", now, time_ns=1, was=now) == []
+    (finding,) = check_pinning("pool", replace(now, return_code=2), time_ns=1, was=GOOD)
+    assert "refused" in finding.message
 
 
 def test_bytes_come_off_the_tensors() -> None:
@@ -73,9 +81,11 @@ def test_bytes_come_off_the_tensors() -> None:
     pool = LatentHostPool(mla(2, 4), 6, Layout.PAGE_FIRST)
     short = PinState(requested=True, pinned=True, return_code=0, bytes=pool.nbytes - 64, chunks=1)
     pool.pinned = short
-    assert pinning_of(pool).bytes == sum(buffer.nbytes for buffer in pool.buffers.values())
+    pin = pinning_of(pool)
     pool.pinned = replace(short, pinned=False)  # nothing to unregister here
-    assert "the last 64 are not" in found(pinned_bytes=GOOD.bytes - 64)[0].message
+    assert pin.bytes == sum(buffer.nbytes for buffer in pool.buffers.values())
+    (finding,) = check_pinning("pool", pin, time_ns=1)
+    assert "the last 64 are not" in finding.message
 
 
 def test_a_budget_is_compared_with_the_sum_of_real_bytes() -> None:
