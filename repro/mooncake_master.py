@@ -1,8 +1,7 @@
 """Start a private Mooncake master on the loopback interface, for runs that are not given one."""
 
-import ctypes
+import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -10,15 +9,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from hicache_dbg.repro.children import die_with, uninterrupted
 
 __all__ = ["BINARY", "Master", "MasterMissing", "master", "master_binary"]
 
 BINARY = "mooncake_master"
 START_TIMEOUT_S = 20.0
 HOST = "127.0.0.1"
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 class MasterMissing(RuntimeError):  # noqa: N818 (a state of the machine, not of the program)
@@ -65,23 +65,19 @@ def master(lease_ms: int = 5000) -> Iterator[Master]:
         f"-metrics_port={metrics}",
         f"-default_kv_lease_ttl={lease_ms}",
     ]
-    process = subprocess.Popen(  # noqa: S603 - the program found above
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
-    )
+    with uninterrupted():
+        process = subprocess.Popen(  # noqa: S603 - the program found above
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - system calls, without locks
+        )
     running = Master(f"{HOST}:{rpc}", f"http://{HOST}:{metadata}/metadata", process)
     try:
         _await(running, (rpc, metadata))
         yield running
     finally:
         running.kill()
-
-
-def _die_with_parent() -> None:
-    """Make the kernel end this process with its parent, even if the parent is killed."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -5,12 +5,11 @@ fault in the cache is injected here.
 """
 
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from hicache_dbg.pools.handover.errors import HandoverError
 from hicache_dbg.pools.handover.link import Link, nixl_wire
 from hicache_dbg.pools.handover.prefill import PrefillEnd
 from hicache_dbg.pools.transfer import TransferError
+from hicache_dbg.repro.children import die_with_parent
 from hicache_dbg.repro.config import RunConfig
 from hicache_dbg.repro.engine import device_pools, mirrors, plan_of, torch_device
 from hicache_dbg.repro.faults.base import Fault, Target
@@ -34,7 +34,11 @@ from hicache_dbg.repro.run import stats_of
 from hicache_dbg.repro.tiered import TieredCache
 from hicache_dbg.repro.workload import Turn
 
-__all__ = ["fingerprint", "serve"]
+if TYPE_CHECKING:
+    from hicache_dbg.pools.handover.requests import Sending
+    from hicache_dbg.repro.cache import Lease
+
+__all__ = ["Prompts", "fingerprint", "serve"]
 
 #: The request during which a prefill process is killed, if it is to be.
 KILL_AT = 6
@@ -59,7 +63,7 @@ def serve(  # noqa: PLR0917 - a process gets its arguments in a row
     With ``kill`` the process gets SIGKILL in the middle of a write; ``last_words`` is called
     before.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles it and ends this one
+    die_with_parent()
     torch.set_num_threads(1)
     injected = ALL_FAULTS.get(fault)
     here = injected if injected is not None and injected.stage == "cache" else None
@@ -80,8 +84,10 @@ def serve(  # noqa: PLR0917 - a process gets its arguments in a row
                 link.wire = DyingWire(link.wire, KILL_AT, last_words)
             generation = controller.allocators["device"].generation
             with PrefillEnd(link, generation=generation) as end:
-                _Prefill(cache, config.pool_set.model(pools), end, config).run(jobs)
+                prompts = Prompts(cache, config.pool_set.model(pools), end, config)
+                prompts.run(jobs)
                 jobs.send(stats_of(controller, cache))
+            prompts.let_go()
         except (HandoverError, OSError):
             return  # decode reports why
         finally:
@@ -104,12 +110,13 @@ def _link(
     return Link("prefill", group, channel, model=name, silence_s=START_S, wire=wire)
 
 
-class _Prefill:
-    """Answers one prompt after another."""
+class Prompts:
+    """Computes one prompt after another and hands its pages over."""
 
     def __init__(
         self, cache: TieredCache, model: Model, end: PrefillEnd, config: RunConfig
     ) -> None:
+        self._failed: list[tuple[Lease, Sending | None]] = []  # their pages may still be read
         self._cache = cache
         self._model = model
         self._end = end
@@ -126,13 +133,25 @@ class _Prefill:
             if job is None:
                 return
             number += 1
-            jobs.send(self._answer(number, *job))
+            self.let_go()
+            request, tokens = job
+            jobs.send((request, self.answer(number, request, tokens)))
 
-    def _answer(self, number: int, request: str, tokens: np.ndarray) -> int | str:
+    def let_go(self) -> None:
+        """Free the pages of failed turns whose write is over."""
+        failed, self._failed = self._failed, []
+        for lease, sending in failed:
+            if sending is None or sending.over:
+                self._cache.abandon(lease)
+            else:
+                self._failed.append((lease, sending))
+
+    def answer(self, number: int, request: str, tokens: np.ndarray) -> int | str:
         """Return the first token of the reply once the pages are written, or the failure."""
         lease = self._cache.begin(Turn(number, 0, tokens, max_tokens=1))
         if lease is None:
             return "no room at prefill"
+        sending = None
         try:
             rest = torch.from_numpy(tokens[lease.cached :])
             token = self._model.prefill(rest, lease.cached, lease.table, lease.gate)
@@ -141,7 +160,8 @@ class _Prefill:
             sending = self._end.send(request, pages, len(tokens), trace)
             self._end.wait(sending, self._config.timeout)
         except _TURN_ERRORS as error:
-            self._cache.abandon(lease)
+            self._failed.append((lease, sending))
+            self.let_go()
             return f"{type(error).__name__}: {error}"
         self._cache.finish(lease, (token,))
         return token

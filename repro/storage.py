@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -19,6 +19,7 @@ from hicache_dbg.pools.storage.keys import Identity
 from hicache_dbg.pools.storage.mooncake import MooncakeMissing, MooncakeStore
 from hicache_dbg.pools.storage.store import PageStore
 from hicache_dbg.pools.storage.tier import StorageTier
+from hicache_dbg.repro.children import die_with_parent, uninterrupted
 from hicache_dbg.repro.config import ConfigError, RunConfig
 from hicache_dbg.repro.engine import DeviceMissing
 from hicache_dbg.repro.faults.page_table import untold
@@ -103,7 +104,8 @@ def _kill_one(config: RunConfig) -> None:
     context, pages = get_context("spawn"), config.pool_set.kill_after
     ours, theirs = context.Pipe(duplex=False)
     writer = context.Process(target=_write, args=(config, theirs), daemon=True)
-    writer.start()
+    with uninterrupted():
+        writer.start()
     theirs.close()
     try:
         if not ours.poll(KILL_TIMEOUT_S):
@@ -123,6 +125,7 @@ def _write(config: RunConfig, tell: Connection) -> None:
     """Run as ``config`` says, report once enough pages are stored, and go on until killed."""
     from hicache_dbg.repro.run import Run, one_thread
 
+    die_with_parent()
     os.nice(5)
     engine = list[HiCacheController]()
     enough = config.pool_set.kill_after
@@ -134,5 +137,5 @@ def _write(config: RunConfig, tell: Connection) -> None:
             tell.close()
 
     job = Run(config, None, None, progress, {}, untold)
-    with one_thread(), suppress(KeyboardInterrupt):
+    with one_thread():
         job.go_through_tiers(engine.append)  # without judging the result

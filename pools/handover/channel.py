@@ -2,7 +2,6 @@
 
 import os
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -11,6 +10,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from hicache_dbg.pools.handover.errors import PeerLost
+from hicache_dbg.pools.handover.frames import FrameError, Frames
 from hicache_dbg.pools.handover.messages import Beat, Message, decode, encode
 
 __all__ = ["SILENCE_S", "Channel", "same_host"]
@@ -18,72 +18,83 @@ __all__ = ["SILENCE_S", "Channel", "same_host"]
 #: A peer that is silent for this long is considered lost, in seconds.
 SILENCE_S = 20.0
 BEATS_A_SILENCE = 5
-#: The shortest wait of a connection, which polls in whole milliseconds.
-POLL_S = 0.001
 
 
 class Channel:
-    """One end of a pipe or a socket.
+    """One end of a duplex pipe or a socket.
 
     Sends a heartbeat after a fifth of ``silence_s`` without other traffic. A closed peer is noticed
     at once, a hanging one after ``silence_s``.
+
+    Attributes:
+        is_open: The peer has not closed its end. It may be silent, or talk nonsense.
     """
 
     def __init__(self, connection: Connection, silence_s: float = SILENCE_S) -> None:
         self.silence_s = silence_s
         self.is_open = True
         self._connection = connection
+        self._frames = Frames(connection)
         self._sending = threading.Lock()
-        _bounded(connection, silence_s)
-        self._heard = self._said = time.monotonic()
+        self._mute = self._deaf = ""  # why nothing more can be sent, or understood
+        self._heard = self._said = self._kept = time.monotonic()
 
     def send(self, message: Message) -> None:
         """Send a message. Raises :class:`PeerLost` if the peer is gone or does not read."""
-        try:
-            with self._sending:
-                self._connection.send_bytes(encode(message))
-        except (OSError, ValueError) as error:
-            raise self._lost(error) from error
+        with self._sending:
+            if self._mute:
+                raise PeerLost(self._mute)
+            try:
+                self._frames.write(encode(message), self.silence_s)
+            except OSError as error:
+                lost = PeerLost(self._mute) if self._mute else self._lost(error)
+                self._mute = str(lost)  # another message behind part of this one would be garbage
+                raise lost from error
         self._said = time.monotonic()
 
     def tell(self, message: Message) -> None:
-        """Send a message if the peer is still there; if not, the next :meth:`receive` says so."""
+        """Send a message if the peer is still there; if not, the next :meth:`keep` says so."""
         with suppress(PeerLost):
             self.send(message)
 
     def receive(self, timeout: float = 0.0) -> Message | None:
-        """Return the next message, or None if none arrives within ``timeout`` seconds.
+        """Return the next message, or None if none is complete within ``timeout`` seconds.
 
         Raises:
-            PeerLost: The other end is closed, or speaks another format.
+            PeerLost: The other end is closed, or speaks another format. In the latter case later calls
+                return None until it is closed.
         """
         try:
-            if not self._heard_within(timeout):
+            if self._deaf:
+                self._frames.drain(timeout)
                 return None
-            message = decode(self._connection.recv_bytes())
+            raw = self._frames.read(timeout)
+            message = None if raw is None else decode(raw)
         except (EOFError, OSError) as error:
             raise self._lost(error) from error
-        except msgspec.DecodeError as error:
-            raise PeerLost(f"the other process talks another format: {error}") from error
-        self._heard = time.monotonic()
+        except (FrameError, msgspec.DecodeError) as error:
+            self._deaf = f"the other process talks another format: {error}"
+            raise PeerLost(self._deaf) from error
+        if message is not None:
+            self._heard = time.monotonic()
         return message
 
-    def _heard_within(self, timeout: float) -> bool:
-        """Sleep through a wait shorter than ``POLL_S``; a message arriving meanwhile is seen at its end."""
-        if 0.0 < timeout < POLL_S and not self._connection.poll():
-            time.sleep(timeout)
-            timeout = 0.0
-        return self._connection.poll(timeout)
-
     def keep(self) -> None:
-        """Send a heartbeat if one is due, and raise :class:`PeerLost` if the peer has gone silent."""
-        now = time.monotonic()
-        if now - self._said > self.silence_s / BEATS_A_SILENCE:
+        """Send a heartbeat if one is due.
+
+        Raises:
+            PeerLost: The peer has gone silent or does not read. Time in which this end did not run, as
+                in a paused container, is not the peer's silence.
+        """
+        now, beat_s = time.monotonic(), self.silence_s / BEATS_A_SILENCE
+        paused_s = max(0.0, now - self._kept - beat_s)
+        self._heard, self._kept = min(now, self._heard + paused_s), now
+        if self._mute or now - self._said > beat_s:
             self.send(Beat())
         if now - self._heard > self.silence_s:
             raise PeerLost(
                 f"the other process said nothing for {now - self._heard:.1f} s, expected a word every "
-                f"{self.silence_s / BEATS_A_SILENCE:g} s"
+                f"{beat_s:g} s"
             )
 
     def _lost(self, error: Exception) -> PeerLost:
@@ -92,26 +103,32 @@ class Channel:
             return PeerLost("the other process is gone: its end of the channel is closed")
         return PeerLost(f"the other process does not listen: {type(error).__name__}: {error}")
 
+    def hang_up(self, reason: str) -> None:
+        """Say nothing more, which the peer notices at once. It can still be heard."""
+        self._mute = self._mute or reason
+        with suppress(OSError), _socket_of(self._connection) as same:  # it may be gone
+            same.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close this end, which the peer notices."""
         self.is_open = False
+        self._mute = self._mute or "this end is closed"
         self._connection.close()
 
 
 def same_host(connection: Connection) -> bool:
-    """Return whether the peer is on this host: a pipe, or a socket between equal addresses."""
+    """Return whether the peer is on this host: a pipe, or a socket between equal addresses.
+
+    Raises:
+        PeerLost: The peer is gone.
+    """
     with _socket_of(connection) as same:
         if same.family == socket.AF_UNIX:
             return True
-        return bool(same.getpeername()[0] == same.getsockname()[0])
-
-
-def _bounded(connection: Connection, seconds: float) -> None:
-    """Limit how long a partial or unread message can block either end."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with _socket_of(connection) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        try:
+            return bool(same.getpeername()[0] == same.getsockname()[0])
+        except OSError as error:
+            raise PeerLost(f"the other process is gone: {error}") from error
 
 
 def _socket_of(connection: Connection) -> socket.socket:

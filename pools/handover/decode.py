@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
 
-from hicache_dbg.pools.handover.channel import POLL_S
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
+from hicache_dbg.pools.handover.frames import POLL_S
 from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
 from hicache_dbg.pools.handover.messages import Abort, Ended, Landed, Message, Offer, Room, decode
 from hicache_dbg.pools.handover.quarantine import Quarantine
@@ -99,7 +100,7 @@ class DecodeEnd:
             landed = self._changed.wait_for(lambda: receiving.over, timeout)
         if not landed:
             self.abort(receiving, f"not written within {timeout:g} s")
-        if receiving.state is RecvState.FAILED:
+        if receiving.state is not RecvState.LANDED:
             kind = PeerLost if self.lost else Refused
             raise kind(f"request {receiving.request}: {receiving.reason}")
 
@@ -113,12 +114,19 @@ class DecodeEnd:
         self.fail(receiving, reason)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Abort what has not landed, and close the link, in bounded time."""
+        """Abort what has not landed, and close the link, in bounded time.
+
+        Pages that prefill has not stopped writing by then stay in quarantine.
+        """
+        until = time.monotonic() + timeout
         for receiving in self._waiting():
             self.abort(receiving, "decode is closing")
-        if self._pump is None or self._pump.close(timeout):
-            self._lose("this end was closed")
-            self._release_all()
+        if self._pump is not None and not self._pump.close(timeout):
+            return
+        self._lose("this end was closed")
+        while self._link.channel.is_open and (left := until - time.monotonic()) > 0:
+            self._await_end(left)
+        self._link.close()
 
     def __enter__(self) -> Self:
         return self
@@ -153,32 +161,42 @@ class DecodeEnd:
     def grant(self, receiving: Receiving) -> None:
         """Tell prefill the pages of a request, which it may write from now on."""
         with self._changed:
-            receiving.state, receiving.began = RecvState.GRANTED, time.monotonic()
-            self._granted[receiving.attempt] = receiving
-        room = Room(attempt=receiving.attempt, pages=tuple(receiving.pages.tolist()))
-        self._link.channel.tell(room)
+            given_up = receiving.reason
+            if not given_up:
+                receiving.state, receiving.began = RecvState.GRANTED, time.monotonic()
+                self._granted[receiving.attempt] = receiving
+        said: Message = Room(attempt=receiving.attempt, pages=tuple(receiving.pages.tolist()))
+        if given_up:
+            said = Abort(attempt=receiving.attempt, reason=given_up)
+        self._link.channel.tell(said)
 
     def landed(self, receiving: Receiving) -> None:
         """Mark a request as landed: every byte has arrived, and the engine may read."""
         with self._changed:
-            if not receiving.over:
+            if not receiving.reason:
                 receiving.state = RecvState.LANDED
                 self._expected.pop(receiving.request, None)
                 self._changed.notify_all()
         self._release(receiving.attempt)  # in case it was given up meanwhile
 
     def fail(self, receiving: Receiving, reason: str) -> None:
-        """Mark a request as failed, and quarantine its pages if prefill may write them."""
+        """Decide that a request fails, unless it is decided already."""
         with self._changed:
-            if receiving.over:
+            if receiving.over or receiving.reason:
                 return
-            granted = receiving.state is RecvState.GRANTED
-            if granted:
+            receiving.reason = reason or "no reason was given"
+        self.failed(receiving)
+
+    def failed(self, receiving: Receiving) -> None:
+        """Mark a request as failed, once, and quarantine its pages if prefill may write them."""
+        with self._changed:
+            written = receiving.attempt in self._granted
+            if written:
                 self._held.hold(receiving.attempt, receiving.pages)
-            receiving.state, receiving.reason = RecvState.FAILED, reason
+            receiving.state = RecvState.FAILED
             self._expected.pop(receiving.request, None)
             self._changed.notify_all()
-        if not granted:
+        if not written:
             self._free(receiving.pages)
 
     def _hear(self, message: Message) -> None:
@@ -262,26 +280,27 @@ class DecodeEnd:
             return list(self._expected.values())
 
     def _lose(self, reason: str) -> None:
-        """Give the peer up. Quarantined pages are freed at once only if its process is gone."""
+        """Give the peer up, and tell it. Quarantined pages are freed at once only if it is gone."""
         with self._changed:
             if self.lost:
                 return
             self.lost = reason
         self._link.wire.close()
+        self._link.channel.hang_up(reason)
         for receiving in self._waiting():
             self.fail(receiving, reason)
         if not self._link.channel.is_open:
             self._release_all()
 
     def _await_end(self, patience: float) -> None:
-        """Wait for a lost peer to end: a silent one may wake up and continue writing."""
+        """Wait for a lost peer to end: it may continue writing until its end of the channel is closed."""
         if not self._link.channel.is_open:
             time.sleep(patience)
             return
-        try:
+        message = None
+        with suppress(PeerLost):
             message = self._link.channel.receive(patience)
-        except PeerLost:
-            self._release_all()
-            return
         if isinstance(message, Ended):
             self._release(message.attempt)
+        if not self._link.channel.is_open:
+            self._release_all()

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from hicache_dbg.pools.captures import guard_for
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.channel import SILENCE_S, Channel, same_host
 from hicache_dbg.pools.handover.contract import Fields, contract_of, require_same
@@ -144,12 +145,13 @@ class Pump:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         patience = 0.0
-        while not self._ended:
-            try:
-                patience = self._step(patience)
-            except Exception as error:  # noqa: BLE001 - waiters get it as the reason
-                self._lose(f"{type(error).__name__}: {error}")
-                patience = IDLE_S
+        with guard_for(self._device)():  # a transfer's events may be polled during a graph capture
+            while not self._ended:
+                try:
+                    patience = self._step(patience)
+                except Exception as error:  # noqa: BLE001 - waiters get it as the reason
+                    self._lose(f"{type(error).__name__}: {error}")
+                    patience = IDLE_S
 
     def close(self, timeout: float) -> bool:
         """Stop after the current step; False if it does not end within ``timeout`` seconds."""

@@ -63,7 +63,8 @@ class RecvState(StrEnum):
 class Receiving:
     """A request that decode expects, with the pages reserved for it.
 
-    ``attempt`` and ``trace`` come from prefill's offer; ``began`` is the time of the grant.
+    ``attempt`` and ``trace`` come from prefill's offer; ``began`` is the time of the grant. A request
+    with a ``reason`` has failed, or is about to.
     """
 
     request: str

@@ -68,9 +68,10 @@ class NixlWire:
     Args:
         regions: (address, bytes, device) of the memory that may be read and written.
         kind: ``DRAM`` or ``VRAM``.
-        near: The peer is on the same host, and the owner detects its death by other means. UCX then
-            copies host memory through the kernel, without peer failure detection and without a
-            progress thread, which would occupy a core.
+        near: The peer is on the same host, and the owner detects its death by other means. NIXL then
+            runs no progress thread: it would occupy a core, and its waits for CUDA events end the
+            process while another thread captures a graph. Host memory is copied through the kernel,
+            without UCX's peer failure detection.
 
     Raises:
         NixlMissing: The package is not installed, or UCX does not start.
@@ -87,10 +88,11 @@ class NixlWire:
         self._peer = ""
         api = _api()
         try:
-            alone = near and kind == "DRAM"
-            config = api.nixl_agent_config(enable_prog_thread=not alone, backends=[])
+            config = api.nixl_agent_config(enable_prog_thread=not near, backends=[])
             self._agent: Any = api.nixl_agent(f"hicache-{os.getpid()}-{next(_names)}", config)
-            self._agent.create_backend("UCX", {_FAILURES: "none"} if alone else {})
+            self._agent.create_backend(
+                "UCX", {_FAILURES: "none"} if near and kind == "DRAM" else {}
+            )
             rows = [(*region, "") for region in regions]
             self._memory = self._agent.register_memory(rows, kind)
         except Exception as error:
@@ -103,8 +105,15 @@ class NixlWire:
         return found
 
     def meet(self, agent: bytes) -> None:
-        """Load the peer agent's metadata."""
-        name = self._agent.add_remote_agent(agent)
+        """Load the peer agent's metadata.
+
+        Raises:
+            HandoverError: NIXL refuses it.
+        """
+        try:
+            name = self._agent.add_remote_agent(agent)
+        except Exception as error:
+            raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
         self._peer = name.decode() if isinstance(name, bytes) else name
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
@@ -178,6 +187,8 @@ def _api() -> Any:
         # UCX's InfiniBand module is useless without devices, and crashes the process at exit if the
         # system has an ibverbs library beside the wheel's.
         os.environ.setdefault("UCX_MODULES", "^ib")
+    # UCX would take SIGHUP, which ends a process whose terminal closes, as a wish for its debug log.
+    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
     for name in packages_for(torch.version.cuda):
         try:
             api = import_module(name)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.handover.pair import WAIT_S, HandWire, Pair, Write, arrived, handmade, pair, tokens_of
 
-from hicache_dbg.pools.handover.channel import POLL_S
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
+from hicache_dbg.pools.handover.frames import POLL_S
 from hicache_dbg.pools.handover.messages import Beat
 from hicache_dbg.pools.handover.requests import RecvState, SendState
 

@@ -28,7 +28,6 @@ from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.handover.decode import DecodeEnd
 from hicache_dbg.pools.handover.errors import HandoverError
 from hicache_dbg.pools.handover.requests import Receiving, RecvState
-from hicache_dbg.tracer.attach import hicache_handover_held
 from hicache_dbg.tracer.attach.hicache_handover_beside import Job
 from hicache_dbg.tracer.attach.hicache_handover_receipts import Receipts
 from hicache_dbg.tracer.checks.join import join
@@ -60,6 +59,11 @@ def test_both_ends_of_a_handover_over_nixl_account_for_every_tile_and_agree() ->
     assert [
         said.values for said in sink.of(Stated) if said.topic in {Topic.SENT, Topic.RECEIVED}
     ] == [("3", "complete")] * 2
+    assert all(
+        0 < said.began_ns <= said.time_ns
+        for said in sink.of(Stated)
+        if said.topic in {Topic.SENT, Topic.RECEIVED}
+    )
     assert join(by_role(sink.events)) == []
 
 
@@ -185,7 +189,7 @@ def test_detaching_restores_the_very_function_objects() -> None:
     names = [
         (Link, "agree"),
         *((PrefillEnd, name) for name in ("offer", "begin", "finish")),
-        *((DecodeEnd, name) for name in ("landed", "fail")),
+        *((DecodeEnd, name) for name in ("landed", "failed")),
     ]
     before = [owner.__dict__[name] for owner, name in names]
     with traced():
@@ -221,7 +225,6 @@ def test_a_request_given_up_as_it_lands_is_recorded_once(monkeypatch: pytest.Mon
         return job
 
     monkeypatch.setattr(Receipts, "landed", late)
-    monkeypatch.setattr(hicache_handover_held, "MOST_S", 0.0)
     with traced() as (sink, told), pair(by_hand=True) as made:
         made.decode.generation = made.pages.generation
         with pytest.raises(HandoverError, match="too late"):

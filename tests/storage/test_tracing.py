@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from hicache_dbg.pools.storage.header import HEADER_BYTES
 from hicache_dbg.pools.storage.results import PageResult
 from hicache_dbg.pools.storage.store import Record
 from hicache_dbg.tracer.attach import hicache_storage
-from hicache_dbg.tracer.checks.storage import NEVER_PAGES, Contents, Stored, TierState
+from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord
+from hicache_dbg.tracer.checks.storage import NEVER_PAGES, Contents, Stored, TierState, of_failure
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Tier
 from hicache_dbg.tracer.events import Event as TracedEvent
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -107,6 +109,48 @@ def test_pages_given_away_before_the_bus_came_to_them_are_compared(
         assert watched.findings == []
 
 
+def test_an_operation_that_finds_no_room_keeps_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody judges it, so whoever frees its pages need not read them."""
+    monkeypatch.setattr(hicache_storage, "AT_ONCE_BYTES", -1)
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    with watching() as watched:
+        monkeypatch.setattr(watched.runtime.session.bus, "push", lambda _record: False)
+        with cache_of(FileStore(tmp_path)) as controller:
+            take_turns(controller, sequences(THREE) * 3)
+        monkeypatch.undo()
+        storage = watched.runtime.attachment._storage  # type: ignore[attr-defined]
+        assert all(record.judged for _, record in storage._unread._waiting)
+
+
+def test_a_finding_has_room_where_its_operation_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are one record: with one place left in the ring neither is lost."""
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    victim = files_of(tmp_path)[0]
+    victim.write_bytes(_cut(victim.read_bytes()))
+    with watching() as watched:
+        bus = watched.runtime.session.bus
+        push, pushed = bus.push, list[object]()
+
+        def last(record: Any) -> bool:
+            """Take one storage record at a time, and nothing behind it."""
+            if isinstance(record, StorageRecord):
+                pushed.clear()
+            pushed.append(record)
+            return push(record) if len(pushed) == 1 else False
+
+        monkeypatch.setattr(bus, "push", last)
+        with cache_of(FileStore(tmp_path)) as controller:
+            take_turns(controller, sequences(THREE))
+        monkeypatch.undo()
+        assert {found.cls for found in watched.findings} == {FaultClass.STORAGE_DAMAGE}
+
+
 @pytest.mark.parametrize(
     ("checksum", "reason"), [(Checksum.OFF, "off"), (Checksum.SAMPLE, "sampled_out")]
 )
@@ -115,7 +159,10 @@ def test_what_is_not_looked_at_says_so(tmp_path: Path, checksum: Checksum, reaso
     with watching(checksum, sample=0.0) as watched:
         with cache_of(FileStore(tmp_path)) as controller:
             take_turns(controller, sequences(THREE) * 2)
-        for event in watched.copies(Op.STORE) + watched.copies(Op.FETCH):
+        stores, fetches = watched.copies(Op.STORE), watched.copies(Op.FETCH)
+        assert stores
+        assert fetches
+        for event in stores + fetches:
             assert event.skipped == {reason: event.tiles}
         assert watched.findings == []
 
@@ -163,7 +210,8 @@ def test_damage_that_the_store_lets_through_is_found(
         assert bench.prefetch(sequences(THREE)[0]) == 4
         bench.close()
         assert [finding.cls for finding in watched.findings] == [FaultClass.STORAGE_DAMAGE]
-        assert all(event.mismatched == event.tiles for event in watched.copies(Op.FETCH))
+        moved = {(event.mismatched, event.tiles) for event in watched.copies(Op.FETCH)}
+        assert moved == {(12, 12)}
 
 
 def test_an_errno_is_in_the_event_and_the_finding(tmp_path: Path) -> None:
@@ -177,7 +225,7 @@ def test_an_errno_is_in_the_event_and_the_finding(tmp_path: Path) -> None:
         (finding,) = watched.findings
         assert finding.cls is FaultClass.DEAD_TIER
         assert "errno 20" in finding.message
-        assert all("errno 20" in event.status for event in watched.copies(Op.STORE))
+        assert {"errno 20" in event.status for event in watched.copies(Op.STORE)} == {True}
 
 
 def test_a_tier_that_never_answers_is_told_once() -> None:
@@ -187,7 +235,9 @@ def test_a_tier_that_never_answers_is_told_once() -> None:
     """
     tier = TierState()
     told = [tier.looked_up(1, 0, 0) for _ in range(3 * NEVER_PAGES)]
-    assert [at for at, fault in enumerate(told) if fault] == [NEVER_PAGES - 1]
+    assert {at: fault.got for at, fault in enumerate(told) if fault} == {
+        NEVER_PAGES - 1: f"{NEVER_PAGES} misses of stored pages"
+    }
     for hit, evicted in ((1, 0), (0, 1)):
         tier = TierState()
         tier.looked_up(1, hit, evicted)
@@ -195,6 +245,14 @@ def test_a_tier_that_never_answers_is_told_once() -> None:
     silent = TierState()
     (fault,) = filter(None, (silent.looked_up(1, 0, None) for _ in range(3 * NEVER_PAGES)))
     assert fault.got.endswith("the store does not say what it evicts")
+
+
+@pytest.mark.parametrize(
+    ("errno", "got", "told"), [(0, "", "short"), (5, "", "errno 5"), (5, "12 B", "12 B")]
+)
+def test_a_failure_says_what_came_instead(errno: int, got: str, told: str) -> None:
+    """What the store found, else its errno, else the page's state."""
+    assert of_failure("short", "read", errno, "24 B", got).got == told
 
 
 @pytest.mark.parametrize("is_ours", [False, True])

@@ -66,7 +66,7 @@ class HandoverAttachment:
         self._patches.replace(PrefillEnd, "finish", self._around_finish)
         self._patches.replace(DecodeEnd, "grant", self._around_grant)
         self._patches.replace(DecodeEnd, "landed", self._around_landed)
-        self._patches.replace(DecodeEnd, "fail", self._around_fail)
+        self._patches.replace(DecodeEnd, "failed", self._around_failed)
         self._patches.replace(PageAllocator, "free", self._around_free)
 
     def detach(self) -> None:
@@ -99,8 +99,7 @@ class HandoverAttachment:
                 return original(link)
             except ContractRefused as refused:
                 with self._session.errors.at("handover/contract"):
-                    found = refusals(link, refused)
-                    self._session.check(lambda: found)
+                    self._session.tell(refusals(link, refused))
                 raise
 
         return agree
@@ -164,14 +163,14 @@ class HandoverAttachment:
 
         return free
 
-    def _around_fail(self, original: Callable[..., None]) -> Callable[..., None]:
-        def fail(end: DecodeEnd, receiving: Receiving, reason: str) -> None:
-            with self._session.errors.at("handover/fail"):
-                if receiving.attempt and not receiving.over:
-                    self._receipts.failed(end, receiving, reason)
-            original(end, receiving, reason)
+    def _around_failed(self, original: Callable[..., None]) -> Callable[..., None]:
+        def failed(end: DecodeEnd, receiving: Receiving) -> None:
+            with self._session.errors.at("handover/failed"):
+                if receiving.attempt:
+                    self._receipts.failed(end, receiving)
+            original(end, receiving)
 
-        return fail
+        return failed
 
 
 def _trace() -> tuple[str, str]:

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.handover.decode import DecodeEnd
+from hicache_dbg.pools.handover.requests import Receiving, RecvState
 from hicache_dbg.tracer.attach.hicache_handover_beside import Job
-from hicache_dbg.tracer.ledger import Pages
 
 __all__ = ["HeldPages"]
 
@@ -22,14 +22,14 @@ class HeldPages:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._waiting: list[tuple[object, Pages, Job]] = []
+        self._waiting: list[tuple[object, Receiving, Job]] = []
 
-    def hold(self, end: DecodeEnd, pages: Pages, job: Job) -> None:
-        """Note that ``job`` will digest ``pages``, which a request at ``end`` holds."""
+    def hold(self, end: DecodeEnd, receiving: Receiving, job: Job) -> None:
+        """Note that ``job`` will digest the pages of a request at ``end`` once it has landed."""
         allocator = getattr(end.generation, "__self__", None)
         with self._lock:
             self._waiting = [one for one in self._waiting if not one[2].over]
-            self._waiting.append((allocator, pages, job))
+            self._waiting.append((allocator, receiving, job))
 
     def freed(self, allocator: PageAllocator, page_ids: npt.ArrayLike) -> None:
         """Wait for the jobs of pages that are about to be freed."""
@@ -37,7 +37,12 @@ class HeldPages:
             return
         with self._lock:
             waiting = [one for one in self._waiting if one[0] is allocator and not one[2].over]
-        wanted = [job for _, pages, job in waiting if np.isin(pages, page_ids).any()]
+        wanted = [
+            job
+            for _, receiving, job in waiting
+            if receiving.state is not RecvState.FAILED  # its job is dropped, by this thread perhaps
+            and np.isin(receiving.pages, page_ids).any()
+        ]
         if wanted:
             for _, _, job in waiting:  # they run in order, so none may give way any longer
                 job.hurry()

@@ -72,7 +72,7 @@ class Receipts:
             self._records.tiles.say(record)
 
         job = Job(rest)
-        self._held.hold(end, receiving.pages, job)
+        self._held.hold(end, receiving, job)
         return job
 
     def give(self, receiving: Receiving, job: Job) -> None:
@@ -86,7 +86,7 @@ class Receipts:
         """Wait for the digests of pages that are about to be freed."""
         self._held.freed(allocator, page_ids)
 
-    def failed(self, end: DecodeEnd, receiving: Receiving, reason: str) -> None:
+    def failed(self, end: DecodeEnd, receiving: Receiving) -> None:
         """Record a failed request. After the loss of the peer, the digests tell which tiles arrived."""
         self._under_way.pop(id(receiving), None)
         lost = bool(end.lost) and receiving.state is RecvState.GRANTED
@@ -94,7 +94,7 @@ class Receipts:
         record = self._records.open(Op.RECV, end.link, receiving, skip)
         self._records.digest(record)
         record.skip = record.skip or SkipReason.FAILED
-        self._records.close(record, LOST if lost else NOT_TAKEN, reason)
+        self._records.close(record, LOST if lost else NOT_TAKEN, receiving.reason)
 
     def forget(self) -> None:
         """Forget the requests under way."""

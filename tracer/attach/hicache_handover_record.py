@@ -70,7 +70,8 @@ class HandoverRecord:
     def events(self) -> list[Event]:
         """Return one copy per pool, and the count of pages."""
         topic = Topic.SENT if self.op is Op.SEND else Topic.RECEIVED
-        said = self._stated(topic, (f"{len(self.pages)}", self.word))
+        began_ns = self.time_ns - round(self.duration_us * 1e3)
+        said = self._stated(topic, (f"{len(self.pages)}", self.word), began_ns=began_ns)
         return [*(self._copied(mirror) for mirror in self.mirrors), said]
 
     def tiles(self) -> list[Event]:

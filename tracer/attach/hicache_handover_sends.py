@@ -17,8 +17,12 @@ __all__ = ["Sends"]
 
 @dataclass(slots=True, eq=False)
 class _Send:
-    """A request being sent: its pages when it was offered, and the job that digests its tiles."""
+    """A request being sent: its pages when it was offered, and the job that digests its tiles.
 
+    It keeps ``sending`` alive, by whose identity it is found.
+    """
+
+    sending: Sending
     kept: Kept | None = None
     job: Job | None = None
     record: HandoverRecord | None = None
@@ -36,11 +40,11 @@ class Sends:
     def offered(self, end: PrefillEnd, sending: Sending) -> None:
         """Remember the generations of the offered pages."""
         if end.generation is not None:
-            self._under_way[id(sending)] = _Send(Kept(sending.pages, end.generation))
+            self._under_way[id(sending)] = _Send(sending, Kept(sending.pages, end.generation))
 
     def read(self, end: PrefillEnd, sending: Sending) -> None:
         """Digest on the thread what is being written, once. Hashing is faster than the wire."""
-        send = self._under_way.setdefault(id(sending), _Send())
+        send = self._under_way.setdefault(id(sending), _Send(sending))
         if send.job is not None:
             return
 
@@ -54,7 +58,7 @@ class Sends:
     def sent(self, end: PrefillEnd, sending: Sending, *, good: bool, reason: str) -> None:
         """Record a request that is over, once its tiles are digested."""
         took = time.monotonic() - sending.began if sending.began else 0.0
-        send = self._under_way.pop(id(sending), _Send())
+        send = self._under_way.pop(id(sending), _Send(sending))
         if send.job is not None:
             begun = time.perf_counter()
             send.job.wait()
@@ -62,8 +66,7 @@ class Sends:
         elif not good:  # never begun, or begun before the attachment
             send.record = self._records.open(Op.SEND, end.link, sending)
         if send.kept is not None and sending.began:
-            found = reallocated(end.link, sending, send.kept)
-            self._session.check(lambda: found)
+            self._session.tell(reallocated(end.link, sending, send.kept))
         record = send.record
         if record is None:
             return

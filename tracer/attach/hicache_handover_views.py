@@ -1,7 +1,11 @@
 """Views of a handover's pools, and their device."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import torch
+
+from hicache_dbg.pools.captures import guard_for
 from hicache_dbg.pools.host import Mirror
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -23,10 +27,17 @@ class KnownViews:
         return known[1]
 
 
-def current(device: str) -> AbstractContextManager[object]:
-    """Return a context in which ``device`` is the thread's current one, as a GPU must be."""
-    if device == "cpu":
-        return nullcontext()
-    import torch
+@contextmanager
+def current(device: str) -> Iterator[None]:
+    """Make ``device`` the thread's current one, as a GPU must be, and leave graph captures alone.
 
-    return torch.cuda.device(device)
+    A digest waits for events and allocates pinned memory, either of which would invalidate a CUDA graph
+    that the host captures on another thread.
+    """
+    if device == "cpu":
+        yield
+        return
+    with torch.cuda.device(device):
+        torch.cuda.set_device(device)  # enters its context, which a new thread has not yet
+        with guard_for(torch.device(device))():
+            yield

@@ -120,7 +120,7 @@ class StorageAttachment:
                 generations = op.generations[: good.size][good].astype(np.int64)
                 self._filled(fetches.state, pages, generations)
                 record = getattr(self._asked, "record", None)
-                if record is not None and record.op_id == op.op_id:
+                if record is not None and record.op_id == op.op_id and not record.judged:
                     self._unread.add(fetches.state.host, record)
                 self._asked.record = None
             return original(fetches, request, op)
@@ -204,8 +204,8 @@ class StorageAttachment:
         record.let_go = self._let_go(engine, record)
         if not record.off:
             self._take(record)
-        if self._session.bus.push(record):
-            self._session.check(record.found)
+        if not self._session.bus.push(record):
+            record.drop()
 
     def _let_go(self, engine: StorageEngine, record: StorageRecord) -> frozenset[int]:
         """Return the missing pages to excuse: the index forgot them too, or the store evicted meanwhile."""

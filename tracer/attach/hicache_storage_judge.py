@@ -17,7 +17,7 @@ from hicache_dbg.tracer.checks.storage import (
     of_other_bytes,
 )
 from hicache_dbg.tracer.digest.cpu import CpuDigester
-from hicache_dbg.tracer.events import DIRECTION, Copied, Finding, Op, Outcome, SkipReason
+from hicache_dbg.tracer.events import DIRECTION, Copied, Event, Finding, Op, Outcome, SkipReason
 from hicache_dbg.tracer.ledger import Book
 from hicache_dbg.tracer.mirror import MirrorViews, in_hex
 from hicache_dbg.tracer.session import Session
@@ -50,18 +50,19 @@ class StorageJudge:
         stored = self._stored(record, at)
         return stored is not None and stored.payload == record.payloads.get(at)
 
-    def __call__(self, record: StorageRecord) -> list[Copied]:
-        """Return the events of an operation, and leave its findings in the record."""
+    def __call__(self, record: StorageRecord) -> list[Event]:
+        """Return the events of an operation, and its findings."""
         verdicts = [self._page(record, at) for at in range(len(record.keys))]
         wrong = [at for at, verdict in enumerate(verdicts) if verdict is Outcome.MISMATCHED]
-        record.findings = [
+        findings = [
             *self._failures(record),
             *(finding for at in wrong for finding in self._other_bytes(record, at)),
             *self._findings(record, self._tiers[record.store].fallback(record.fallback), ()),
         ]
         record.judged = True
         rank = self._session.settings.rank
-        return [_copied(record, mirror, Counter(verdicts), rank) for mirror in record.mirrors]
+        copies = [_copied(record, mirror, Counter(verdicts), rank) for mirror in record.mirrors]
+        return [*copies, *findings]
 
     def looked_up(
         self, store: object, names: Sequence[str], found: int, evicted: int | None, *, pool: str

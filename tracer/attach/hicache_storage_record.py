@@ -9,7 +9,7 @@ import xxhash
 from hicache_dbg.pools.storage.image import HostImage
 from hicache_dbg.pools.storage.keys import PageKey
 from hicache_dbg.pools.storage.results import PageResult
-from hicache_dbg.tracer.events import Copied, Finding, Op
+from hicache_dbg.tracer.events import Event, Op
 from hicache_dbg.tracer.ledger import Digests, Pages
 from hicache_dbg.tracer.mirror import MirrorViews, SpanIds
 
@@ -17,7 +17,7 @@ __all__ = ["StorageRecord", "Tiles", "sample_of"]
 
 Tiles = dict[tuple[str, str], Digests]
 """The digests of one page's tiles: uint64 [layers] by (pool, component)."""
-Judge = Callable[["StorageRecord"], list[Copied]]
+Judge = Callable[["StorageRecord"], list[Event]]
 
 #: Bytes at either end of a piece that are sampled to tell whether it was written at all.
 SAMPLE_BYTES = 64
@@ -30,9 +30,9 @@ class StorageRecord:
     Pages are identified by their index in the operation. ``payloads`` holds digests of all bytes of
     host pages, ``tiles`` those of their tiles, as far as they were taken at once. ``before`` and
     ``after`` are digests of a few bytes of each page, which tell a page that was not written at
-    all. ``findings`` is filled when the record is judged. ``store`` identifies the store. ``let_go``
-    are the pages that it did not deliver and no longer claims to have: it evicted them between
-    lookup and get. ``judged`` says that the pages are no longer needed.
+    all. ``store`` identifies the store. ``let_go`` are the pages that it did not deliver and no longer
+    claims to have: it evicted them between lookup and get. ``judged`` says that the pages are no longer
+    needed.
     """
 
     op: Op
@@ -56,7 +56,6 @@ class StorageRecord:
     time_ns: int = 0
     duration_us: float = 0.0
     status: str = "ok"
-    findings: list[Finding] = field(default_factory=list)
     let_go: frozenset[int] = frozenset()
     judged: bool = False
     judge: "Judge | None" = None
@@ -71,14 +70,14 @@ class StorageRecord:
         """Return True: whatever is digested later is read on the bus's thread."""
         return True
 
-    def events(self) -> list[Copied]:
-        """Judge the operation and return one event per pool."""
+    def events(self) -> list[Event]:
+        """Judge the operation and return one event per pool, and the findings."""
         assert self.judge is not None  # noqa: S101 - set before the record is pushed
         return self.judge(self)
 
-    def found(self) -> list[Finding]:
-        """Return the findings; valid once the record was judged."""
-        return self.findings
+    def drop(self) -> None:
+        """Need its pages no longer: it will not be judged."""
+        self.judged = True
 
     def still(self, at: int) -> bool:
         """Return whether the host page still has its generation and was not written since."""

@@ -22,8 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _guarded(argv)
         except KeyboardInterrupt:  # it landed behind the command
             code = INTERRUPTED
+        ending.over = True
         if code == INTERRUPTED or ending.told:
             code = ending.code
+            # Python ends by SIGINT, whatever the code, if an interrupt passed through an exec (of
+            # dataclasses, say), until the next exec.
+            exec("")  # noqa: S102 - an empty string
             _say(f"hicache-dbg: {ending.word}")
     return code
 
