@@ -10,6 +10,7 @@ exports each batch itself, so that what arrived and what did not is counted exac
 
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -175,7 +176,10 @@ def _resource(environ: Mapping[str, str]) -> Resource:
     named = "OTEL_SERVICE_NAME" in environ or "service.name" in environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
-    return Resource.create({} if named else {"service.name": "hicache-dbg"})
+    resource = Resource.create({} if named else {"service.name": "hicache-dbg"})
+    # Older SDKs give none, and then the counters of two processes are one series that jumps.
+    identity = {"service.instance.id": str(uuid.uuid4()), **resource.attributes}
+    return resource.merge(Resource(identity))
 
 
 def _export(export: _Export, batch: list[Any]) -> str:

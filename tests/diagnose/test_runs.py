@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from tests.diagnose.test_compare import BROKEN, MENDED
 
 from hicache_dbg.exporters.recording_format import FORMAT, Header
-from hicache_dbg.tracer.cli import diagnose
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.diagnose import runs as diagnose_runs
+from hicache_dbg.tracer.diagnose.database import Database
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.held import HeldFiles
 from hicache_dbg.tracer.diagnose.runs import runs_of
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event, Health
@@ -81,12 +83,12 @@ def test_a_recording_may_lose_its_oldest_part_at_any_time(
     listed = {(tmp_path,): parts}
     monkeypatch.setattr(diagnose_runs, "files_at", lambda at: listed.get(tuple(at), at))
 
-    def remove(*_arguments: object) -> None:
+    def gather_removed(database: Database) -> Evidence:
         for part in parts:
             part.unlink(missing_ok=True)
+        return gather(database)
 
-    real = diagnose.gather
-    monkeypatch.setattr(diagnose, "gather", lambda database: (remove(), real(database))[1])
+    monkeypatch.setattr("hicache_dbg.tracer.cli.diagnose.gather", gather_removed)
     assert main(["diagnose", str(tmp_path), "--json", *options]) == 0
     told = msgspec.json.decode(capsys.readouterr().out)
     assert told["tiles"]["verified"] == 3 * sum(e.verified for e in MENDED if isinstance(e, Copied))

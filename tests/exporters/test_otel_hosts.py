@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from opentelemetry import context
+from opentelemetry.sdk.resources import Resource
 from tests.exporters.receiver import Receiver, attributes
 from tests.exporters.samples import copied, finding, health, started
 
@@ -25,6 +26,24 @@ def test_a_service_name_of_the_environment_is_kept(
     sink.emit([copied()])
     sink.close()
     assert receiver.services == {"prefill"}
+
+
+def test_each_process_is_an_instance_of_its_own(
+    environ: dict[str, str], receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with an SDK that names none: the counters of two processes are two series."""
+    monkeypatch.setattr(Resource, "create", staticmethod(Resource))
+    for _ in range(2):  # as in two processes
+        sink = OtelSink(environ=environ)
+        sink.emit([copied()])
+        sink.close()
+    instances = {
+        attributes(part.resource)["service.instance.id"]
+        for path, message in receiver.requests
+        if path == "/v1/traces"
+        for part in message.resource_spans
+    }
+    assert len(instances) == 2
 
 
 def test_a_signal_can_be_turned_off(receiver: Receiver, environ: dict[str, str]) -> None:

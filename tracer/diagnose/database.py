@@ -19,6 +19,8 @@ from hicache_dbg.tracer.events import Event, Finding
 
 __all__ = ["COLUMNS", "WHOLE", "Database", "Source", "listed"]
 
+#: All that DuckDB says of Ctrl-C during a query, as a plain ``RuntimeError``.
+INTERRUPTED = "Query interrupted"
 #: DuckDB's memory limit; the rest is spilled to disk.
 MEMORY = "1GB"
 
@@ -86,6 +88,11 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """The source's name in reports."""
+        ...
+
+    @property
+    def unread(self) -> int:
+        """Number of lines or entries that could not be read; known once :meth:`rare` has ended."""
         ...
 
     def attach(self, database: "Database") -> None:
@@ -171,6 +178,11 @@ class Database:
             if not named or self._request in named:
                 yield event
 
+    @property
+    def unread(self) -> int:
+        """Number of lines or entries that could not be read; known once :meth:`rare` has ended."""
+        return self._source.unread
+
     def _narrow(self, request: str) -> None:
         self.sql("ALTER VIEW copies RENAME TO every_copy")
         quoted = request.replace("'", "''")
@@ -214,6 +226,10 @@ def _told(source: Source) -> Iterator[None]:
     try:
         yield
     except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
+    except RuntimeError as error:
+        if str(error) != INTERRUPTED:
+            raise
         raise KeyboardInterrupt from error
     except (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException) as error:
         first = str(error).strip().splitlines()[0]
