@@ -5,6 +5,7 @@ waits until a record's digests are readable, turns it into events, counts them, 
 each sink's outbox. The host's threads never wait for the bus.
 """
 
+import math
 import os
 import threading
 import time
@@ -12,15 +13,16 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from hicache_dbg.tracer.boot import boot_ns
 from hicache_dbg.tracer.collapse import FindingCollapser
 from hicache_dbg.tracer.events import Copied, Event, Finding, Health
 from hicache_dbg.tracer.outbox import Outbox
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.sink import Sink
 
-__all__ = ["Bus", "Record"]
+__all__ = ["Bus", "Holding", "Record"]
 
 IDLE_WAIT_S = 0.02
 #: Most records per turn; between turns the bus checks its clock and whether it should stop.
@@ -42,6 +44,15 @@ class Record(Protocol):
 
         Called once, on the bus's thread, after :meth:`ready` returned True.
         """
+        ...
+
+
+@runtime_checkable
+class Holding(Record, Protocol):
+    """A record that holds something which others wait for or may use again."""
+
+    def drop(self) -> None:
+        """Let go of it: the record was accepted, but the bus closed before it was readable."""
         ...
 
 
@@ -132,21 +143,27 @@ class Bus:
         self._thread.start()
 
     def push(self, record: Record) -> bool:
-        """Append a record; return False and count a drop if the ring is full or closed."""
+        """Append a record; return False and count a drop if the ring is full or closed.
+
+        What a refused record holds is the caller's to let go of.
+        """
         if self._stop or len(self._ring) >= self._capacity:
             return self._append(record, self._capacity)
         self._ring.append(record)
         return True
 
-    def publish(self, event: Event) -> bool:
-        """Append a complete event; it has room even if copies fill the ring."""
-        return self.insist(_Ready(event))
+    def publish(self, event: Event, *, rare: bool = True) -> bool:
+        """Append a complete event; if it is ``rare`` it has room even if copies fill the ring."""
+        return self._append(_Ready(event), self._capacity + (RESERVE if rare else 0))
 
     def insist(self, record: Record) -> bool:
-        """Append a rare record that must be judged in order, with room as for :meth:`publish`."""
-        return self._append(record, self._capacity + RESERVE)
+        """Append a rare record that must not be lost, however full the ring is.
 
-    def _append(self, record: Record, room: int) -> bool:
+        Return False if the bus is closed.
+        """
+        return self._append(record, math.inf)
+
+    def _append(self, record: Record, room: float) -> bool:
         if self._stop:
             self._late += 1
         elif len(self._ring) >= room:
@@ -215,6 +232,7 @@ class Bus:
             errors=errors,
             overhead_s=self._overhead(),
             closing=closing,
+            boot_ns=boot_ns(),
         )
 
     def _run(self) -> None:
@@ -228,9 +246,17 @@ class Bus:
                 self._beat(closing=False)
         while self._guarded_turn():
             pass
-        self._late += len(self._ring)  # their digests did not become readable in time
-        self._ring.clear()
+        self._abandon()
         self._beat(closing=True)
+
+    def _abandon(self) -> None:
+        """Count and drop the records that did not become readable in time."""
+        while self._ring:
+            record = self._ring.popleft()
+            self._late += 1
+            if isinstance(record, Holding):
+                with self._errors.at("bus/drop"):
+                    record.drop()
 
     def _beat(self, *, closing: bool) -> None:
         with self._errors.at("bus/beat"):

@@ -277,6 +277,8 @@ class Stated(_Base, frozen=True, kw_only=True, tag="stated"):
     ``role`` is ``prefill`` or ``decode``, and empty for ranks of one engine. ``request`` is the id
     that all processes share for a request; ``page`` is the logical page in it, never a slot. Tiles
     of one ``shard`` have the same bytes everywhere; ``layers`` are the layers of ``values``.
+    ``began_ns`` is since when the process has followed the request, in nanoseconds since the epoch; 0
+    if unknown.
     """
 
     topic: Topic
@@ -289,6 +291,7 @@ class Stated(_Base, frozen=True, kw_only=True, tag="stated"):
     shard: str = ""
     page: int = -1
     layers: tuple[int, ...] = ()
+    began_ns: int = 0
 
 
 class Health(_Base, frozen=True, kw_only=True, tag="health"):

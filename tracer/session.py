@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hicache_dbg.tracer.bus import Bus, Record
@@ -56,13 +57,14 @@ class Session:
         self._built: set[str] = set()
         self._first: Finding | None = None
         self._budget = HostBudget(settings.host_gb)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may switch tracing
         #: Called on the bus's thread with each copy that was judged while tracing is on.
         self.on_judged: list[Callable[[CopyRecord], None]] = []
         #: Called on the bus's thread when the contents of pages are no longer known.
         self.on_gap: list[Callable[[], None]] = []
         self._on = True
-        self._switched, self._told = 0, 0  # switches, and how many the bus's thread has processed
+        # Gaps in what is traced, by number: the latest, and the latest that the bus's thread has met.
+        self._gap, self._met = 0, 0
         self.judge = Judge(settings, digester, self.watched)
         self.bus = Bus(
             sinks,
@@ -151,6 +153,11 @@ class Session:
         """Run ``detect`` on the bus's thread, in order; return False if the ring is full."""
         return self.bus.push(_Check(detect))
 
+    def tell(self, findings: Iterable[Finding]) -> None:
+        """Publish what was found, in order; it has room even if copies fill the ring."""
+        for finding in findings:
+            self.bus.publish(finding)
+
     def push(self, record: Record) -> bool:
         """Queue ``record`` for the bus's thread; return False if the ring is full."""
         return self.bus.push(record)
@@ -177,27 +184,28 @@ class Session:
         """
         if self.settings.ranks > 1 or alone or about.get("role"):
             rank, when = self.settings.rank, time_ns or time.time_ns()
-            self.bus.publish(
-                Stated(time_ns=when, rank=rank, topic=topic, values=tuple(values), **about)
-            )
+            said = Stated(time_ns=when, rank=rank, topic=topic, values=tuple(values), **about)
+            self.bus.publish(said, rare=topic is not Topic.TILES)
 
     def switch(self, *, on: bool) -> None:
         """Start or stop tracing, and forget the ledger: page writes in between are not seen."""
-        self._switched += 1
-        self.probe.enabled = self._on = on
-        self.bus.insist(_Check(self._gap))
+        with self._lock:
+            self._gap += 1
+            self.probe.enabled = self._on = on
+            self.bus.insist(_Check(partial(self._forget, self._gap)))
 
     def watched(self) -> bool:
         """Return whether every page write has been counted since the ledger was last cleared."""
-        return self._on and self._switched == self._told
+        return self._on and self._gap == self._met
 
     def unwatch(self) -> None:
         """Stop trusting the write counts: the wrappers that count are about to be removed."""
-        self._switched += 1
+        with self._lock:
+            self._gap += 1
 
-    def _gap(self) -> Sequence[Finding]:
-        self._told += 1
+    def _forget(self, gap: int) -> Sequence[Finding]:
         self.judge.ledger.forget()
+        self._met = gap
         for forget in self.on_gap:
             forget()
         return ()

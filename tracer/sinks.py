@@ -77,9 +77,7 @@ class LateSink:
 
     def emit(self, events: Sequence[Event]) -> None:
         """Deliver ``events`` if the sink can be built by now; otherwise they are lost."""
-        before: list[Started] = []
         if self._sink is None:
-            before = list(self._started.values())
             try:
                 self._sink = self._built()
             except Exception as error:
@@ -90,7 +88,8 @@ class LateSink:
                     lost=len(events),
                 ) from error
             _log.warning("hicache-dbg: sink %s works now", self.name)
-        self._sink.emit([*before, *events] if before else events)
+        self._sink.emit([*self._started.values(), *events] if self._started else events)
+        self._started.clear()  # kept until a batch was delivered
 
     def watch(self, health: Callable[[], Health]) -> None:
         """Pass the health source on to the sink, once it exists."""

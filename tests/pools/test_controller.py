@@ -1,5 +1,7 @@
 """The controller: a gated read returns what was written, under any concurrent activity."""
 
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,13 +18,14 @@ from tests.pools.caching import (
     wrong_pages,
 )
 
-from hicache_dbg.pools.allocator import OutOfPages
+from hicache_dbg.pools.allocator import AllocatorError, OutOfPages
 from hicache_dbg.pools.backups import WritePolicy
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.geometry import GeometryError, IoBackend, Layout
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.kinds import index_k, mla
-from hicache_dbg.pools.radix_types import Policy
+from hicache_dbg.pools.radix import RadixTree
+from hicache_dbg.pools.radix_types import Policy, RadixError
 from hicache_dbg.pools.transfer import TransferError
 
 turns = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=25)
@@ -83,6 +86,36 @@ def test_pressure_moves_pages_to_the_host_and_back() -> None:
         assert stats.backed_up_pages == 8
 
 
+@pytest.mark.parametrize(
+    ("policy", "unbacked"), [("write_through", [4, 8]), ("write_back", [0, 4])]
+)
+def test_pages_that_the_host_has_no_room_for_are_counted_and_dropped(
+    policy: WritePolicy, unbacked: list[int]
+) -> None:
+    """A host that is too small for a node keeps none of it: eviction drops what it cannot demote."""
+    with HiCacheController(group_of(device_pages=4, host_pages=2), policy=policy) as controller:
+        stats, seen = controller.stats, []
+        for tokens in sequences([[1, 1, 1, 1], [2, 2, 2, 2]]):
+            turn(controller, tokens)
+            controller.flush()
+            seen.append(stats.unbacked_pages)
+        assert seen == unbacked
+        assert (stats.dropped_pages, stats.demoted_pages, stats.backed_up_pages) == (4, 0, 0)
+
+
+def test_no_more_is_evicted_than_is_asked_for() -> None:
+    """With two pages free, a third costs the least recently used node and no other."""
+    with HiCacheController(group_of(device_pages=6)) as controller:
+        first, second = sequences([[1, 1], [2, 2]])
+        for tokens in (first, second):
+            turn(controller, tokens)
+            controller.flush()
+        controller.free_device(controller.alloc_device(3))
+        assert controller.stats.demoted_pages == 2
+        sizes = [controller.tree.match(tokens).device_pages.size for tokens in (first, second)]
+        assert sizes == [0, 2]
+
+
 def test_write_back_copies_only_what_the_device_lets_go_of() -> None:
     """Write-back copies nothing to the host until pages are evicted, and then loses none."""
     with HiCacheController(group_of(device_pages=6), policy="write_back") as controller:
@@ -121,9 +154,21 @@ def test_a_retracted_reader_finds_its_pages_on_the_host() -> None:
         again = controller.match(tokens)
         assert again.host_pages.size == 3
         ticket = controller.load_back(again)
+        assert controller.load_back(again) is ticket
         controller.wait_layer(LAYERS - 1, ticket)
         assert wrong_pages(controller.group, tokens, ticket.device_pages, 1) == []
         controller.unlock(again)
+
+
+def test_a_match_knows_how_many_pages_were_asked_for_in_either_form() -> None:
+    """Whole pages of the request, cached or not, from tokens or from their bytes."""
+    with HiCacheController(group_of()) as controller:
+        (tokens,) = sequences([[1, 2, 0]])
+        whole = controller.tree.encode(tokens)
+        for form, pages in ((tokens, 3), (tokens[:-1], 2), (whole, 3)):
+            match = controller.match(form)
+            assert (match.pages, match.asked) == (0, pages)
+            controller.unlock(match)
 
 
 def test_a_device_too_small_is_said_with_both_numbers() -> None:
@@ -152,13 +197,79 @@ def test_pinned_pages_outlive_pressure() -> None:
         assert controller.tree.match(kept).device_pages.size == 0
 
 
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_every_call_of_the_tree_is_made_under_the_lock(policy: WritePolicy) -> None:
+    """The tree itself is not thread-safe: readers and workers call it with the cache's lock held."""
+    calls: Counter[tuple[str, bool]] = Counter()
+    with HiCacheController(group_of(device_pages=6), policy=policy) as controller:
+        tree, lock = controller.tree, controller._state.changed
+
+        def watched(name: str) -> Callable[..., object]:
+            own = getattr(tree, name)
+
+            def call(*args: object, **more: object) -> object:
+                calls[name, lock._is_owned()] += 1  # type: ignore[attr-defined]
+                return own(*args, **more)
+
+            return call
+
+        names = [
+            name for name in vars(RadixTree) if name[0] != "_" and callable(getattr(tree, name))
+        ]
+        for name in names:
+            setattr(tree, name, watched(name))
+        for tokens in sequences([[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 1], [0, 0]]):
+            turn(controller, tokens)
+        match = controller.match(tokens)
+        controller.pin(match)
+        controller.unpin(match)
+        controller.retract(match, tokens, match.device_pages)
+        controller.flush()
+        controller.check()
+    assert {name for name, owned in calls if not owned} <= {"encode"}
+    assert {"match", "insert", "lock", "unlock", "pin", "unpin", "set_host", "evict_device"} <= {
+        name for name, owned in calls if owned
+    }
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_check_sees_pages_that_the_tree_should_not_have(tier: str, *, twice: bool) -> None:
+    """A cached page that is free, or is cached in two places, is a broken state in either tier."""
+    with HiCacheController(group_of()) as controller:
+        turn(controller, sequences([[1, 2]])[0])
+        controller.flush()
+        controller.check()
+        pages = getattr(next(controller.tree.nodes()), tier)
+        assert pages.size == 2
+        if twice:
+            setattr(next(controller.tree.nodes()), tier, pages[[0, 0]])
+        else:
+            getattr(controller._state, tier).free(pages[:1])
+        told = (
+            f"{tier} page ids are in the tree more than once" if twice else f"cached {tier} page is"
+        )
+        with pytest.raises((AssertionError, RadixError), match=told):
+            controller.check()
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_the_check_includes_the_allocators_own(tier: str) -> None:
+    """Readers of a free page are a broken state."""
+    with HiCacheController(group_of()) as controller:
+        getattr(controller._state, tier)._readers[:] = 1
+        with pytest.raises(AllocatorError, match="a free page has open readers"):
+            controller.check()
+
+
 def test_a_match_is_unlocked_once() -> None:
-    """A second unlock is refused, so that it cannot release another reader's lock."""
+    """A second unlock or a later pin is refused: the lock may be another reader's by then."""
     with HiCacheController(group_of()) as controller:
         match = controller.match(sequences([[1]])[0])
         controller.unlock(match)
-        with pytest.raises(ValueError, match="unlocked already"):
-            controller.unlock(match)
+        for again in (controller.unlock, controller.pin):
+            with pytest.raises(ValueError, match="unlocked already"):
+                again(match)
 
 
 def test_pools_that_disagree_in_pages_have_no_common_anchor() -> None:
@@ -180,9 +291,13 @@ def test_unknown_policies_are_refused() -> None:
 def test_an_io_backend_that_cannot_serve_the_layout_is_reported() -> None:
     """The copy fails with an error, and nothing counts as backed up."""
     controller = HiCacheController(group_of(layout=Layout.PAGE_FIRST), io_backend=IoBackend.DIRECT)
+    offered: list[int] = []
+    controller._state.on_host_copy = lambda _, pages: offered.append(pages)
     turn(controller, sequences([[1]])[0])
     with pytest.raises(TransferError, match="direct cannot serve layout page_first"):
         controller.flush()
+    assert (controller.stats.failed_backups, controller.stats.backed_up_pages) == (1, 0)
+    assert offered == []
     controller.close()
 
 

@@ -3,9 +3,12 @@
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.exporters import samples
 
 from hicache_dbg.tracer.bus import Bus
@@ -39,6 +42,16 @@ class Unready:
     def events(self) -> Sequence[Event]:
         """Return nothing."""
         return ()
+
+
+class Gated(Unready):
+    """A record that is ready once it is let pass."""
+
+    open = False
+
+    def ready(self) -> bool:
+        """Return whether it may pass."""
+        return self.open
 
 
 class Blocked(MemorySink):
@@ -144,6 +157,32 @@ def test_what_is_published_finds_room_beside_a_full_ring(make_bus: MakeBus) -> N
     assert bus.publish(finding())
 
 
+def test_what_must_not_be_lost_finds_room_beside_anything(make_bus: MakeBus) -> None:
+    """A record that is insisted on is taken even if published events fill the ring."""
+    bus, ran = make_bus(MemorySink(), capacity=1), list[int]()
+
+    class Switch:
+        """A record that says that it was judged."""
+
+        def ready(self) -> bool:
+            """At once."""
+            return True
+
+        def events(self) -> Sequence[Event]:
+            """Nothing."""
+            ran.append(1)
+            return ()
+
+    gate = Gated()
+    bus.push(gate)
+    while bus.publish(finding()):
+        pass
+    assert bus.insist(Switch())
+    gate.open = True
+    assert bus.settle(5)
+    assert ran == [1]
+
+
 def test_records_that_come_too_late_are_counted(make_bus: MakeBus) -> None:
     """Records still waiting for digests at close, and later ones, are lost as closed."""
     sink = MemorySink()
@@ -153,6 +192,25 @@ def test_records_that_come_too_late_are_counted(make_bus: MakeBus) -> None:
     assert sink.of(Health)[-1].dropped == {"bus/closed": 1}
     assert not bus.publish(copied())
     assert bus.health().dropped == {"bus/closed": 2}
+
+
+def test_what_was_accepted_and_is_left_at_close_is_dropped_once(make_bus: MakeBus) -> None:
+    """A record lets go of what it holds if it is not judged; a refused one is its caller's."""
+
+    class Holding(Unready):
+        """A record that holds something."""
+
+        drops = 0
+
+        def drop(self) -> None:
+            """Count."""
+            self.drops += 1
+
+    left, behind, refused = Holding(), Holding(), Holding()
+    bus = make_bus(MemorySink(), capacity=2)
+    assert [bus.push(each) for each in (left, behind, refused)] == [True, True, False]
+    bus.close(0.1)
+    assert [each.drops for each in (left, behind, refused)] == [1, 1, 0]
 
 
 def test_a_record_that_cannot_say_whether_it_is_ready_stops_nothing(
@@ -365,10 +423,62 @@ def test_a_batch_that_a_hanging_sink_holds_is_counted_once() -> None:
     box.put([copied(0)])
     while box.depth:  # the thread has taken it and waits in emit
         time.sleep(0.001)
+    assert not box.drain(0.01)  # it has not arrived
     box.put([copied(1)])
     box.close(0.01)
+    assert box.depth == 0
     box.put([copied(2)])
     assert box.losses() == {"closed": 3}
     sink.go.set()
     box._thread.join(10)
     assert (box.losses(), box.delivered) == ({"closed": 3}, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *(st.integers(0, 3) for _ in range(3)),
+            st.dictionaries(st.sampled_from(["off", "reused"]), st.integers(1, 3)),
+        ),
+        max_size=6,
+    )
+)
+def test_the_totals_are_the_sums_over_all_copies(
+    outcomes: list[tuple[int, int, int, dict[str, int]]],
+) -> None:
+    """Each outcome of each tile is counted once, the skipped ones by their reason."""
+    sink = MemorySink()
+    bus = Bus([sink], capacity=100, errors=InternalErrors())
+    names = ("verified", "witnessed", "mismatched")
+    for *counts, skipped in outcomes:
+        tiles = dict(zip(names, counts, strict=True))
+        bus.publish(samples.copied(time_ns=0, skipped=skipped, **tiles))
+    bus.close(10)
+    health = bus.health()
+    assert health.copies == len(outcomes)
+    assert health.events == len(sink.events)
+    for at, name in enumerate(names):
+        assert getattr(health, name) == sum(outcome[at] for outcome in outcomes)
+    assert health.skipped == sum((Counter(skipped) for *_, skipped in outcomes), Counter())
+
+
+def test_flush_waits_for_what_is_on_its_way_to_the_sinks(
+    make_bus: MakeBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty ring is not enough: the last records may not have reached the sinks."""
+    sink, there, go = MemorySink(), threading.Event(), threading.Event()
+    bus = make_bus(sink)
+    deliver = bus._deliver
+
+    def held(events: Sequence[Event]) -> None:
+        there.set()
+        go.wait(10)
+        deliver(events)
+
+    monkeypatch.setattr(bus, "_deliver", held)
+    bus.publish(copied())
+    assert there.wait(10)
+    assert not bus.flush(0.01)
+    go.set()
+    assert bus.flush(10)
+    assert len(sink.of(Copied)) == 1

@@ -20,9 +20,9 @@ from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.attach.hicache_pages import PageNotes, Together
 from hicache_dbg.tracer.attach.notes import Notes
-from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.bus import RESERVE, Bus
 from hicache_dbg.tracer.checks.ownership import Ownership
-from hicache_dbg.tracer.events import Copied, Finding, Health
+from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Health, Topic
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
@@ -86,31 +86,49 @@ def test_a_page_that_is_seen_again_is_vouched_for_again() -> None:
     assert (found.cls, loads[-1].mismatched) == ("bit_flip", 1)
 
 
+class Waiting:
+    """A record that lets nothing past until it is open."""
+
+    open = False
+
+    def ready(self) -> bool:
+        """Return whether it is."""
+        return self.open
+
+    def events(self) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+
 def test_a_switch_is_met_however_full_the_ring_is() -> None:
     """Copies are judged again after tracing was switched while neither copies nor events had room."""
-    rig, gate = Rig(Checksum.LOADS), threading.Event()
-
-    class Gate:
-        """A record that waits."""
-
-        def ready(self) -> bool:
-            return gate.is_set()
-
-        def events(self) -> tuple[()]:
-            return ()
-
+    rig, gate = Rig(Checksum.LOADS), Waiting()
     session = rig.session
     session.bus._capacity = 1
-    session.push(Gate())
+    session.push(gate)
     while session.bus.publish(Health(time_ns=0)):
         pass
     session.switch(on=False)
     session.switch(on=True)
     assert not session.watched()
-    gate.set()
+    gate.open = True
     assert session.bus.settle(10)
     assert session.watched()
     rig.finish()
+
+
+def test_what_was_found_has_room_beside_copies_and_tiles() -> None:
+    """A hand-over of many pages states thousands of tiles; they do not crowd out a finding."""
+    rig = Rig(Checksum.LOADS)
+    session, gate = rig.session, Waiting()
+    session.bus._capacity = 4
+    session.push(gate)
+    for page in range(2 * RESERVE):
+        session.state(Topic.TILES, ("0" * 16,), role="prefill", request="r", page=page)
+    session.tell([Finding(time_ns=1, cls=FaultClass.SLOT_REUSE, pool="kv", message="found")])
+    gate.open = True
+    _, found = rig.finish()
+    assert [one.message for one in found] == ["found"]
 
 
 def test_a_lost_switch_is_made_good_by_the_next() -> None:

@@ -1,7 +1,7 @@
 """Which sinks a run gets: what is asked for, else what answers; one that cannot be built is tried again."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from tests.dashboards.stack import free_port
 from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.recording_format import read, recordings_in
 from hicache_dbg.tracer.events import Event, Health, Started
+from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.settings import EVERYWHERE, Listen, Settings, SettingsError
 from hicache_dbg.tracer.sink import SinkError
 from hicache_dbg.tracer.sinks import PART_BYTES, PARTS_KEPT, LateSink, build_sinks
@@ -77,6 +78,39 @@ def test_a_sink_that_comes_late_gets_the_start_and_the_tracers_own_state(tmp_pat
     (recording,) = recordings_in(tmp_path / "folder")
     assert list(read(recording)) == [newer, other, Health(time_ns=4), Health(time_ns=5)]
     assert [health().time_ns for health in asked] == [7]
+
+
+class Full(MemorySink):
+    """A sink without room at first."""
+
+    full = True
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Keep the events if there is room."""
+        if self.full:
+            raise SinkError("no room", reason="full", lost=len(events))
+        super().emit(events)
+
+
+def test_a_sink_that_fails_once_it_can_be_built_still_gets_the_start_records() -> None:
+    """They are part of the first batch that is delivered, and of no later one."""
+    sink, there = Full(), list[bool]()
+
+    def build() -> Full:
+        if not there:
+            raise OSError("not there yet")
+        return sink
+
+    late = LateSink("memory", build)
+    start = Started(time_ns=1, rank=0, system="s", version="0", checksum="loads")
+    for batch in ([start], [Health(time_ns=2)]):
+        with pytest.raises(SinkError):
+            late.emit(batch)
+        there.append(True)
+    sink.full = False
+    for time_ns in (3, 4):
+        late.emit([Health(time_ns=time_ns)])
+    assert sink.events == [start, Health(time_ns=3), Health(time_ns=4)]
 
 
 @pytest.mark.parametrize(

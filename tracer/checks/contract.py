@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hicache_dbg.tracer.checks.late_writes import late_writes
 from hicache_dbg.tracer.checks.processes import Process
 from hicache_dbg.tracer.checks.tiles_joined import differing_tiles
-from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, MirrorInfo, Topic
+from hicache_dbg.tracer.events import EndInfo, FaultClass, Finding, MirrorInfo, Stated, Topic
 from hicache_dbg.tracer.words import counted
 
 __all__ = ["CHECK", "NOT_TAKEN", "WHOLE", "check_contract", "compare_fields", "fields_of"]
@@ -157,8 +157,9 @@ def _unsplittable(prefill: Fields, decode: Fields, *, time_ns: int) -> list[Find
 def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
     """Compare pages sent with pages received by request, unless a recording lost events.
 
-    Silence does not accuse a prefill process that was killed, or that began to record later. Nor does
-    a request that decode gave up while its last bytes arrived, which prefill sent to the end.
+    Silence does not accuse a prefill process that was killed, or that began to record later or in the
+    middle of the request. Nor does a request that decode gave up while its last bytes arrived, which
+    prefill sent to the end.
     """
     if prefill.lost or decode.lost:
         return
@@ -169,7 +170,7 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
         for request, said in received.items()
         if said.values != sent.get(request)
         and not (said.values[1:] == (NOT_TAKEN,) and sent.get(request) == (said.values[0], WHOLE))
-        and (prefill.heard(said.time_ns) or not _unfinished(sent.get(request), said.values))
+        and (_heard(prefill, said) or not _unfinished(sent.get(request), said.values))
     ]
     if not wrong:
         return
@@ -184,6 +185,11 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
         advice="let decode commit a request only when prefill says that it is complete, with the count",
         time_ns=wrong[0].time_ns,
     )
+
+
+def _heard(prefill: Process, said: Stated) -> bool:
+    """Return whether prefill's recordings hold what it said of a request, from its begin on."""
+    return prefill.heard(said.time_ns) and (not said.began_ns or prefill.heard(said.began_ns))
 
 
 def _unfinished(sent: Sequence[str] | None, received: Sequence[str]) -> bool:

@@ -90,10 +90,10 @@ class Receiver(FakeKVReceiver):  # type: ignore[misc]
     """Receives what the sender wrote."""
 
 
-def sender(end: End, room: int) -> Any:
+def sender(end: End, room: int, cls: Any = Sender) -> Any:
     """Return a request at the prefill service."""
     early = "dest_tp_ranks" in inspect.signature(FakeKVSender.__init__).parameters
-    return Sender(end.manager, "here:1", room, *(([0], 0) if early else ()))
+    return cls(end.manager, "here:1", room, *(([0], 0) if early else ()))
 
 
 def hand_over(prefill: End, decode: End, room: int = 7) -> None:
@@ -188,6 +188,48 @@ def test_a_request_that_is_committed_short_is_named(run: Traced) -> None:
     receiver.poll()
     (counted,) = [f for f in joined(run) if "taken over" in f.message]
     assert (counted.expected, counted.got) == ("1 page", "3 pages")
+
+
+class Waiting(FakeKVSender):  # type: ignore[misc]
+    """Is given page numbers that a device is still writing, as mooncake's sender is from 0.5.23 on."""
+
+    def send(self, kv_indices: Any, *, indices_event: Any = None) -> None:
+        """Leave the pages to a worker that waits for the event."""
+        assert len(kv_indices)
+        assert indices_event is not None
+
+
+def test_pages_whose_numbers_are_not_there_yet_are_counted(run: Traced) -> None:
+    """The number of pages is known at once: prefill is not said to have sent nothing."""
+    prefill, decode = End(DisaggregationMode.PREFILL), End(DisaggregationMode.DECODE)
+    receiver = Receiver(decode.manager, "here:1", 7)
+    receiver.init(0)
+    receiver.send_metadata(np.array(TO, np.int32), 0)
+    one = sender(prefill, 7, Waiting)
+    for pages in (FROM[:2], FROM[2:]):
+        one.send(torch.full((len(pages),), -1), indices_event=object())
+    receiver.poll()
+    assert joined(run) == []
+    sends = run.sink.of(Copied)[:2]
+    assert [(e.op, e.pages, e.device_pages) for e in sends] == [(Op.SEND, 2, ()), (Op.SEND, 1, ())]
+    assert [e.skipped for e in sends] == [{"unreadable": 2 * LAYERS}, {"unreadable": LAYERS}]
+    assert run.sink.of(Finding) == []
+
+
+def test_chunks_that_are_sent_while_nobody_traces_are_counted_too(run: Traced) -> None:
+    """Tracing is off for one chunk of three: what prefill has sent is still all of it."""
+    prefill, decode = End(DisaggregationMode.PREFILL), End(DisaggregationMode.DECODE)
+    session = run.attachment.observer.session()
+    assert session is not None
+    receiver = Receiver(decode.manager, "here:1", 7)
+    receiver.init(0)
+    receiver.send_metadata(np.array(TO, np.int32), 0)
+    one = sender(prefill, 7)
+    for number, page in enumerate(FROM):
+        session.switch(on=number != 1)
+        one.send(np.array([page], np.int32))
+    receiver.poll()
+    assert [f for f in joined(run) if "taken over" in f.message] == []
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,19 @@ def test_the_same_request_asked_twice_is_compared_turn_by_turn() -> None:
         FaultClass.RANK_DIVERGENCE,
         "3 pages on every rank",
     )
+    assert finding.message == (
+        "ranks found different prefixes for 1 request, the first a (rank 0: 4, rank 1: 3 pages): 3 may be used"
+    )
+
+
+def test_ranks_of_different_capacity_are_told_from_which_page_on() -> None:
+    """The least capacity is what all ranks have."""
+    (finding,) = join([[started(mirror(pages=100 - rank), rank=rank)] for rank in range(2)])
+    assert (finding.cls, finding.pool) == (FaultClass.RANK_DIVERGENCE, "kv")
+    assert finding.message == (
+        "kv: ranks have different numbers of device pages (rank 0: 100, rank 1: 99): every rank has 99, "
+        "page 99 is out of range on rank 1"
+    )
 
 
 def test_tiles_of_different_shards_may_differ() -> None:
@@ -96,6 +109,14 @@ def test_a_prefill_process_that_was_killed_is_not_accused_of_silence() -> None:
         assert bool(join([[first, last], [taken]])) is accused
         assert bool(join([[first, so_far, last], [all_taken]])) is accused
         assert join([[late, last], [taken]]) == []
+
+
+def test_a_prefill_process_that_began_to_record_within_a_request_is_not_accused() -> None:
+    """It was switched on after decode had asked for the request, and follows only later ones."""
+    before, first, taken = word(), contract("prefill", "v", 1), received("r", 2)
+    for began_ns, accused in ((before.time_ns, False), (first.time_ns + 1, True), (0, True)):
+        said = replace(taken, began_ns=began_ns)
+        assert bool(join([[first, ended()], [said]])) is accused
 
 
 def test_a_request_that_decode_gave_up_as_its_last_bytes_arrived_is_not_a_finding() -> None:

@@ -51,6 +51,7 @@ _FAKES = {"FakeKVSender", "FakeKVReceiver"}
 #: The constructor arguments that a manager keeps.
 _KEPT = ("kv_args", "disaggregation_mode", "is_mla_backend")
 
+MOST_PAGES_KEPT = 64
 _ids = itertools.count(1)
 
 
@@ -79,11 +80,16 @@ class _End:
 
 @dataclass(slots=True)
 class _Request:
-    """One request's transfer at this end; ``pages`` are those named so far."""
+    """One request's transfer at this end, known since ``began_ns``.
+
+    ``asked`` are the pages in which decode wants it; ``moved`` is how many pages have moved.
+    """
 
     end: _End
     room: str
-    pages: list[int] = field(default_factory=list)
+    began_ns: int = field(default_factory=time.time_ns)
+    asked: Pages = field(default_factory=lambda: np.zeros(0, np.int64))
+    moved: int = 0
     over: bool = False
 
 
@@ -154,10 +160,12 @@ class Transfers:
             request = self._requests.get(given[0][0])
             if request is None:
                 return None
-            waits = event_of(*given) is not None  # they are still being written
-            if not request.over and not waits:
+            if not request.over:
                 request.over = True  # not again by the method of a base class
-                self._move(Op.SEND, request, _numbers(indices_of(*given)))
+                indices = indices_of(*given)
+                waits = event_of(*given) is not None  # they are still being written
+                pages = None if waits else _numbers(indices)
+                self._move(Op.SEND, request, len(indices), pages)
             return request
 
         def after(request: Any, _: Any, __: BaseException | None) -> None:
@@ -172,7 +180,7 @@ class Transfers:
         def before(*given: Any) -> Any:
             request = self._requests.get(given[0][0])
             if request is not None:
-                request.pages = _numbers(indices_of(*given)).tolist()
+                request.asked = _numbers(indices_of(*given))
 
         return around(self._say, "attach/send_metadata", original, before, lambda *_: None)
 
@@ -187,8 +195,7 @@ class Transfers:
         def after(request: Any, result: Any, _: BaseException | None) -> None:
             if result == _success():
                 request.over = True
-                pages, request.pages = np.array(request.pages, np.int64), []
-                self._move(Op.RECV, request, pages)
+                self._move(Op.RECV, request, len(request.asked), request.asked)
 
         return around(self._say, "attach/poll", original, before, after)
 
@@ -242,21 +249,28 @@ class Transfers:
             pool = end.mirror.pool
             self._say.publish(compare_fields(pool, mine, theirs, time_ns=time.time_ns()))
 
-    def _move(self, op: Op, request: _Request, pages: Pages) -> None:
-        session = self._say.session()
-        mirror = request.end.mirror
-        if session is None or not len(pages) or not session.settings.traces(mirror.pool):
+    def _move(self, op: Op, request: _Request, count: int, pages: Pages | None) -> None:
+        """Record that ``count`` pages moved; ``pages`` is None if their numbers are not known yet."""
+        first = request.moved
+        request.moved += count
+        session, mirror = self._say.session(), request.end.mirror
+        if session is None or not count or not session.settings.traces(mirror.pool):
             return
-        first = len(request.pages)
-        request.pages += pages.tolist()
-        skip = _unread(session, request.end)
-        if skip is None:
+        skip = SkipReason.UNREADABLE if pages is None else _unread(session, request.end)
+        if pages is not None and skip is None:
             self._tiles(session, request, pages, first)
-        session.bus.publish(_copied(session, op, mirror, pages, skip))
+        named = () if pages is None else tuple(pages[:MOST_PAGES_KEPT].tolist())
+        copied = _copied(session, op, mirror, count=count, named=named, skip=skip)
+        session.bus.publish(copied)
         if not request.end.resharded:
             topic = Topic.SENT if op is Op.SEND else Topic.RECEIVED
-            said = (f"{len(request.pages)}",)
-            session.state(topic, said, role=request.end.role, request=request.room)
+            session.state(
+                topic,
+                (f"{request.moved}",),
+                role=request.end.role,
+                request=request.room,
+                began_ns=request.began_ns,
+            )
 
     def _tiles(self, session: SglangSession, request: _Request, pages: Pages, first: int) -> None:
         """State the digest of every tile of these pages, for the join."""
@@ -303,10 +317,16 @@ def _success() -> Any:
 
 
 def _copied(
-    session: SglangSession, op: Op, mirror: MirrorViews, pages: Pages, skip: SkipReason | None
+    session: SglangSession,
+    op: Op,
+    mirror: MirrorViews,
+    *,
+    count: int,
+    named: tuple[int, ...],
+    skip: SkipReason | None,
 ) -> Copied:
     views = tuple(mirror.device.values())
-    tiles = len(pages) * sum(view.layers for view in views)
+    tiles = count * sum(view.layers for view in views)
     source, destination = DIRECTION[op]
     return Copied(
         time_ns=time.time_ns(),
@@ -315,11 +335,11 @@ def _copied(
         op=op,
         token_granular=False,
         layout=mirror.layout,
-        h=len(pages),
-        d=len(pages),
+        h=count,
+        d=count,
         slot_page=mirror.slot_page,
         unit=mirror.index_unit,
-        pages=len(pages),
+        pages=count,
         item_bytes=mirror.item_bytes,
         dtype=views[0].dtype,
         layers=sum(view.layers for view in views),
@@ -327,10 +347,10 @@ def _copied(
         io_backend="transfer",
         src=source,
         dst=destination,
-        bytes=len(pages) * sum(view.page_span * view.layers for view in views),
+        bytes=count * sum(view.page_span * view.layers for view in views),
         duration_us=0.0,
         witnessed=0 if skip else tiles,
         skipped={skip.value: tiles} if skip else {},
         op_id=next(_ids),
-        device_pages=tuple(pages[:64].tolist()),
+        device_pages=named,
     )
