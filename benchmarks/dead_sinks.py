@@ -1,9 +1,9 @@
-"""Whether a dead sink is felt by the copies.
+"""Measure whether a dead sink slows the copies down.
 
     python -m benchmarks.dead_sinks [--only "full disk"] [--pairs 20] [--bursts 20]
 
-The median copy at a steady pace with one sink dead, over the same with every sink alive: medians of
-pairs. A row takes about a minute.
+Each row is the median copy at a steady pace with one sink dead, over the same with every sink alive,
+as the median of pairs. A row takes about a minute.
 """
 
 import argparse
@@ -11,10 +11,9 @@ import logging
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,7 @@ SINKS = ("journald", "otel", "prometheus", "recording", "stderr")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way for a sink to be dead: the sinks that replace those that live."""
+    """One way for a sink to be dead, and what builds the sinks of a run in which it is."""
 
     name: str
     make: Callable[[], list[Sink]]
@@ -48,7 +47,7 @@ class Case:
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable for a while."""
+    """Set an environment variable, and restore it afterwards."""
     before = os.environ[name]
     os.environ[name] = value
     try:
@@ -63,13 +62,12 @@ def sinks_of(settings: Settings) -> list[Sink]:
 
 
 def others(settings: Settings, name: str) -> list[Sink]:
-    """Build the living sinks without the one called ``name``."""
-    left = tuple(sink for sink in SINKS if sink != name)
-    return sinks_of(replace(settings, sinks=left))
+    """Build the sinks except for the one called ``name``."""
+    return sinks_of(replace(settings, sinks=tuple(sink for sink in SINKS if sink != name)))
 
 
 def dead_collector(alive: Settings) -> list[Sink]:
-    """Build the sinks with an OTLP endpoint on which nobody listens."""
+    """Build the sinks with an OTLP endpoint that refuses connections."""
     with variable("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9"):
         return sinks_of(alive)
 
@@ -78,13 +76,13 @@ def full_disk(alive: Settings, folder: Path) -> list[Sink]:
     """Build the sinks with a recording whose disk is full."""
     sink = RecordingSink(folder, run_id(0))
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, sink._part._file)  # noqa: SLF001 - a real device, not a mounted file system
+    os.dup2(full, sink._part._file)  # noqa: SLF001 - each write fails with ENOSPC, without a mount
     os.close(full)
     return [*others(alive, "recording"), sink]
 
 
 def broken_terminal(alive: Settings, stack: ExitStack) -> list[Sink]:
-    """Build the sinks with a standard error that nobody reads."""
+    """Build the sinks with a standard error whose reader is gone."""
     reading, writing = os.pipe()
     os.close(reading)
     stack.callback(os.close, writing)
@@ -93,27 +91,27 @@ def broken_terminal(alive: Settings, stack: ExitStack) -> list[Sink]:
 
 
 def taken_port(stack: ExitStack) -> Listen:
-    """Listen on a port, and return it."""
-    other = stack.enter_context(socket.socket())
-    other.bind(("", 0))
-    other.listen()
-    return Listen(other.getsockname()[1])
+    """Occupy a port, and return it."""
+    listener = stack.enter_context(socket.socket())
+    listener.bind(("", 0))
+    listener.listen()
+    return Listen(listener.getsockname()[1])
 
 
 def cases(alive: Settings, stack: ExitStack, folder: Path) -> tuple[Case, ...]:
-    """Return a case for every way in which a sink dies; the first has none dead, for the noise."""
-    deaf = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-    deaf.bind(str(folder / "deaf"))
+    """Return a case for every way in which a sink dies; in the first none does, to show the noise."""
+    unread = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    unread.bind(str(folder / "unread"))
     (folder / "file").touch()
     absent = replace(alive, journald_socket=folder / "absent")
-    full = replace(alive, journald_socket=folder / "deaf")
+    full = replace(alive, journald_socket=folder / "unread")
     nowhere = replace(alive, directory=folder / "file")
     taken = replace(alive, prometheus_port=taken_port(stack))
     return (
         Case("none dead: the noise", lambda: sinks_of(alive)),
         Case("journald, no socket", lambda: sinks_of(absent)),
         Case("journald, full socket", lambda: sinks_of(full)),
-        Case("otel, nobody on the port", lambda: dead_collector(alive)),
+        Case("otel, connection refused", lambda: dead_collector(alive)),
         Case("recording, no folder", lambda: sinks_of(nowhere)),
         Case("recording, full disk", lambda: full_disk(alive, folder)),
         Case("prometheus, port in use", lambda: sinks_of(taken)),
@@ -122,24 +120,24 @@ def cases(alive: Settings, stack: ExitStack, folder: Path) -> tuple[Case, ...]:
 
 
 def small_copy() -> Callable[[], None]:
-    """Return a backup of 64 KiB, which fits the caches: other work on the machine shows less."""
+    """Return a backup of 64 KiB, which fits the CPU caches, so other work disturbs it less."""
     engine, op = one_copy(pages=4, layers=1)
     return lambda: engine.backup(op)
 
 
 def median_copy(make: Callable[[], list[Sink]], bursts: int) -> float:
-    """Seconds of the median copy, each told to a bus with sinks of its own.
+    """Return the seconds of the median copy, each published to a bus with its own sinks.
 
-    Copies come in bursts, 500 a second in all: one alone would measure how the processor wakes up.
+    Copies come in bursts, 500 a second in all: single ones would measure how the CPU wakes up.
     """
     bus = Bus(make(), capacity=1 << 16, errors=InternalErrors())
     copy, took = small_copy(), []
     for _ in range(bursts):
         for _ in range(BURST):
-            begun = time.perf_counter()
+            began = time.perf_counter()
             copy()
             bus.publish(EVENT)
-            took.append(time.perf_counter() - begun)
+            took.append(time.perf_counter() - began)
         time.sleep(PAUSE_S)
     bus.close(CLOSE_S)
     return statistics.median(took)
@@ -163,16 +161,18 @@ def dead_rows(only: str, pairs: int, bursts: int, folder: Path, journal: Path) -
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure whether copies feel a dead sink.")
-    parser.add_argument("--only", default="", help="rows whose name has this")
+    parser = argparse.ArgumentParser(description="Measure whether a dead sink slows copies down.")
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--bursts", type=int, default=20)
     options = parser.parse_args()
-    logging.disable()  # what the dead complain of
-    with receivers() as (folder, journal), Path(os.devnull).open("w") as nowhere:
-        kept, sys.stderr = sys.stderr, nowhere
+    logging.disable()  # the dead sinks warn
+    with (
+        receivers() as (folder, journal),
+        Path(os.devnull).open("w") as nowhere,
+        redirect_stderr(nowhere),
+    ):
         rows = list(dead_rows(options.only, options.pairs, options.bursts, folder, journal))
-        sys.stderr = kept
     print(markdown(rows))
 
 

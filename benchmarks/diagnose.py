@@ -1,7 +1,7 @@
-"""How long a diagnosis takes and what memory, from 10^5 events to 10^7: is the curve linear?
+"""Measure time and memory of a diagnosis over 10^5 to 10^7 events: is the curve linear?
 
-Each size is diagnosed by a process of its own, whose peak memory the kernel reports. The events are
-those of a short traced run of real size, written out again and again.
+Each size is diagnosed in its own process, whose peak memory the kernel reports. The recording repeats
+one block of synthetic events.
 
     python benchmarks/diagnose.py --most 10000000
 """
@@ -19,12 +19,12 @@ import msgspec
 from hicache_dbg.exporters.recording_format import FORMAT, Header
 from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event, Health, Op, Tier
 
-BLOCK = 99_999  # copies of a block; a heartbeat stands at its end
+BLOCK = 99_999  # copies in a block, which ends with a heartbeat
 GOAL_S, GOAL_BYTES = 60.0, 2 << 30
 
 
 def block() -> list[Event]:
-    """Backups and loads of three pools with eight pages each, and a heartbeat."""
+    """Return backups and loads of three pools with eight pages each, and a heartbeat."""
     copies: list[Event] = [
         Copied(
             time_ns=10**18 + number * 10_000,
@@ -61,17 +61,17 @@ def block() -> list[Event]:
 def write(path: Path, events: int) -> int:
     """Write a recording of ``events`` events; return its size in bytes."""
     encoder = msgspec.json.Encoder()
-    head = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id="bench", time_ns=0)
+    header = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id="bench", time_ns=0)
     body = b"".join(encoder.encode(event) + b"\n" for event in block())
     with path.open("wb") as file:
-        file.write(encoder.encode(head) + b"\n")
+        file.write(encoder.encode(header) + b"\n")
         for _ in range(events // (BLOCK + 1)):
             file.write(body)
     return path.stat().st_size
 
 
 def diagnosed(path: Path) -> tuple[float, int]:
-    """Return seconds and peak bytes of one ``hicache-dbg diagnose --json``."""
+    """Run ``hicache-dbg diagnose --json``; return its seconds and peak bytes."""
     command = [sys.executable, "-m", "hicache_dbg", "diagnose", str(path), "--json"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -1,9 +1,9 @@
-"""What a host pool takes beside its own memory: the bytes of bookkeeping a page, and of opening it.
+"""Measure what a host pool takes beside its own memory: bookkeeping per page, and opening it.
 
     python benchmarks/host_memory.py [--gib 64]
 
-Nothing is touched, so that 64 GiB of a pool need not be there; where the system does not promise
-as much (``vm.overcommit_memory``), the largest power of two that it does is opened instead.
+No page of the pools is touched, so the machine need not have 64 GiB. If the system does not promise as
+much (``vm.overcommit_memory``), half of it is tried, and so on.
 """
 
 import argparse
@@ -35,12 +35,14 @@ def touched() -> int:
 
 
 def main() -> int:
-    """Measure and print; exit 1 where a page takes more than 64 bytes."""
-    parser = argparse.ArgumentParser(description="What a host pool takes beside its own memory.")
+    """Measure and print; exit 1 if a page takes more than 64 bytes of bookkeeping."""
+    parser = argparse.ArgumentParser(description="Measure a host pool's memory beside its own.")
     parser.add_argument("--gib", type=int, default=64, help="size of the pools, in GiB")
     size = parser.parse_args().gib * GIB
     worst = 0.0
-    print("| pool | GiB | pages | tokens x layers | opening it: Python, touched | book, B a page |")
+    print(
+        "| pool | GiB | pages | tokens x layers | opening: Python, touched | bookkeeping, B/page |"
+    )
     print("|---|---:|---:|---:|---:|---:|")
     for make in POOLS:
         geometry = make()
@@ -73,7 +75,7 @@ def opening(geometry: PoolGeometry, size: int) -> tuple[int, int, int]:
         except OSError as error:
             if size <= GIB:
                 raise
-            print(f"{size // GIB} GiB: {error}; half of it is tried", file=sys.stderr)
+            print(f"{size // GIB} GiB: {error}; trying half of it", file=sys.stderr)
             size //= 2
         finally:
             tracemalloc.stop()

@@ -1,11 +1,13 @@
-"""What tracing our own engine costs on the CPU, as ratios of one run (medians of pairs).
+"""Measure what tracing our own engine costs on the CPU, as medians of paired ratios.
 
     python benchmarks/overhead.py [--pairs 7] [--sessions 12]
 
-A whole repro with digests over one without (the goal is at most 1.10), by the wall clock and in
-processor time, which is the one to read beside other work; a call with the gate off over
-the bare function (it is the same object), a traced call over the bare one, and how many events a
-second pass the bus into a sink. ``hicache-dbg bench`` prints the same.
+- A whole repro with digests over one without (the goal is at most 1.10), in wall-clock and in CPU time.
+  Read the latter if the machine has other work.
+- A call with the gate off over the bare function (it is the same object), and a traced call over it.
+- How many events per second pass the bus into a sink.
+
+``hicache-dbg bench`` prints the same.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Requests a second of the prefix tree on a conversation trace, beside SGLang's RadixCache.
+"""Measure requests per second of the prefix tree on a conversation trace, beside SGLang's RadixCache.
 
     python benchmarks/radix.py --trace mooncake_conversation_trace.jsonl --peer PYTHON
 
-A trace has one JSON object a line whose ``hash_ids`` name the request's blocks of 512 tokens.
-A request is matched, inserted, and what is over the room is evicted; only these calls are timed.
-Both sides start from one array of token ids; ours is timed with turning it into a key, the peer
-without. Every replay runs in a process of its own, ours and the peer's in turn, and the table
-shows the medians of the rounds.
+Each line of a trace is a JSON object whose ``hash_ids`` name the request's blocks of 512 tokens. A
+request is matched and inserted, then what exceeds the room is evicted; only these calls are timed.
+Both sides start from one array of token ids. Our time includes the conversion into a key, the peer's
+does not. Every replay runs in its own process, ours and the peer's in turn, and the table shows the
+medians of the rounds.
 
-PYTHON is the interpreter of an environment with sglang installed. This file runs under it too,
-so nothing of ours is imported at the top.
+PYTHON is the interpreter of an environment with sglang installed. This file runs under it too, so
+nothing of ours is imported at the top.
 """
 
 import argparse
@@ -209,7 +209,7 @@ def trace_requests(path: Path | None, requests: int) -> Iterator[Tokens]:
 
 
 def replay(engine: Engine, requests: Iterable[Tokens], room: int) -> Replay:
-    """Send the requests through a cache with room for so many tokens."""
+    """Send the requests through a cache with room for ``room`` tokens."""
     match = insert = evict = 0.0
     count = hits = total = 0
     for tokens in requests:
@@ -231,14 +231,14 @@ def replay(engine: Engine, requests: Iterable[Tokens], room: int) -> Replay:
 
 
 def probe(engine: Engine, page: int, pages: int, probes: int) -> Replay:
-    """Time one kind of request in a tree that holds ``pages`` pages throughout.
+    """Time one kind of request in a tree that always holds ``pages`` pages.
 
-    A request is 192 pages: the first half is cached, the second is new and pushes as much out,
-    so the work of a request is the same at every size.
+    A request is 192 pages: the first half is cached, the second is new and evicts as much, so a
+    request is the same work at every size.
     """
     half = 96 * page
     talks = max(2, pages // 192)
-    going_on = talks // 2  # so that no first half that is asked for again is ever the oldest
+    repeated = talks // 2  # few enough that a first half is requested again before it is the oldest
 
     def tokens(seed: int) -> Tokens:
         return np.random.default_rng(seed).integers(0, 150_000, 2 * half)
@@ -250,13 +250,13 @@ def probe(engine: Engine, page: int, pages: int, probes: int) -> Replay:
 
     def ask() -> Iterator[Tokens]:
         for i in range(probes):
-            yield np.concatenate([tokens(i % going_on)[:half], tokens(talks + i)[half:]])
+            yield np.concatenate([tokens(i % repeated)[:half], tokens(talks + i)[half:]])
 
     replay(engine, fill(), pages * page)
     return replay(engine, ask(), pages * page)
 
 
-def in_a_process(python: str, options: list[str]) -> Replay:
+def run_process(python: str, options: list[str]) -> Replay:
     """Run one replay under ``python``, with this file's hidden options."""
     command = [python, __file__, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -275,7 +275,7 @@ def compare(title: str, pythons: dict[str, str], options: list[str], rounds: int
     runs: dict[str, list[Replay]] = {name: [] for name in pythons}
     for _ in range(rounds):
         for name, python in pythons.items():
-            runs[name].append(in_a_process(python, ["--engine", name, *options]))
+            runs[name].append(run_process(python, ["--engine", name, *options]))
     medians = {name: median(done) for name, done in runs.items()}
     for name, m in medians.items():
         ratio = m.seconds / medians["ours"].seconds

@@ -1,10 +1,9 @@
-"""``hicache-dbg repro`` on a GPU: every pool set in every layout with every io backend that serves it.
+"""Run ``hicache-dbg repro`` on a GPU: every pool set in every layout with every io backend it has.
 
     python benchmarks/repro_gpu.py [--device cuda] [--sessions 8] [--jobs 4] [more options of repro]
 
-One line a run: exit code, corrupted sessions, tiles by outcome, seconds. Exits 1 unless all are
-clean with pages back from the host and every loaded tile verified. ``--jobs`` runs share the GPU:
-use 1 for times to compare.
+Prints one line per run: exit code, corrupted sessions, tiles by outcome, seconds. Exits 1 unless all
+are clean, with pages loaded back and verified. ``--jobs`` runs share the GPU; use 1 to compare times.
 """
 
 import argparse
@@ -25,7 +24,7 @@ OUTCOMES = ("moved", "verified", "witnessed", "mismatched", "skipped")
 
 
 def combinations() -> list[Combination]:
-    """Pool set, layout and io backend of each run."""
+    """Return pool set, layout and io backend of each run."""
     return [
         (name, layout.value, backend.value)
         for name, pool_set in POOL_SETS.items()
@@ -37,7 +36,7 @@ def combinations() -> list[Combination]:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one run; ``error`` is its last line where it printed no JSON."""
+    """The result of one run; ``error`` is the last line on standard error if it printed no JSON."""
 
     combination: Combination
     code: int
@@ -46,7 +45,7 @@ class Row:
 
     @property
     def clean(self) -> bool:
-        """Whether it went through the tiers and nothing was wrong."""
+        """Whether pages came back from the host and nothing was wrong."""
         return self.code == 0 and self.data["tiles"]["verified"] > 0
 
     def __str__(self) -> str:
@@ -79,7 +78,7 @@ def run(combination: Combination, options: Sequence[str]) -> Row:
 
 
 def main() -> None:
-    """Run all of them and print as they end."""
+    """Run every combination and print the results in order."""
     parser = argparse.ArgumentParser(description="Run repro over every combination on a GPU.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sessions", type=int, default=8)

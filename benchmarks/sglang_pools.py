@@ -1,8 +1,8 @@
 """SGLang's own host pools and copy kernels, as released, for the same pages as ours.
 
-What is compared is what its cache controller calls: ``backup_from_device_all_layer`` once, and
-``load_to_device_per_layer`` layer by layer, on a stream. Both of its ways to describe device
-memory are known: pool objects (0.5.17) and descriptions of buffers (0.5.23).
+They are called as SGLang's cache controller calls them: ``backup_from_device_all_layer`` once, and
+``load_to_device_per_layer`` layer by layer, on a stream. Device memory is a pool object (0.5.17) or a
+description of buffers (0.5.23).
 """
 
 import gc
@@ -84,14 +84,14 @@ class Peer:
             row.zero_()
         torch.cuda.synchronize()
         self.load()
-        return all(torch.equal(row[pages], one) for row, one in zip(rows, before, strict=True))
+        return all(torch.equal(row[pages], old) for row, old in zip(rows, before, strict=True))
 
     def close(self) -> None:
-        """Give its pinned memory back."""
+        """Release the pinned memory."""
         for pool in (self.host, self.anchor):
             if pool is not None:
                 if "destroy" not in vars(type(pool)) and hasattr(pool, "index_k_with_scale_buffer"):
-                    # 0.5.17 inherits one that leaves this buffer registered.
+                    # The destroy that 0.5.17 inherits leaves this buffer registered.
                     common = _module("pool_host.common")
                     common._cuda_host_unregister(pool.index_k_with_scale_buffer)  # noqa: SLF001
                 pool.destroy()
@@ -100,10 +100,14 @@ class Peer:
 
 
 def peer_pool(geometry: PoolGeometry, pages: int, layout: str, backend: str) -> Peer:
-    """SGLang's pools for ``geometry`` with as many pages; ValueError where it has none."""
+    """Return SGLang's pools for ``geometry``, with as many pages.
+
+    Raises:
+        ValueError: SGLang has no such pool, or not in this layout.
+    """
     make = _MAKERS.get(geometry.name)
     if make is None:
-        raise ValueError(f"no pool of SGLang is known here for {geometry.name}")
+        raise ValueError(f"no host pool class is known for {geometry.name}")
     return make(geometry, pages, layout, backend)
 
 

@@ -1,7 +1,6 @@
-"""What sinks send to while they are measured: a reader for journald's, a collector for OpenTelemetry's.
+"""Receivers for sinks under measurement: one replaces journald, one an OpenTelemetry collector.
 
-A process that reads and forgets stands for journald, another for the collector, so neither root nor a
-network is needed.
+Each is a process that reads and discards, so neither root nor a network is needed.
 """
 
 import os
@@ -40,7 +39,7 @@ server.serve_forever()
 
 @contextmanager
 def stand_in(script: str, *arguments: str) -> Iterator[str]:
-    """Run a process that takes what is sent to it; yield the first line that it prints."""
+    """Run a process that receives what is sent to it; yield the first line that it prints."""
     command = [sys.executable, "-c", script, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -52,7 +51,7 @@ def stand_in(script: str, *arguments: str) -> Iterator[str]:
 
 @contextmanager
 def receivers() -> Iterator[tuple[Path, Path]]:
-    """Both, and a folder for recordings: that folder and journald's socket."""
+    """Run both receivers; yield a folder for recordings, and the path of the journal's socket."""
     with tempfile.TemporaryDirectory() as name:
         folder, journal = Path(name), Path(name) / "journal"
         with stand_in(READER, str(journal)), stand_in(COLLECTOR) as port:

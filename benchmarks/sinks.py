@@ -1,14 +1,16 @@
-"""What each sink costs an event: CPU time of the thread that pays, over a bare function call.
+"""Measure what an event costs each sink: CPU time of the thread that pays, over a bare function call.
 
     python -m benchmarks.sinks [--events 20000]
 
-Only the first row is paid by the host's own threads.
+Only the row of the bus is paid by the host's own threads.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,7 +34,7 @@ BATCH = 512
 
 
 def cpu_us(work: Callable[[], object], events: int) -> float:
-    """Microseconds of this thread's CPU an event, the best of three."""
+    """Return the CPU microseconds of this thread per event, in the best of three runs."""
     best = float("inf")
     for _ in range(3):
         begun = time.thread_time()
@@ -41,49 +43,46 @@ def cpu_us(work: Callable[[], object], events: int) -> float:
     return best / events * 1e6
 
 
-def cost_rows(events: int, folder: Path, journal: Path) -> Iterator[Row]:
+def one_by_one(call: Callable[[Copied], object], events: Sequence[Copied]) -> None:
+    """Call ``call`` with each event."""
+    for event in events:
+        call(event)
+
+
+def in_batches(sink: Sink, events: Sequence[Copied]) -> None:
+    """Emit the events in batches, as the bus does."""
+    for start in range(0, len(events), BATCH):
+        sink.emit(events[start : start + BATCH])
+
+
+def bare(_event: Copied) -> None:
+    """Do nothing: the unit of all ratios."""
+
+
+def cost_rows(count: int, folder: Path, journal: Path) -> Iterator[Row]:
     """Yield what an event costs the thread that pays for it, by sink."""
-    batch = [msgspec.structs.replace(EVENT, op_id=n + 1, h=n) for n in range(events)]
+    events = [msgspec.structs.replace(EVENT, op_id=n + 1, h=n) for n in range(count)]
+    unit = cpu_us(partial(one_by_one, bare, events), count)
+    yield Row("bare call", "one argument, nothing done", 1.0, f"{unit:.3f} us")
+    with closing(Bus((), capacity=4 * count, errors=InternalErrors())) as bus:
+        took = cpu_us(partial(one_by_one, bus.publish, events), count)
+        yield _row("event", "bus: append, on the host's thread", took, unit)
+    with Path(os.devnull).open("w") as nowhere:
+        sinks: tuple[tuple[str, Sink], ...] = (
+            ("counter", PrometheusSink(CollectorRegistry())),
+            ("span", OtelSink()),
+            ("line", JournaldSink(journal)),
+            ("line", StderrSink(Lines.ALL, stream=nowhere)),
+            ("event", RecordingSink(folder, "costs")),
+        )
+        for what, sink in sinks:
+            took = cpu_us(partial(in_batches, sink, events), count)
+            yield _row(what, f"{sink.name}: on its own thread", took, unit)
+            sink.close()
 
-    def bare(_event: Copied) -> None:
-        """Do nothing: the unit of all ratios."""
 
-    def one_by_one(call: Callable[[Copied], object]) -> Callable[[], None]:
-        def work() -> None:
-            for event in batch:
-                call(event)
-
-        return work
-
-    def in_batches(sink: Sink) -> Callable[[], None]:
-        def work() -> None:
-            for start in range(0, events, BATCH):
-                sink.emit(batch[start : start + BATCH])
-
-        return work
-
-    yardstick = cpu_us(one_by_one(bare), events)
-    bus = Bus((), capacity=4 * events, errors=InternalErrors())
-    cases: list[tuple[str, str, Callable[[], None]]] = [
-        ("event", "bus: append, on the host's thread", one_by_one(bus.publish))
-    ]
-    nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - closed with the sinks below
-    sinks = (
-        ("counter", PrometheusSink(CollectorRegistry())),
-        ("span", OtelSink()),
-        ("line", JournaldSink(journal)),
-        ("line", StderrSink(Lines.ALL, stream=nowhere)),
-        ("event", RecordingSink(folder, "costs")),
-    )
-    cases += [(what, f"{sink.name}: on its own thread", in_batches(sink)) for what, sink in sinks]
-    yield Row("bare call", "one argument, nothing done", 1.0, f"{yardstick:.3f} us")
-    for what, case, work in cases:
-        took = cpu_us(work, events)
-        yield Row(what, case, round(took / yardstick, 1), f"{took:.2f} us")
-    bus.close()
-    for _, sink in sinks:
-        sink.close()
-    nowhere.close()
+def _row(what: str, case: str, took_us: float, unit_us: float) -> Row:
+    return Row(what, case, round(took_us / unit_us, 1), f"{took_us:.2f} us")
 
 
 def main() -> None:

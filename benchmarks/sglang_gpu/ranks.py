@@ -8,7 +8,7 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -36,22 +36,11 @@ LAYERS, PAGE, PAGES, LIMIT_S = 5, 64, 12, 60
 def ranks(only: str = "") -> Iterator[Row]:
     """Yield one row for each scene."""
     names = [name for name in SCENES if _has(name) and any(p in name for p in only.split(","))]
+    if not names:
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        both = [
-            subprocess.Popen(
-                [sys.executable, __file__, f"{rank}", f"{folder / 'store'}", place, *names],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(2 if names else 0)
-        ]
-        try:
-            said = [one.communicate(timeout=LIMIT_S)[0] for one in both]
-        finally:
-            for one in both:
-                one.kill()
+        last_lines = _play(folder, names)
         for name in names:
             files = [folder / f"{name}.{rank}" for rank in range(2)]
             if all(file.is_file() for file in files):
@@ -59,22 +48,34 @@ def ranks(only: str = "") -> Iterator[Row]:
                     name, [msgspec.json.decode(f.read_bytes(), type=list[Event]) for f in files]
                 )
             else:
-                lines = [line for text in said for line in text.strip().splitlines()[-1:]]
-                yield Row("ranks", name, f"not run: {lines}"[:300], "stated alike", kept=False)
+                yield Row("ranks", name, f"not run: {last_lines}"[:300], "stated alike", kept=False)
+
+
+def _play(folder: Path, names: list[str]) -> list[str]:
+    """Run the scenes on two ranks, which leave their events in ``folder``; return their last lines."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, f"{rank}", f"{folder / 'store'}", f"{folder}", *names],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [line for output in outputs for line in output.strip().splitlines()[-1:]]
 
 
 def _row(name: str, events: list[list[Event]]) -> Row:
-    first, second = (
-        {
-            (said.request, said.component, said.page): said.values
-            for said in one
-            if isinstance(said, Stated) and said.topic is Topic.TILES
-        }
-        for one in events
-    )
-    alone = [one for rank in events for one in rank if isinstance(one, Finding)]
+    """Return the row of a scene from the events of each rank."""
+    first, second = (_stated(rank) for rank in events)
+    alone = [event for rank in events for event in rank if isinstance(event, Finding)]
     joined, stated = join(events), sum(map(len, second.values()))
-    verified = sum(one.verified for rank in events for one in rank if isinstance(one, Copied))
+    verified = sum(event.verified for rank in events for event in rank if isinstance(event, Copied))
     found = [(f.cls.value, f.component, f.layer, f.pages) for f in joined]
     clean = bool(stated) and first.keys() == second.keys() and not alone
     if name.endswith("damaged"):
@@ -82,8 +83,17 @@ def _row(name: str, events: list[list[Event]]) -> Row:
         goal = "layer 1 of page 0 found"
     else:
         kept, goal = clean and first == second and not found and verified > 0, "stated alike"
-    told = f"{stated} tiles stated by each rank, {verified} verified, {len(alone)} findings alone, joined {found}"
-    return Row("ranks", name, told, goal, kept)
+    result = f"{stated} tiles stated by each rank, {verified} verified, {len(alone)} findings alone, joined {found}"
+    return Row("ranks", name, result, goal, kept)
+
+
+def _stated(events: list[Event]) -> dict[tuple[object, ...], Sequence[str]]:
+    """Return the digests that a rank stated, by load, component and page."""
+    return {
+        (event.request, event.component, event.page): event.values
+        for event in events
+        if isinstance(event, Stated) and event.topic is Topic.TILES
+    }
 
 
 # -- one rank -------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def wanted_of(
 ) -> Wanted:
     """Describe all layers of ``pages`` of ``size`` bytes; each page's host page has its number."""
     view = one_piece(memory, size)
-    lives = np.ones(len(pages), np.int64)
+    first = np.ones(len(pages), np.int64)
     return Wanted(
         mirror=mirror,
         component="kv",
@@ -59,8 +59,8 @@ def wanted_of(
         layers=tuple(range(view.layers)),
         pages=pages,
         entries=pages,
-        generations=lives,
-        writes=lives,
+        generations=first,
+        writes=first,
         size=view.pages,
     )
 
@@ -170,7 +170,7 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
     size = copies.LAYERS * copies.COUNT * copies.PAGE
     cases: dict[str, Callable[..., None]] = {"backup": copies.backup, "load": copies.load}
     for name, operation in cases.items():
-        for what, count, limit in _RUNS:
+        for case, count, limit in _RUNS:
             run = partial(run_operations, operation, count)
             # Traced last, so that the loads compare with what the pages now hold.
             for traced in (False, True):
@@ -180,7 +180,7 @@ def copy_rows(digester: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
             ratios = paired(partial(run, traced=False), partial(run, traced=True), pairs)
             speed = size * count / run(traced=True) / 1e9
             detail = f"{speed:.1f} GB/s, min {min(ratios):.4f} max {max(ratios):.4f}"
-            yield Row("with over without", f"{name}, {what}", median(ratios), detail, limit)
+            yield Row("with over without", f"{name}, {case}", median(ratios), detail, limit)
     yield Row("with over without", "what was found", None, _found(copies))
 
 

@@ -56,7 +56,7 @@ class HostLane(Lane):
         self.device = torch.device("cpu")
         self.lock = threading.Lock()
         self._none = torch.empty(0, dtype=torch.int64)
-        self.slots, self._marks = deque(), deque()
+        self.slots, self.marks = deque(), deque()
         self.sides = cast("Any", HostSides({0: 1}))
         self._order = cast("Any", SimpleNamespace(record=id, hold=id))
         self.captures, self.stream = (
@@ -64,6 +64,7 @@ class HostLane(Lane):
             cast("Any", int),
         )  # no graph capture, and a single stream: 0
         self.wait = self.raw_record = self.query = cast("Any", lambda *_: 0)
+        self.addresses = ()
 
     def mark(self, stream: int) -> Any:  # noqa: ARG002 - as the lane's own
         """Return a completed event."""

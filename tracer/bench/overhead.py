@@ -83,11 +83,11 @@ def one_copy(pages: int = 16, layers: int = 4) -> tuple[TransferEngine, CopyOp]:
     """Return an engine and a backup of ``pages`` pages of index-K, of 16 KiB a layer each."""
     pool = DevicePool(index_k(layers, 64, "bf16"), 64)
     mirror = Mirror(pool, host_pool_for(host_geometry_like(pool), 64, Layout.PAGE_FIRST))
-    which = np.arange(pages)
+    ids = np.arange(pages)
     copy = PoolCopy(
         mirror=mirror,
-        host=Indices.pages(which, mirror.host.geometry),
-        device=Indices.pages(which, pool.geometry),
+        host=Indices.pages(ids, mirror.host.geometry),
+        device=Indices.pages(ids, pool.geometry),
         token_granular=False,
         io_backend=IoBackend.KERNEL,
         layers=tuple(range(layers)),
@@ -113,7 +113,7 @@ def call_ratios(start: Callable[[], Runtime] | None, pairs: int, calls: int = 20
     return paired(base, other, pairs)
 
 
-def events_a_second(count: int = 200_000) -> float:
+def events_per_second(count: int = 200_000) -> float:
     """Return the rate of complete events through the bus to an in-memory sink, per second."""
     sink = MemorySink()
     runtime = Runtime.start(Settings(gate=Gate.ON, queue=count + 1), sinks=[sink])
@@ -150,4 +150,4 @@ def overhead_rows(pairs: int = 7, sessions: int = 12) -> Iterator[Row]:
     for case, ratios, goal in cases:
         spread = f"min {min(ratios):.3f} max {max(ratios):.3f} of {pairs} pairs"
         yield Row("traced over bare", case, median(ratios), spread, goal)
-    yield Row("bus", "events pushed and delivered", None, f"{events_a_second():.0f} a second")
+    yield Row("bus", "events pushed and delivered", None, f"{events_per_second():.0f} a second")

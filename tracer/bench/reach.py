@@ -25,25 +25,25 @@ def reach(*roots: object, beyond: Iterable[object] = ()) -> Reach:
 
     Of a function, only its closure and defaults are followed: its globals belong to its module.
     """
-    seen = {id(one) for one in beyond} | {id(sys.modules)}
-    waiting, held, nbytes = list[Any](roots), list[Any](), 0
+    visited = {id(limit) for limit in beyond} | {id(sys.modules)}
+    queue, counted, nbytes = list[Any](roots), list[Any](), 0
     kinds: Counter[str] = Counter()
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, type | ModuleType):
+    while queue:
+        value = queue.pop()
+        if id(value) in visited or isinstance(value, type | ModuleType):
             continue
-        seen.add(id(one))
-        held.append(one)  # keep it alive, so that its id is not reused
-        nbytes += sys.getsizeof(one)
-        kinds[type(one).__qualname__] += 1
-        waiting += _referents(one)
-    return Reach(len(held), nbytes, kinds)
+        visited.add(id(value))
+        counted.append(value)  # keep it alive, so that its id is not reused
+        nbytes += sys.getsizeof(value)
+        kinds[type(value).__qualname__] += 1
+        queue += _referents(value)
+    return Reach(len(counted), nbytes, kinds)
 
 
-def _referents(one: Any) -> Iterator[Any]:
-    if isinstance(one, FunctionType):
-        yield from (one.__closure__, one.__defaults__, one.__kwdefaults__)
+def _referents(value: Any) -> Iterator[Any]:
+    if isinstance(value, FunctionType):
+        yield from (value.__closure__, value.__defaults__, value.__kwdefaults__)
         return
-    for other in gc.get_referents(one):
-        if not (isinstance(other, dict) and other.get("__builtins__") is not None):
-            yield other
+    for referent in gc.get_referents(value):
+        if not (isinstance(referent, dict) and referent.get("__builtins__") is not None):
+            yield referent  # not the globals of a module

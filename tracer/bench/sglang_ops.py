@@ -117,8 +117,8 @@ class SglangOps:
         frame = frames.begin(self.session.probe)
         frame.start = frame.over = self._over
         frame.timed = True
-        for given in calls:
-            method(self.pool, *given)
+        for arguments in calls:
+            method(self.pool, *arguments)
         frames.end(frame)
 
 

@@ -1,5 +1,6 @@
 """What ``hicache-dbg ab`` prints, as a table and as JSON."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,15 +22,15 @@ def as_json(compared: Compared) -> dict[str, Any]:
         "runs": [_run(run) for run in compared.runs],
         "moves": [
             {
-                "variable": one.variable,
-                "moves": one.moves,
-                "same_sessions": one.same,
+                "variable": effect.variable,
+                "moves": effect.moves,
+                "same_sessions": effect.same,
                 "corrupted": {
                     value: {"corrupted": bad, "total": total}
-                    for value, (bad, total) in one.corrupted.items()
+                    for value, (bad, total) in effect.corrupted.items()
                 },
             }
-            for one in compared.moves
+            for effect in compared.moves
         ],
         "impossible": [
             {"settings": dict(values), "why": why} for values, why in compared.impossible
@@ -57,17 +58,7 @@ def show(compared: Compared) -> None:
     console = Console(markup=False)
     if not console.is_terminal:
         console.width = 140  # no terminal whose width would apply
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in compared.runs[0].values:
-        table.add_column(name, no_wrap=True)
-    for heading in ("corrupted", "verified", "mismatched", "tiers s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("findings", overflow="fold")
-    for run in compared.runs:
-        code = exit_code(run.outcome)
-        style = "" if code == OK else "yellow" if code == USAGE else "red"
-        table.add_row(*_cells(run), style=style)
-    console.print(table)
+    console.print(_table(compared.runs))
     for _, why in compared.impossible:
         console.print(f"left out: {why}", style="yellow", soft_wrap=True)
     if compared.interrupted:
@@ -77,9 +68,23 @@ def show(compared: Compared) -> None:
             style="bold yellow",
             soft_wrap=True,
         )
-    for one in compared.moves:
-        style = "bold red" if one.moves else "bold green" if one.same else "bold yellow"
-        console.print(_words(one), style=style, highlight=False, soft_wrap=True)
+    for effect in compared.moves:
+        style = "bold red" if effect.moves else "bold green" if effect.same else "bold yellow"
+        console.print(_sentence(effect), style=style, highlight=False, soft_wrap=True)
+
+
+def _table(runs: Sequence[Run]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in runs[0].values:
+        table.add_column(name, no_wrap=True)
+    for heading in ("corrupted", "verified", "mismatched", "tiers s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("findings", overflow="fold")
+    for run in runs:
+        code = exit_code(run.outcome)
+        style = "" if code == OK else "yellow" if code == USAGE else "red"
+        table.add_row(*_cells(run), style=style)
+    return table
 
 
 def _cells(run: Run) -> list[str]:
@@ -106,13 +111,14 @@ def _findings(run: Run) -> str:
     if report is None:
         words.append("not traced")
     else:
-        words += [f"{one.cls} {one.pool} x{one.count}" for one in report.findings]
+        words += [f"{found.cls} {found.pool} x{found.count}" for found in report.findings]
     return ", ".join(words) or "-"
 
 
-def _words(one: Moves) -> str:
-    counts = ", ".join(f"{value} {bad}/{total}" for value, (bad, total) in one.corrupted.items())
-    if one.moves:
-        return f"corruption depends on {one.variable}: {counts}"
-    how = "every session is the same to the token" if one.same else "not every session ended alike"
-    return f"corruption does not depend on {one.variable}: {counts}; {how}"
+def _sentence(effect: Moves) -> str:
+    counts = ", ".join(f"{value} {bad}/{total}" for value, (bad, total) in effect.corrupted.items())
+    if effect.moves:
+        return f"corruption depends on {effect.variable}: {counts}"
+    same = "every session is the same to the token"
+    how = same if effect.same else "not every session ended alike"
+    return f"corruption does not depend on {effect.variable}: {counts}; {how}"

@@ -79,14 +79,14 @@ class Plan:
     impossible: tuple[tuple[Values, str], ...]
 
 
-def variables(given: Iterable[str]) -> Variables:
+def variables(items: Iterable[str]) -> Variables:
     """Parse ``name=value,value`` items.
 
     Raises:
         ConfigError: a name that cannot be varied, a value that is not allowed, or only one value.
     """
     found: dict[str, tuple[Any, ...]] = {}
-    for item in given:
+    for item in items:
         name, equals, text = item.partition("=")
         name = name.replace("-", "_")
         if name not in _VARIABLES or not equals:

@@ -100,13 +100,13 @@ def check_command(
             for a in answers
             if not a.series
         ]
-    said = _summary(boards, answers, problems)
+    summary = _summary(boards, answers, problems)
     if as_json:
-        print_json({"summary": said, "problems": problems, "answers": answers})
+        print_json({"summary": summary, "problems": problems, "answers": answers})
     else:
         for problem in problems:
             typer.echo(str(problem))
-        typer.echo(said)
+        typer.echo(summary)
     raise typer.Exit(CORRUPT if problems else OK)
 
 

@@ -20,7 +20,7 @@ from hicache_dbg.tracer.diagnose.compare import compare
 from hicache_dbg.tracer.diagnose.database import Database, Source
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, in_order, known_hypotheses
-from hicache_dbg.tracer.diagnose.joined import joined
+from hicache_dbg.tracer.diagnose.joined import joined, processes_of
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalMissingError, JournalSource
 from hicache_dbg.tracer.diagnose.page import page_of
 from hicache_dbg.tracer.diagnose.recordings import RecordingSource
@@ -80,8 +80,8 @@ def command(
     Each hypothesis is confirmed, falsified or undecided, with the evidence.
     Recordings lie in HICACHE_DBG_DIR, by default ~/.local/state/hicache-dbg.
     Two places are two runs, and are compared: what is new, gone, changed.
-    Exits 1 if a run holds a mismatched tile or a finding, 2 if no tile of it was
-    compared, so that it proves nothing.
+    Exits 1 if a run holds a mismatched tile, a finding or a confirmed cause, 2 if
+    no tile of it was compared, so that it proves nothing.
 
     Examples:
       hicache-dbg diagnose ~/.local/state/hicache-dbg --last
@@ -99,7 +99,7 @@ def command(
         files: Sequence[Path] = ()
         if journal:
             query = Query(since=since, until=until, namespace=namespace, output="json")
-            source: Source = JournalSource([*query.journalctl(), "--all", "--no-pager"], _say)
+            source: Source = JournalSource([*query.journalctl(), "--no-pager"], _say)
         elif together or len(places) == 1:
             files = chosen_at(places, _say, last=last)
             source = RecordingSource(files, _say)
@@ -154,11 +154,12 @@ def _one(
         html: where to write the page; None writes none.
         perfetto: where to write the timeline; None writes none.
     """
+    processes = processes_of(files, _unsaid)
     with Database(source, request) as database:
         if html or perfetto:
             database.keep()
         evidence = gather(database)
-        for finding in joined(evidence, files, _unsaid) if files else ():
+        for finding in joined(evidence, processes) if processes else ():
             evidence.add(finding)
         report = build_report(evidence, asked)
         if html is not None:

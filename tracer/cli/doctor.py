@@ -69,11 +69,11 @@ def _sglang() -> list[Part]:
         head += f"\ncannot be imported ({why}): {', '.join(names)}"
     return [
         Part("sglang", State.OK, head),
-        *(Part(row.name, states[row.state], _seen(row)) for row in found.rows),
+        *(Part(row.name, states[row.state], _detail(row)) for row in found.rows),
     ]
 
 
-def _seen(row: "Row") -> str:
+def _detail(row: "Row") -> str:
     """Return the detail of a row, preceded by its state unless that is obvious."""
     return row.detail if row.state == "attached" else f"{row.state}: {row.detail}"
 
@@ -91,11 +91,11 @@ def _summary(parts: list[Part], *, sglang: bool) -> str:
 
 def _table(parts: list[Part]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("part", "state", "what was seen"):
+    for heading in ("part", "state", "detail"):
         table.add_column(heading, overflow="fold")
     for part in parts:
-        seen = Text(part.detail)
+        detail = Text(part.detail)
         if part.advice and part.state is not State.OK:
-            seen.append(f"\ndo: {part.advice}", style="cyan")
-        table.add_row(part.name, Text(part.state, style=_STYLE[part.state]), seen)
+            detail.append(f"\ndo: {part.advice}", style="cyan")
+        table.add_row(part.name, Text(part.state, style=_STYLE[part.state]), detail)
     return table

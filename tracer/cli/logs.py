@@ -38,6 +38,8 @@ class Query:
     def journalctl(self) -> list[str]:
         """Return the arguments of the journalctl call, starting with the program's name."""
         options = ["journalctl", "-o", self.output, "-t", IDENTIFIER]
+        if self.output == "json":
+            options.append("--all")  # else a value of more than 4096 bytes is null
         for name, value in (
             ("--namespace", self.namespace),
             ("--since", self.since),

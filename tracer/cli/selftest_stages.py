@@ -46,32 +46,32 @@ def cache(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], 
     """Rehearse in one cache with one tracer."""
     sink = MemorySink()
     with _runtime(sink) as (_, attachment):
-        seen = rehearse(fault, attachment.lifetimes.host_access, layout=layout, seed=seed)
-    return list(sink.events), seen
+        rehearsed = rehearse(fault, attachment.lifetimes.host_access, layout=layout, seed=seed)
+    return list(sink.events), rehearsed
 
 
 def ranks(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event], Rehearsed]:
     """Rehearse the same turns on each rank, with the fault on the last, and join the recordings."""
-    sinks, seen = [], None
+    sinks, rehearsed = [], None
     for rank in range(RANKS):
         sink = MemorySink()
-        here = fault if rank == RANKS - 1 else None
+        own_fault = fault if rank == RANKS - 1 else None
         with _runtime(sink, rank=rank, ranks=RANKS) as (session, attachment):
 
             def call(name: str, session: Session = session) -> None:
                 session.state(Topic.COLLECTIVE, (name,))
 
-            seen = rehearse(
-                here,
+            rehearsed = rehearse(
+                own_fault,
                 attachment.lifetimes.host_access,
                 layout=layout,
                 seed=seed,
                 collective=call,
             )
         sinks.append(sink)
-    assert seen is not None  # noqa: S101 - there is a rank
-    told = [event for sink in sinks for event in sink.events]
-    return [*told, *join([sink.events for sink in sinks])], seen
+    assert rehearsed is not None  # noqa: S101 - there is a rank
+    events = [event for sink in sinks for event in sink.events]
+    return [*events, *join([sink.events for sink in sinks])], rehearsed
 
 
 def two_ends(
@@ -81,12 +81,13 @@ def two_ends(
     """Rehearse prefill, then decode, each with its own tracer, and join the recordings."""
 
     def run(fault: Fault | None, layout: Layout, _seed: int) -> tuple[list[Event], Rehearsed]:
-        ours, theirs = MemorySink(), MemorySink()
-        with _runtime(ours) as (session, _):
+        sender, receiver = MemorySink(), MemorySink()
+        with _runtime(sender) as (session, _):
             sent = send(session, layout)
-        with _runtime(theirs) as (session, _):
-            seen = take(session, sent, fault, layout)
-        return [*ours.events, *theirs.events, *join([ours.events, theirs.events])], seen
+        with _runtime(receiver) as (session, _):
+            rehearsed = take(session, sent, fault, layout)
+        events = [sender.events, receiver.events]
+        return [*sender.events, *receiver.events, *join(events)], rehearsed
 
     return run
 
@@ -96,8 +97,8 @@ def storage(fault: Fault | None, layout: Layout, seed: int) -> tuple[list[Event]
     sink = MemorySink()
     with _runtime(sink) as (_, attachment):
         access = attachment.lifetimes.host_access
-        seen = rehearse_storage(fault, access, layout=layout, seed=seed)
-    return list(sink.events), seen
+        rehearsed = rehearse_storage(fault, access, layout=layout, seed=seed)
+    return list(sink.events), rehearsed
 
 
 STAGES: Mapping[str, Run] = MappingProxyType(

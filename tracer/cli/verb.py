@@ -20,7 +20,7 @@ def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., Non
     """
     hints = get_type_hints(options, include_extras=True)
     names = [field.name for field in fields(options)]  # type: ignore[arg-type]  # a dataclass
-    theirs = [
+    shared = [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -34,13 +34,16 @@ def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., Non
         _, *own = inspect.signature(verb, eval_str=True).parameters.values()
 
         @wraps(verb)
-        def command(**given: Any) -> None:
-            chosen = options(**{name: given.pop(name) for name in names})
-            verb(chosen, **given)
+        def command(**values: Any) -> None:
+            chosen = options(**{name: values.pop(name) for name in names})
+            verb(chosen, **values)
 
-        all_of_them = [*theirs, *(one.replace(kind=one.KEYWORD_ONLY) for one in own)]
-        vars(command)["__signature__"] = inspect.Signature(all_of_them)
-        command.__annotations__ = {one.name: one.annotation for one in all_of_them}
+        parameters = [
+            *shared,
+            *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own),
+        ]
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
 
     return make
