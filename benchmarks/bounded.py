@@ -1,10 +1,10 @@
-"""Whether what the tracer keeps grows with what it has seen: a million records through one session.
+"""Check that the tracer's memory is bounded: a million records through one session.
 
     python -m benchmarks.bounded [--records 1000000] [--of sglang|engine]
 
-Pages are given away, backed up, loaded and taken back, over and over, on a few sets of them. Every eighth of the
-way all is judged, and what session and attachment keep is counted: objects, their bytes, and the most memory that
-the process ever had. Exits 1 if the second half of the way kept more than the first.
+A few sets of pages are allocated, backed up, loaded and freed over and over. After every eighth of the records the bus
+is drained, and the objects that session and attachment hold are counted, with their bytes and the process's peak
+memory. Exits 1 if more was held at some point of the second half than at any point of the first.
 """
 
 import argparse
@@ -20,16 +20,17 @@ from benchmarks import bus
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.kinds import index_k
+from hicache_dbg.pools.state import CacheState
 from hicache_dbg.tracer.bench.reach import Reach, reach
 from hicache_dbg.tracer.bench.sglang_ops import SglangOps
 from hicache_dbg.tracer.events import Event
 from hicache_dbg.tracer.session import Session
 
 STEPS, PAGES = 8, 4
-#: Bytes that come and go: accesses that books share are let go of by the thousand.
+#: Bytes that come and go: the accesses that books share are dropped in batches of a thousand.
 SLACK = 1 << 20
-#: Lives of pages between two looks at whether the bus keeps up.
-TOGETHER = 500
+#: Lives of a page set between two waits for the bus.
+BATCH = 500
 
 
 class Nowhere:
@@ -38,7 +39,7 @@ class Nowhere:
     name = "nowhere"
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Let them go."""
+        """Drop them."""
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -50,7 +51,7 @@ def sglang(records: int) -> Iterator[tuple[int, Session, Reach]]:
     for step in range(STEPS):
         for number in range(lives):
             ops.live(number)
-            if number % TOGETHER == 0:
+            if number % BATCH == 0:
                 ops.session.bus.settle(60)
         assert ops.session.bus.flush(60)
         yield 4 * lives * (step + 1), ops.session, reach(ops.session, ops.observer)
@@ -58,7 +59,7 @@ def sglang(records: int) -> Iterator[tuple[int, Session, Reach]]:
 
 
 def engine(records: int) -> Iterator[tuple[int, Session, Reach]]:
-    """Copies of our own engine, with the order of accesses looked at; its records are counted as they come."""
+    """Copy with our own engine, with the order of accesses checked; count its records as they are pushed."""
     bus.__dict__["MemorySink"] = Nowhere
     group = PoolGroup.build(
         [index_k(bus.LAYERS, 4, "bf16")],
@@ -67,47 +68,54 @@ def engine(records: int) -> Iterator[tuple[int, Session, Reach]]:
         layout=Layout.PAGE_FIRST,
     )
     with closing(group), bus.traced(group, ordered=True) as (runtime, state, _):
-        seen, push = [0], runtime.session.bus.push
+        pushed, push = [0], runtime.session.bus.push
 
         def counted(record: object) -> bool:
-            seen[0] += 1
+            pushed[0] += 1
             return push(record)  # type: ignore[arg-type]
 
         runtime.session.bus.push = counted  # type: ignore[method-assign]
         for step in range(STEPS):
             number = 0
-            while seen[0] < records * (step + 1) // STEPS:
+            while pushed[0] < records * (step + 1) // STEPS:
                 number += 1
-                host, device = state.host.alloc(PAGES), state.device.alloc(PAGES)
-                bus.back_up(state, host, device)
-                bus.load_again(state, host, device)
-                state.host.free(host)
-                state.device.free(device)
-                if number % TOGETHER == 0:
+                _live(state)
+                if number % BATCH == 0:
                     runtime.session.bus.settle(60)
             assert runtime.flush(60)
-            yield seen[0], runtime.session, reach(runtime, beyond=[group, state])
+            yield pushed[0], runtime.session, reach(runtime, beyond=[group, state])
+
+
+def _live(state: CacheState) -> None:
+    """Run the whole life of a page set: allocate, back up, load, free."""
+    host, device = state.host.alloc(PAGES), state.device.alloc(PAGES)
+    bus.back_up(state, host, device)
+    bus.load_again(state, host, device)
+    state.host.free(host)
+    state.device.free(device)
 
 
 def main() -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description="See whether the tracer's memory is bounded.")
+    """Run and print; exit 1 if the memory held grew."""
+    parser = argparse.ArgumentParser(description="Check that the tracer's memory is bounded.")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--of", choices=("sglang", "engine"), default="sglang")
     options = parser.parse_args()
-    began, kept = time.perf_counter(), list[int]()
-    for records, session, seen in {"sglang": sglang, "engine": engine}[options.of](options.records):
+    began, held = time.perf_counter(), list[int]()
+    for records, session, found in {"sglang": sglang, "engine": engine}[options.of](
+        options.records
+    ):
         gc.collect()
         health = session.bus.health()
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        kept.append(seen.nbytes)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        held.append(found.nbytes)
         print(
-            f"{records} records, {health.events} events: {seen.objects} objects, {seen.nbytes / 1e6:.2f} MB kept; "
-            f"{most} MB at most in the process; dropped {health.dropped}, errors {health.errors}, "
+            f"{records} records, {health.events} events: {found.objects} objects, {found.nbytes / 1e6:.2f} MB held; "
+            f"process peak {peak} MB; dropped {health.dropped}, errors {health.errors}, "
             f"{time.perf_counter() - began:.0f} s",
             flush=True,
         )
-    return 1 if max(kept[STEPS // 2 :]) > max(kept[: STEPS // 2]) + SLACK else 0
+    return 1 if max(held[STEPS // 2 :]) > max(held[: STEPS // 2]) + SLACK else 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How many copies a second the bus's thread judges with every check on, on one core.
+"""Measure how many copies per second the bus's thread judges with every check on, on one core.
 
     python benchmarks/bus.py [--copies 4000]
 
-The notes and records of many copies wait in the ring; then the bus's thread takes them, and its own
-clock (processor time) is read before and after. Every other copy is a load that opens a gate a layer
-and is reported at its end, as the engine's own workers do. Digests are compared, and ownership,
-components, completion, identity and, once a kernel was told of, order are looked at. The goal is
-10,000 copies of 16 pages a second, in the slowest of all runs. Below it, the memory of the books.
+The notes and records of many copies wait in the ring; then the bus's thread takes them, and its CPU
+time is read before and after. Every other copy is a load that opens one gate per layer and is
+reported at its end, as in the engine's own workers. Digests are compared, and ownership, components,
+completion, identity and, once the model has declared an access, order are checked. The goal is 10,000
+copies of 16 pages per second, in the slowest of all runs. The last rows are the memory of the books.
 """
 
 import argparse
@@ -41,7 +41,7 @@ QUEUE = 1 << 20
 
 @dataclass
 class Clock:
-    """A record that lets nothing past it until it is set going, and then reads the thread's clock."""
+    """A record that blocks the bus until ``going`` is set, and then reads the thread's CPU time."""
 
     going: bool = False
     seconds: float = 0.0
@@ -66,7 +66,7 @@ def back_up(state: CacheState, host: Ids, device: Ids) -> None:
 
 
 def load_again(state: CacheState, host: Ids, device: Ids) -> None:
-    """Carry a load out, with a gate a layer and a report at its end."""
+    """Execute a load, with one gate per layer and a report at its end."""
     with state.changed:
         op = state.begin("load", host, device)
     load = Load(op.op_id, host, device, state.group.layer_ids)
@@ -87,7 +87,7 @@ def copies(state: CacheState, count: int, pages: int) -> None:
 
 @contextmanager
 def traced(group: PoolGroup, *, ordered: bool) -> Iterator[tuple[Runtime, CacheState, MemorySink]]:
-    """An engine under the tracer; ``ordered``: the model says what it touches."""
+    """Yield an engine under the tracer; with ``ordered`` the model declares what it accesses."""
     sink = MemorySink()
     settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, queue=QUEUE)
     with (
@@ -100,11 +100,11 @@ def traced(group: PoolGroup, *, ordered: bool) -> Iterator[tuple[Runtime, CacheS
             device = group.mirrors[0].device
             touch = Touch(device, tuple(range(LAYERS)), range(device.pages), writes=True)
             attachment.lifetimes.host_access("write", (touch,))
-        yield runtime, controller._state, sink  # noqa: SLF001 - the way below the controller
+        yield runtime, controller._state, sink  # noqa: SLF001 - below the controller's queues
 
 
-def a_second(pages: int, count: int, *, ordered: bool) -> float:
-    """Copies of ``pages`` pages that the bus's thread judges in a second."""
+def copies_per_second(pages: int, count: int, *, ordered: bool) -> float:
+    """Return how many copies of ``pages`` pages the bus's thread judges per second."""
     group = PoolGroup.build(
         [index_k(LAYERS, 4, "bf16")],
         device_pages=2 * pages,
@@ -129,8 +129,8 @@ def rows(count: int) -> Iterator[Row]:
     slowest = float("inf")
     for ordered in (False, True):
         for pages in (1, 16, 256):
-            rates = [a_second(pages, count, ordered=ordered) for _ in range(5)]
-            case = f"{pages} pages, {'order looked at' if ordered else 'no kernel declared'}"
+            rates = [copies_per_second(pages, count, ordered=ordered) for _ in range(5)]
+            case = f"{pages} pages, {'order checked' if ordered else 'no kernel declared'}"
             spread = (
                 f"{median(rates):.0f} copies a second (min {min(rates):.0f} max {max(rates):.0f})"
             )
@@ -141,11 +141,11 @@ def rows(count: int) -> Iterator[Row]:
 
 
 def memory_rows(layers: int = 61, pages: int = 10_000) -> Iterator[Row]:
-    """Bytes of host memory that the books take."""
+    """Measure the host memory of the books."""
     ledger, ownership = Book(layers, pages).nbytes, Ownership("host", pages).nbytes
     tile = f"{ledger / (layers * pages):.2f} B a tile of {layers} layers, 8 of them its digest"
     yield Row("memory", "ledger", None, tile)
-    yield Row("memory", "ownership", None, f"{ownership / pages:.0f} B a page and tier")
+    yield Row("memory", "ownership", None, f"{ownership / pages:.0f} B per page and tier")
 
 
 def main() -> None:

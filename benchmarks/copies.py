@@ -1,13 +1,13 @@
-"""Copies between device and pinned host pools: how near to the bus they come, beside SGLang's.
+"""Measure copies between device and pinned host pools against the bus, and against SGLang's.
 
     python -m benchmarks.copies                  # needs a CUDA device
-    python -m benchmarks.copies --device cpu     # the CPU twins
+    python -m benchmarks.copies --device cpu     # the same copies on the CPU
 
-1 GiB of pages, scattered at both ends, is backed up and loaded; in turns with it run a plain
-pinned copy of as many bytes and, where SGLang can be imported, its own host pool's copy of the
-same pages. A ratio is the median over the turns. Ours is timed whole, from an operation's ids to
-its last byte; of SGLang's the ids are prepared before the clock starts. Before that the bytes of
-both are checked on the device. ``benchmarks.roundtrip_gpu`` checks every combination.
+1 GiB of pages, scattered at both ends, is backed up and loaded. In turns with it run a plain pinned
+copy of as many bytes and, if SGLang can be imported, its own host pool's copy of the same pages. A
+ratio is the median over the turns. Ours is timed from an operation's ids to its last byte; SGLang's
+ids are prepared before the clock starts. The bytes of both are checked first.
+``benchmarks.roundtrip_gpu`` checks every combination.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from benchmarks.copy_rig import Way, carry_out, fill, operation
+from benchmarks.copy_rig import Direction, Step, execute, fill, operation
 from benchmarks.sglang_pools import Peer, peer_pool, sglang_version
 
 from hicache_dbg.pools.deepseek_v4 import deepseek_v4_c4, deepseek_v4_c128
@@ -32,11 +32,11 @@ from hicache_dbg.pools.indices import Ids
 from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.pools.validate import LAYOUTS_OF
 
-WAYS: tuple[Way, Way] = ("backup", "load")
+DIRECTIONS: tuple[Direction, Direction] = ("backup", "load")
 Work = Callable[[], object]
 
-#: Name, geometry, and the share of ``--mib`` that moves with each io backend: the copy engines
-#: take microseconds a page, and fewer pages tell as much.
+#: Name, geometry, and the share of ``--mib`` that each io backend moves: the copy engines take
+#: microseconds per page, so fewer pages are enough.
 POOLS: dict[str, tuple[Callable[[], PoolGeometry], dict[str, float]]] = {
     "index-K bf16  16,384 B": (lambda: index_k(16, 64, "bf16"), {"kernel": 1, "direct": 0.25}),
     "index-K fp8    8,448 B": (lambda: index_k(16, 64, "fp8"), {"kernel": 1, "direct": 0.125}),
@@ -49,7 +49,7 @@ POOLS: dict[str, tuple[Callable[[], PoolGeometry], dict[str, float]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Some lines of the table: a pool in one layout, and how much of it moves how."""
+    """One line of the table: a pool in one layout, copied by one io backend; ``size`` is in bytes."""
 
     name: str
     geometry: PoolGeometry
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Figures:
-    """Median seconds of ours and of SGLang's, and what a plain copy takes of ours and of it."""
+    """Median seconds of our copy and of SGLang's, and the plain copy's time over each; 0: no peer."""
 
     seconds: float
     ratio: float
@@ -77,41 +77,41 @@ def cases(size: int, backends: list[str]) -> Iterator[Case]:
                     yield Case(name, geometry(), layout, backend, int(size * shares[backend]))
 
 
-def plain_copies(size: int, device: str) -> dict[Way, Work]:
+def plain_copies(size: int, device: str) -> dict[Direction, Work]:
     """Return synchronous contiguous copies of ``size`` pinned bytes, one for each direction."""
     cuda = device != "cpu"
     host = torch.ones(size, dtype=torch.uint8, pin_memory=cuda)
-    other = torch.ones(size, dtype=torch.uint8, device=device)
+    on_device = torch.ones(size, dtype=torch.uint8, device=device)
 
     def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source, non_blocking=True)
         if cuda:
             torch.cuda.synchronize()
 
-    return {"backup": lambda: copy(host, other), "load": lambda: copy(other, host)}
+    return {"backup": lambda: copy(host, on_device), "load": lambda: copy(on_device, host)}
 
 
-def bytes_return(mirror: Mirror, ids: tuple[Ids, Ids], backend: IoBackend) -> bool:
+def bytes_return(mirror: Mirror, host: Ids, device: Ids, backend: IoBackend) -> bool:
     """Return whether pages backed up and loaded over zeros are restored, and others still zero."""
     tensors = [tensor for buffer in mirror.device.buffers.values() for tensor in buffer.tensors]
-    before = [tensor.clone() for tensor in tensors]
-    carry_out(operation(mirror, "backup", *ids, backend))
-    for tensor, one in zip(tensors, before, strict=True):
+    expected = [tensor.clone() for tensor in tensors]
+    execute(operation(mirror, Step("backup", host, device), backend))
+    for tensor, right in zip(tensors, expected, strict=True):
         tensor.zero_()
-        rest = torch.ones(one.shape[0], dtype=torch.bool, device=one.device)
-        rest[torch.from_numpy(ids[1]).to(one.device)] = False
-        one[rest] = 0
+        untouched = torch.ones(right.shape[0], dtype=torch.bool, device=right.device)
+        untouched[torch.from_numpy(device).to(right.device)] = False
+        right[untouched] = 0
     if tensors[0].is_cuda:
         torch.cuda.synchronize()
-    carry_out(operation(mirror, "load", *ids, backend))
+    execute(operation(mirror, Step("load", host, device), backend))
     return all(
-        torch.equal(tensor.view(torch.uint8), one.view(torch.uint8))
-        for tensor, one in zip(tensors, before, strict=True)
+        torch.equal(tensor.view(torch.uint8), right.view(torch.uint8))
+        for tensor, right in zip(tensors, expected, strict=True)
     )
 
 
 def in_turns(works: list[Work], repeats: int) -> list[list[float]]:
-    """Seconds of each work, run after run, one after the other."""
+    """Return the seconds of each work in each turn, after a turn to warm up."""
 
     def seconds(work: Work) -> float:
         start = time.perf_counter()
@@ -124,15 +124,15 @@ def in_turns(works: list[Work], repeats: int) -> list[list[float]]:
     return [list(column) for column in zip(*turns, strict=True)]
 
 
-def figures(plain: list[float], mine: list[float], peer: list[float] | None = None) -> Figures:
-    """Medians, the ratios over pairs of the same turn."""
+def figures(plain: list[float], ours: list[float], peer: list[float] | None = None) -> Figures:
+    """Return the medians; a ratio is the median over pairs of the same turn."""
 
-    def ratio(of: list[float]) -> float:
-        return statistics.median(a / b for a, b in zip(plain, of, strict=True))
+    def ratio(copies: list[float]) -> float:
+        return statistics.median(a / b for a, b in zip(plain, copies, strict=True))
 
     if peer is None:
-        return Figures(statistics.median(mine), ratio(mine))
-    return Figures(statistics.median(mine), ratio(mine), statistics.median(peer), ratio(peer))
+        return Figures(statistics.median(ours), ratio(ours))
+    return Figures(statistics.median(ours), ratio(ours), statistics.median(peer), ratio(peer))
 
 
 def measure(case: Case, device: str, repeats: int, *, beside_peer: bool) -> str:
@@ -143,33 +143,30 @@ def measure(case: Case, device: str, repeats: int, *, beside_peer: bool) -> str:
     moved = pages * geometry.page_bytes() * geometry.layers
     rng = np.random.default_rng(3)
     host, on_device = (rng.permutation(room)[:pages] for _ in range(2))
-    found: dict[Way, Figures] = {}
+    results: dict[Direction, Figures] = {}
     with ExitStack() as stack:
         pool = DevicePool(geometry, room, device)
         fill(pool, 1, pool.device)
         host_pool = host_pool_for(host_geometry_like(pool), room, case.layout, pin=device != "cpu")
         mirror = Mirror(pool, stack.enter_context(host_pool))
-        if not bytes_return(mirror, (host, on_device), case.backend):
+        if not bytes_return(mirror, host, on_device, case.backend):
             raise SystemExit(f"{case.name} {case.layout} {case.backend}: bytes are wrong")
         peer = _peer(case, room, host, on_device) if beside_peer else None
         if peer is not None:
             stack.callback(peer.close)
         plain = plain_copies(moved, device)
-        for way in WAYS:
-            op = operation(mirror, way, host, on_device, case.backend)
-            works: list[Work] = [plain[way], partial(carry_out, op)]
+        for direction in DIRECTIONS:
+            op = operation(mirror, Step(direction, host, on_device), case.backend)
+            works: list[Work] = [plain[direction], partial(execute, op)]
             if peer is not None:
-                works.append(getattr(peer, way))
-            found[way] = figures(*in_turns(works, repeats))
-    return (
-        f"| {case.name} | {case.layout}, {case.backend} | "
-        + " | ".join(_cells(found[way], moved) for way in WAYS)
-        + " |"
-    )
+                works.append(getattr(peer, direction))
+            results[direction] = figures(*in_turns(works, repeats))
+    cells = " | ".join(_cells(results[direction], moved) for direction in DIRECTIONS)
+    return f"| {case.name} | {case.layout}, {case.backend} | {cells} |"
 
 
 def _peer(case: Case, room: int, host: Ids, on_device: Ids) -> Peer | None:
-    """SGLang's pool for the case, proven to move the right bytes; None where it has none."""
+    """Return SGLang's pool for the case, after a check of its bytes; None if it has no such pool."""
     where = f"{case.name} {case.layout} {case.backend}"
     try:
         peer = peer_pool(case.geometry, room, case.layout.value, case.backend.value)
@@ -183,16 +180,16 @@ def _peer(case: Case, room: int, host: Ids, on_device: Ids) -> Peer | None:
     return peer
 
 
-def _cells(of: Figures, moved: int) -> str:
-    ours = f"{moved / of.seconds / 1e9:.1f} ({of.ratio:.3f})"
-    if not of.peer_seconds:
+def _cells(result: Figures, moved: int) -> str:
+    ours = f"{moved / result.seconds / 1e9:.1f} ({result.ratio:.3f})"
+    if not result.peer_seconds:
         return f"{ours} | -"
-    return f"{ours} | {moved / of.peer_seconds / 1e9:.1f} ({of.peer_ratio:.3f})"
+    return f"{ours} | {moved / result.peer_seconds / 1e9:.1f} ({result.peer_ratio:.3f})"
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description="Copies: how near to the bus, beside SGLang's.")
+    parser = argparse.ArgumentParser(description="Measure copies against the bus and SGLang's.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--mib", type=int, default=1024, help="bytes moved at most, in MiB")
     parser.add_argument("--repeats", type=int, default=7)
@@ -207,12 +204,12 @@ def main() -> None:
         + (
             f"SGLang {version} beside it"
             if version
-            else "NO SGLang can be imported here (or no GPU): nothing stands beside ours"
+            else "SGLang cannot be imported here (or there is no GPU): ours is measured alone"
         )
     )
-    for way, copy in plain_copies(size, options.device).items():
+    for direction, copy in plain_copies(size, options.device).items():
         took = statistics.median(in_turns([copy], options.repeats)[0])
-        print(f"plain {way}: {size / took / 1e9:.1f} GB/s")
+        print(f"plain {direction}: {size / took / 1e9:.1f} GB/s")
     print("\n| pages | layout, backend | backup GB/s (of plain) | SGLang's | load | SGLang's |")
     print("|---|---|---:|---:|---:|---:|")
     for case in cases(size, options.backends):

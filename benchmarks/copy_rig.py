@@ -1,6 +1,7 @@
 """What the benchmarks of copies share: pools of every kind, and one operation on one mirror."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,8 @@ from hicache_dbg.pools.kinds import index_k, mha, mla
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.pools.validate import LAYOUTS_OF
 
-Way = Literal["backup", "load"]
+Direction = Literal["backup", "load"]
+#: Pool kind, layout and io backend.
 Combination = tuple[str, Layout, IoBackend]
 
 KINDS: dict[str, Callable[[], PoolGeometry]] = {
@@ -44,6 +46,16 @@ KINDS: dict[str, Callable[[], PoolGeometry]] = {
 _ENGINE = TransferEngine()
 
 
+@dataclass(frozen=True)
+class Step:
+    """One copy: its direction, and the pages at both ends; with ``single`` the ids are slots."""
+
+    direction: Direction
+    host: Ids
+    device: Ids
+    single: bool = False
+
+
 def combinations() -> Iterator[Combination]:
     """Yield every pool kind in every layout with every io backend that supports it."""
     for kind in KINDS:
@@ -63,21 +75,20 @@ def fill(pool: DevicePool | HostPool, seed: int, device: torch.device) -> None:
             flat.copy_(drawn.random_(0, 256, generator=generator))
 
 
-def operation(
-    mirror: Mirror, way: Way, host: Ids, device: Ids, backend: IoBackend, *, single: bool = False
-) -> CopyOp:
-    """An operation on one mirror."""
+def operation(mirror: Mirror, step: Step, backend: IoBackend) -> CopyOp:
+    """Return an operation that copies all layers of one mirror."""
     geometry = mirror.device.geometry
-    at_host, at_device = (
-        Indices.slots(ids) if single else Indices.pages(ids, geometry) for ids in (host, device)
+    host, device = (
+        Indices.slots(ids) if step.single else Indices.pages(ids, geometry)
+        for ids in (step.host, step.device)
     )
     layers = tuple(range(geometry.layers))
-    copy = PoolCopy(mirror, at_host, at_device, single, backend, layers)
-    return CopyOp(1, way, (copy,), np.zeros(host.size, dtype=np.uint32))
+    copy = PoolCopy(mirror, host, device, step.single, backend, layers)
+    return CopyOp(1, step.direction, (copy,), np.zeros(step.host.size, dtype=np.uint32))
 
 
-def carry_out(op: CopyOp) -> None:
-    """Do it; the bytes have arrived on return."""
+def execute(op: CopyOp) -> None:
+    """Execute an operation; the bytes have arrived on return."""
     if op.kind == "backup":
         _ENGINE.backup(op)
     else:

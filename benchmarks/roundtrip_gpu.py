@@ -1,12 +1,12 @@
-"""Every pool in every layout with every io backend goes round, and each byte is compared.
+"""Back up and load every pool in every layout with every io backend, and compare each byte.
 
     python -m benchmarks.roundtrip_gpu                    # needs a CUDA device
     python -m benchmarks.roundtrip_gpu --device cpu --mib 1
 
-Whole pages are backed up and loaded to other places, then single slots where a slot may move
-alone; after each step both ends are compared wholly, so that bytes beside the target count too.
-It is done with a few pages, and with pages of ``--mib`` together, of which copy engines take a
-share. One line a combination; exits 1 if one of them is wrong.
+Whole pages are backed up and loaded to other places, then single slots if the pool allows it. After
+each step both ends are compared as a whole, so a byte written beside the target is found too. Each
+combination runs with a few pages, and with ``--mib`` of pages, so many that copy engines take a share.
+Prints one line per combination, and exits 1 if one of them is wrong.
 """
 
 import argparse
@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from benchmarks.copy_rig import KINDS, Combination, Way, carry_out, combinations, fill, operation
+from benchmarks.copy_rig import KINDS, Combination, Step, combinations, execute, fill, operation
 
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import PoolGeometry
 from hicache_dbg.pools.host import HostPool, Mirror, host_geometry_like, host_pool_for
-from hicache_dbg.pools.indices import Ids
 
 FEW_PAGES = 7
 SLOTS = 9
@@ -32,7 +31,7 @@ Place = tuple[int, int | slice]
 
 @dataclass
 class Verdict:
-    """What came of one combination: steps done, bytes moved, and the first thing wrong."""
+    """The result of one combination: steps done, bytes moved, and what was wrong in each bad step."""
 
     steps: int = 0
     moved: int = 0
@@ -70,50 +69,54 @@ def slot_places(geometry: PoolGeometry, component: str, slot_id: int) -> list[Pl
     ]
 
 
-def expect(
-    geometry: PoolGeometry,
-    target: Snapshot,
-    source: Snapshot,
-    into: Ids,
-    out_of: Ids,
-    *,
-    single: bool,
-) -> int:
-    """Do to snapshots what the copy should do to the pools; returns the bytes that move."""
+def copy_snapshot(geometry: PoolGeometry, host: Snapshot, device: Snapshot, step: Step) -> int:
+    """Do to snapshots what ``step`` should do to the pools; return the bytes that move."""
+    if step.direction == "backup":
+        target, source, into, out_of = host, device, step.host, step.device
+    else:
+        target, source, into, out_of = device, host, step.device, step.host
     moved = 0
     for name, tensor in target.items():
-        if not single:
-            here, there = (torch.from_numpy(ids).to(tensor.device) for ids in (into, out_of))
-            tensor[:, here] = source[name][:, there]
+        if step.single:
+            pairs = zip(into.tolist(), out_of.tolist(), strict=True)
+            moved += sum(_copy_slot(geometry, name, tensor, source[name], pair) for pair in pairs)
+        else:
+            to, at = (torch.from_numpy(ids).to(tensor.device) for ids in (into, out_of))
+            tensor[:, to] = source[name][:, at]
             moved += tensor[:, 0].numel() * into.size
-            continue
-        for slots in zip(into.tolist(), out_of.tolist(), strict=True):
-            places = zip(*(slot_places(geometry, name, slot) for slot in slots), strict=True)
-            for at, origin in places:
-                tensor[:, *at] = source[name][:, *origin]
-                moved += tensor[:, *at].numel()
     return moved
 
 
-def step(
-    mirror: Mirror, combination: Combination, way: Way, ids: tuple[Ids, Ids], *, single: bool
-) -> tuple[int, str]:
-    """Make one copy; return the bytes moved, and what is wrong with the result, if anything."""
+def _copy_slot(
+    geometry: PoolGeometry,
+    name: str,
+    target: torch.Tensor,
+    source: torch.Tensor,
+    slots: tuple[int, int],
+) -> int:
+    """Copy one slot between snapshots, to the first of ``slots``; return its bytes."""
+    to, at = (slot_places(geometry, name, slot) for slot in slots)
+    moved = 0
+    for new, old in zip(to, at, strict=True):
+        target[:, *new] = source[:, *old]
+        moved += target[:, *new].numel()
+    return moved
+
+
+def copied(mirror: Mirror, combination: Combination, step: Step) -> tuple[int, str]:
+    """Execute one step; return the bytes moved, and what is wrong with the result, if anything."""
     kind, layout, backend = combination
     where = mirror.device.device
     host, device = snapshot(mirror.host, where), snapshot(mirror.device, where)
-    geometry, (at_host, at_device) = mirror.device.geometry, ids
-    if way == "backup":
-        moved = expect(geometry, host, device, at_host, at_device, single=single)
-    else:
-        moved = expect(geometry, device, host, at_device, at_host, single=single)
+    moved = copy_snapshot(mirror.device.geometry, host, device, step)
     if where.type == "cuda":
-        torch.cuda.synchronize()  # what was written is there: the copy has a stream of its own
-    carry_out(operation(mirror, way, *ids, backend, single=single))
+        torch.cuda.synchronize()  # the copy has its own stream, and must see all that was written
+    execute(operation(mirror, step, backend))
     for tier, pool, expected in (("host", mirror.host, host), ("device", mirror.device, device)):
         for name, value in snapshot(pool, where).items():
             if bad := int((value != expected[name]).sum()):
-                what = f"{way} of {'slots' if single else 'pages'}: {bad} bytes of {name}"
+                unit = "slots" if step.single else "pages"
+                what = f"{step.direction} of {unit}: {bad} bytes of {name}"
                 return moved, f"{kind} {layout} {backend}: {what} are wrong on the {tier}"
     return moved, ""
 
@@ -141,17 +144,19 @@ def round_trip(combination: Combination, pages: int, device: str, verdict: Verdi
             )
         for host, on_device, single in sets:
             elsewhere = on_device[::-1].copy()
-            plan: list[tuple[Way, Ids]] = [("backup", on_device), ("load", elsewhere)]
-            for way, ids in plan:
-                moved, wrong = step(mirror, combination, way, (host, ids), single=single)
+            for step in (
+                Step("backup", host, on_device, single),
+                Step("load", host, elsewhere, single),
+            ):
+                moved, wrong = copied(mirror, combination, step)
                 verdict.steps += 1
                 verdict.moved += moved
                 verdict.wrong += [wrong] if wrong else []
 
 
 def main() -> int:
-    """Go round with all of them and say what came of it."""
-    parser = argparse.ArgumentParser(description="Every pool, layout and io backend, byte by byte.")
+    """Run every combination and print its result."""
+    parser = argparse.ArgumentParser(description="Check every pool, layout and io backend.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--mib", type=int, default=40, help="size of the larger moves, in MiB")
     options = parser.parse_args()

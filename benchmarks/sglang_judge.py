@@ -1,11 +1,10 @@
-"""What judging one of SGLang's operations takes, over one copy of our own engine; no SGLang needed, nor a GPU.
+"""Measure the time to judge one of SGLang's operations, over one copy of our own engine.
 
     python -m benchmarks.sglang_judge [--ops 512] [--profile PAGES]
 
-Operations wait in the ring; then the bus's thread takes them, and its own clock (processor time) is read before
-and after. The second part is what a thread of the host's that makes small calls of torch gets done meanwhile:
-each lets go of the interpreter, and wants it back. See hicache_dbg.tracer.bench.sglang_ops for what stands in
-for a device.
+It needs neither SGLang nor a GPU: hicache_dbg.tracer.bench.sglang_ops has what replaces them. Operations wait in the
+ring; then the bus's thread takes them, and its CPU time is read before and after. The second part measures how far a
+host thread gets meanwhile with small calls to torch, each of which releases the GIL and takes it again.
 """
 
 import argparse
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from benchmarks.bus import Clock, a_second
+from benchmarks.bus import Clock, copies_per_second
 
 from hicache_dbg.tracer.bench.sglang_ops import SglangOps
 from hicache_dbg.tracer.bench.table import Row, markdown, median
@@ -24,12 +23,12 @@ from hicache_dbg.tracer.events import Copied, Finding
 from hicache_dbg.tracer.memory_sink import MemorySink
 
 LAYERS, SETS = 61, 32
-#: Calls by which the host's own speed is known.
+#: Calls that measure the host thread's speed without the bus.
 ALONE = 50_000
 
 
-def held(ops: SglangOps, count: int) -> tuple[Clock, Clock]:
-    """Let so many operations wait, between two clocks: the first lets nothing past until it is going."""
+def enqueued(ops: SglangOps, count: int) -> tuple[Clock, Clock]:
+    """Enqueue ``count`` operations between two clocks; the first blocks the bus until it is going."""
     first, last = Clock(), Clock(going=True)
     ops.session.bus.push(first)
     for number in range(count):
@@ -52,7 +51,7 @@ def op_us(pages: int, count: int) -> float:
     """Return the microseconds of the bus thread per operation, over backups and loads."""
     sink = MemorySink()
     ops = warmed(sink, pages)
-    first, last = held(ops, count)
+    first, last = enqueued(ops, count)
     first.going = True
     assert ops.session.bus.flush(60)
     events = sink.of(Copied)
@@ -65,10 +64,10 @@ def op_us(pages: int, count: int) -> float:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a thread of the host's gets done beside the bus, which judges one operation after another.
+    """How far a host thread gets beside the bus, which judges one operation after another.
 
-    ``rate`` is its calls a second over those without us; ``stolen_us`` what each operation costs it, and
-    ``longest_us`` the longest that one call took.
+    ``rate`` is its calls per second over those without us, ``stolen_us`` the time that each operation
+    takes from it, and ``longest_us`` its longest call.
     """
 
     rate: float
@@ -77,9 +76,9 @@ class Shared:
 
 
 def shared(pages: int, count: int) -> Shared:
-    """Many small calls of torch beside the bus."""
+    """Make small calls to torch until the bus has judged ``count`` operations."""
     ops, value, clock = warmed(MemorySink(), pages), torch.zeros(8), time.perf_counter
-    first, last = held(ops, count)
+    first, last = enqueued(ops, count)
     began = clock()
     for _ in range(ALONE):
         value.add_(1)
@@ -119,7 +118,7 @@ def profile(pages: int, count: int) -> None:
 
 def rows(count: int) -> Iterator[Row]:
     """Yield the rows of the table."""
-    own = 1e6 / median([a_second(4, count, ordered=False) for _ in range(3)])
+    own = 1e6 / median([copies_per_second(4, count, ordered=False) for _ in range(3)])
     yield Row("judging a copy", "our own engine, 4 pages of 4 layers", 1.0, f"{own:.0f} us")
     for pages in (4, 32, 128):
         took = median([op_us(pages, count) for _ in range(3)])
@@ -132,8 +131,8 @@ def rows(count: int) -> Iterator[Row]:
             for name in ("rate", "stolen_us", "longest_us")
         )
         case = f"beside the bus, {pages} pages of {LAYERS} layers"
-        told = f"{stolen:.0f} us of the host an operation; {longest:.0f} us the longest call"
-        yield Row("calls of a host's thread", case, rate, told)
+        detail = f"{stolen:.0f} us of the host an operation; {longest:.0f} us the longest call"
+        yield Row("calls of a host thread", case, rate, detail)
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from hicache_dbg.pools.cuda_runtime import clear_error, runtime
 
 __all__ = ["CopyEngineError", "copy_batch", "copy_one"]
 
@@ -56,7 +57,7 @@ def copy_one(target: int, source: int, size: int, stream: int) -> None:
 
 def copy_batch(target: Addresses, source: Addresses, sizes: Addresses, stream: int) -> None:
     """Queue copies of ``sizes[i]`` bytes from ``source[i]`` to ``target[i]`` on ``stream``."""
-    runtime, version = _runtime()
+    library, version = _runtime()
     if version < _BATCH_SINCE:
         for to, start, size in zip(target.tolist(), source.tolist(), sizes.tolist(), strict=True):
             copy_one(to, start, size, stream)
@@ -67,7 +68,7 @@ def copy_batch(target: Addresses, source: Addresses, sizes: Addresses, stream: i
     tail = [] if version >= _NO_FAIL_INDEX_SINCE else [ctypes.byref(failed)]
     for begin in range(0, sizes.size, BATCH):
         batch = slice(begin, begin + BATCH)
-        code = runtime.cudaMemcpyBatchAsync(
+        code = library.cudaMemcpyBatchAsync(
             _pointer(target[batch]),
             _pointer(source[batch]),
             _pointer(sizes[batch]),
@@ -87,17 +88,16 @@ def _pointer(array: Addresses) -> ctypes.c_void_p:
 
 def _require(code: int, copies: int) -> None:
     if code:
-        _runtime()[0].cudaGetLastError()  # clear it: reported here, torch must not see it again
+        clear_error()
         raise CopyEngineError(f"CUDA refused a batch of {copies} copies with code {code}")
 
 
 @cache
 def _runtime() -> tuple[Any, int]:
-    """Return the CUDA runtime that torch runs on and its version (13000 is 13.0)."""
-    major = str(torch.version.cuda).partition(".")[0]
-    runtime = ctypes.CDLL(f"libcudart.so.{major}")
+    """Return the CUDA runtime and its version (13000 is 13.0)."""
+    library = runtime()
     # With argtypes set once, plain ints need no conversion at each call.
-    runtime.cudaMemcpyAsync.argtypes = _COPY
+    library.cudaMemcpyAsync.argtypes = _COPY
     version = ctypes.c_int(0)
-    _require(runtime.cudaRuntimeGetVersion(ctypes.byref(version)), 0)
-    return runtime, version.value
+    _require(library.cudaRuntimeGetVersion(ctypes.byref(version)), 0)
+    return library, version.value

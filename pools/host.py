@@ -4,9 +4,13 @@ Each class stands for one kind of pool. A host pool has its own geometry object,
 it was built from can be compared with what the device really holds.
 """
 
+import os
+import weakref
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import ClassVar, Self
+
+import torch
 
 from hicache_dbg.pools.buffer import Buffer, host_buffer
 from hicache_dbg.pools.device import DevicePool
@@ -28,9 +32,10 @@ _UNPINNED = PinState(requested=False, pinned=False, return_code=0, bytes=0, chun
 
 
 class HostPool:
-    """Pages of one geometry in host memory; as a context manager it unpins the memory on exit.
+    """Pages of one geometry in host memory.
 
-    ``pinned`` records the outcome if page-locking was requested; a refusal raises no error here.
+    The memory is unpinned by :meth:`close`, on leaving the pool as a context manager, or with the pool
+    itself. ``pinned`` records the outcome if page-locking was requested; a refusal raises no error here.
     ``buffers`` hold one tensor per component, its axes in the order of ``layout``.
 
     Raises:
@@ -78,7 +83,7 @@ class HostPool:
     def close(self) -> None:
         """Unregister pinned memory; may be called more than once."""
         if self.pinned.pinned:
-            unpin([buffer.flat(0) for buffer in self.buffers.values()])
+            self._unpin()
             self.pinned = replace(self.pinned, pinned=False, bytes=0, chunks=0)
 
     def __enter__(self) -> Self:
@@ -93,7 +98,18 @@ class HostPool:
         self.close()
 
     def _pin(self) -> PinState:
-        return pin([buffer.flat(0) for buffer in self.buffers.values()])
+        memory = [buffer.flat(0) for buffer in self.buffers.values()]
+        state = pin(memory)
+        if state.pinned:
+            # Before it is unmapped: CUDA refuses the next pool at addresses that are still registered.
+            self._unpin = weakref.finalize(self, _unpin, memory, os.getpid())
+            self._unpin.atexit = False
+        return state
+
+
+def _unpin(memory: list[torch.Tensor], registered_by: int) -> None:
+    if os.getpid() == registered_by:  # a forked child cannot call CUDA, and has nothing registered
+        unpin(memory)
 
 
 class LatentHostPool(HostPool):

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from hicache_dbg.pools.cuda_runtime import clear_error
+
 __all__ = ["NO_CUDA", "PinState", "pin", "unpin"]
 
 #: Recorded return code when there is no CUDA runtime.
@@ -37,6 +39,7 @@ def pin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> PinS
     for address, size in _chunks(buffers, chunk_bytes):
         code = int(cudart.cudaHostRegister(address, size, 0))
         if code:
+            clear_error()
             _unregister(start for start, _ in done)
             return PinState(requested=True, pinned=False, return_code=code, bytes=0, chunks=0)
         done.append((address, size))
@@ -52,7 +55,8 @@ def unpin(buffers: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES) -> No
 def _unregister(addresses: Iterator[int]) -> None:
     cudart = _cudart()
     for address in addresses:
-        cudart.cudaHostUnregister(address)
+        if int(cudart.cudaHostUnregister(address)):
+            clear_error()
 
 
 def _cudart() -> Any:

@@ -97,8 +97,8 @@ class Beside:
                 one.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record("digest/join", error)
             if not self._bus.push(one):
-                for part in one.watched or ():
-                    part.watch.drop()
+                with self._errors.at("digest/drop"):
+                    one.drop()
 
     def _unwatched(self, one: Followed) -> None:
         """Digest a backup whose queueing was not reported, or that no device can follow."""

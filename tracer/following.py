@@ -1,5 +1,6 @@
 """Hand a copy over to a device that follows it by itself, part by part."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from hicache_dbg.tracer.digest.watch import MOST_PAGES, Wanted, Watch
@@ -8,7 +9,7 @@ from hicache_dbg.tracer.ledger import Flags, Pages
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.view import View
 
-__all__ = ["Part", "Watcher", "let_go", "parts_of"]
+__all__ = ["Part", "Watcher", "free", "let_go", "parts_of"]
 
 
 @runtime_checkable
@@ -63,3 +64,10 @@ def let_go(parts: list[Part]) -> None:
     for part in parts:
         part.watch.finish()
         part.watch.drop()
+
+
+def free(parts: Sequence[Part]) -> None:
+    """Drop watches without waiting; the room of one that a device still writes to is not reused."""
+    for part in parts:
+        if part.watch.ready():
+            part.watch.drop()

@@ -83,37 +83,41 @@ class Judge:
             if backup:
                 book.forget(copy.host_pages)
             tally.skip(_not_judged(record), len(copy.layers) * len(copy.host_pages))
-        elif self._is_plain(record, component) and self._plain(record, book, taken, tally):
+        elif self._is_plain(record) and self._plain(record, component, book, taken, tally):
             pass  # the common case, settled by the bulk comparison
         else:
             (self._backup if backup else self._load)(record, component, book, tally)
 
-    def _is_plain(self, record: CopyRecord, component: str) -> bool:
+    def _is_plain(self, record: CopyRecord) -> bool:
         """Return whether whole pages moved and were digested at the device end and nowhere else."""
         return (
             record.copy.spans is None
             and self._settings.checksum is not Checksum.ENDS
             and len(record.digests) == len(record.copy.mirror.device)
-            and component not in record.confirmed
             and b"\0" not in record.digested.tobytes()
         )
 
     @staticmethod
-    def _plain(record: CopyRecord, book: Book, taken: Digests, tally: _Tally) -> bool:
+    def _plain(
+        record: CopyRecord, component: str, book: Book, taken: Digests, tally: _Tally
+    ) -> bool:
         """Witness a backup, or verify a load in one comparison.
 
         Return False if a load needs a closer look.
         """
         copy, whole = record.copy, record.copy.mirror.whole_page
-        what = copy.host_pages, copy.generations, copy.layers, taken, whole, record.writes
+        tiles = copy.host_pages, copy.generations, copy.layers
         if copy.op is Op.BACKUP:
-            book.witness(*what)
+            book.witness(*tiles, taken, whole, record.writes)
             tally.witnessed += taken.size
-        elif book.holds(*what):
-            tally.verified += taken.size
-        else:
-            return False
-        return True
+            return True
+        confirmed = record.confirmed.get(component)
+        if confirmed is None:
+            verified = book.holds(*tiles, taken, whole, record.writes)
+        else:  # the device compared them, with what the ledger may no longer vouch for
+            verified = b"\0" not in confirmed.tobytes() and book.knows(*tiles, whole, record.writes)
+        tally.verified += taken.size * verified
+        return verified
 
     def _backup(self, record: CopyRecord, component: str, book: Book, tally: _Tally) -> None:
         copy, layers = record.copy, len(record.copy.layers)

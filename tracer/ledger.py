@@ -113,6 +113,18 @@ class Book:
         """Drop what is known of every page."""
         self._marks[:] = PageState.UNKNOWN
 
+    def knows(
+        self, pages: Pages, generations: Pages, layers: tuple[int, ...], span: Span, writes: Pages
+    ) -> bool:
+        """Return whether the digest of every one of these tiles is known, and ``layers`` are all."""
+        whole = _mark(span, PageState.WHOLE).to_bytes(8, sys.byteorder) * len(pages)
+        return (
+            layers == self._layers
+            and self._marks[pages].tobytes() == whole
+            and self._generations[pages].tobytes() == generations.tobytes()
+            and self._writes[pages].tobytes() == writes.tobytes()
+        )
+
     def holds(  # noqa: PLR0917 - as witness
         self,
         pages: Pages,
@@ -123,12 +135,8 @@ class Book:
         writes: Pages,
     ) -> bool:
         """Return whether every one of these tiles is known and has exactly this digest."""
-        whole = _mark(span, PageState.WHOLE).to_bytes(8, sys.byteorder) * len(pages)
         return (
-            layers == self._layers
-            and self._marks[pages].tobytes() == whole
-            and self._generations[pages].tobytes() == generations.tobytes()
-            and self._writes[pages].tobytes() == writes.tobytes()
+            self.knows(pages, generations, layers, span, writes)
             and self._items[pages].tobytes() == digests.T.tobytes()
         )
 

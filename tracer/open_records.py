@@ -106,6 +106,7 @@ class OpenRecords(ByCall):
         except Exception as error:  # noqa: BLE001 - digests that cannot be read prove nothing
             record.skip = SkipReason.INTERNAL_ERROR
             self._errors.record("digest/read", error)
+            record.drop()
         return self._judge(record)
 
     def _watch(self, records: Sequence[CopyRecord]) -> None:
@@ -138,5 +139,4 @@ class OpenRecords(ByCall):
             record.duration_us = duration_us
             record.status = status
             if not self._bus.push(record):
-                for part in record.watched:
-                    part.watch.drop()
+                record.drop()

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from hicache_dbg.tracer.events import Event, Op, SkipReason
-from hicache_dbg.tracer.following import Part
+from hicache_dbg.tracer.following import Part, free
 from hicache_dbg.tracer.ledger import Digests, Flags, Pages
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.settings import Checksum
@@ -134,7 +134,9 @@ class CopyRecord:
                 part.watch.drop()
                 continue
             seen = part.watch.seen()
-            self.room(point, part.component)[:, part.columns] = seen.digests
+            room = self.room(point, part.component)
+            if b"\0" in seen.confirmed.tobytes():
+                room[:, part.columns] = seen.digests
             nothing = np.zeros(int(self.digested.sum()), np.bool_)
             self.confirmed.setdefault(part.component, nothing)[part.columns] = seen.confirmed
 
@@ -152,7 +154,15 @@ class CopyRecord:
 
     def events(self) -> list[Event]:
         """Return the copy's event and its findings."""
-        return self.judge(self)
+        try:
+            return self.judge(self)
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Free the rooms of watches that nobody has read: they never will be."""
+        free(self.watched)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would double the cost of creating one
@@ -177,7 +187,15 @@ class Followed:
 
     def events(self) -> list[Event]:
         """Return the copy's event and its findings."""
-        return self.judge(self)
+        try:
+            return self.judge(self)
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Free the rooms of watches that nobody has read: they never will be."""
+        free(self.watched or ())
 
 
 @dataclass(slots=True, eq=False)

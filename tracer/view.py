@@ -32,7 +32,7 @@ class Run:
         return self.rows * self.row_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class View:
     """Where each tile of one component lies at one end of a mirror.
 

@@ -107,6 +107,7 @@ class BookMachine(RuleBasedStateMachine):
             same = self.book.holds(*where, LAYERS, got, span, np.array([-1]))
             assert same == (known and digests == told)
             assert not self.book.holds(*where, LAYERS[::-1], got, span, np.array([-1]))
+        assert self.book.knows(*where, LAYERS, span, np.array([-1])) == (known and all(told))
 
 
 BookMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)

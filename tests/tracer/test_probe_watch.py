@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tracer.rig import LAYERS, PAGES, Rig, outcomes
 
-from hicache_dbg.tracer import following
+from hicache_dbg.tracer import beside, following
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.digest.cpu import CpuDigester
 from hicache_dbg.tracer.digest.rollup import keys_of, rolled
 from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.digest.watch import Seen, Wanted, Watch
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op
+from hicache_dbg.tracer.judge import Judge
 from hicache_dbg.tracer.mirror import Copy
 from hicache_dbg.tracer.settings import Checksum
 
@@ -136,6 +137,30 @@ def load_by_layer(rig: Rig, host: list[int], device: list[int]) -> list[int]:
     return opened
 
 
+class Never:
+    """A record that is never ready, so that the bus takes nothing behind it."""
+
+    def ready(self) -> bool:
+        """Return False."""
+        return False
+
+    def events(self) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+
+@pytest.mark.parametrize("sample", [1.0, 0.999999])
+def test_copies_that_the_bus_never_judged_give_their_rooms_back(sample: float) -> None:
+    """The session closes while they wait; the device's rooms outlive the session."""
+    rig = watched_rig(Checksum.LOADS if sample == 1.0 else Checksum.SAMPLE, sample)
+    rig.session.push(Never())
+    rig.backup([5, 6], [1, 2])
+    assert watcher_of(rig).under_way == 1
+    rig.session.close(0.1)
+    rig.session.bus._thread.join(30)
+    assert watcher_of(rig).under_way == 0
+
+
 def test_a_watched_round_trip_asks_for_no_digest_by_call() -> None:
     """Backup and load are witnessed and verified, gates open, and every room is given back."""
     rig = watched_rig()
@@ -147,6 +172,17 @@ def test_a_watched_round_trip_asks_for_no_digest_by_call() -> None:
     assert findings == []
     assert watcher_of(rig).called == []
     assert watcher_of(rig).under_way == 0
+
+
+def test_a_confirmed_load_is_judged_without_its_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus shares the GIL with the engine: it looks no closer where the device confirmed all."""
+    monkeypatch.setattr(Judge, "_load", None)
+    rig = watched_rig()
+    rig.backup([5, 6], [1, 2])
+    load_by_layer(rig, [5, 6], [3, 4])
+    (_, load), findings = rig.finish()
+    assert outcomes(load) == (6, 0, 0, {})
+    assert findings == []
 
 
 def test_an_operation_of_many_pages_is_followed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +251,25 @@ def test_what_cannot_be_watched_is_skipped_with_its_reason(
     assert backup.skipped == {reason: LAYERS}
     assert (rig.host[:, 5] == rig.device[:, 1]).all()
     assert len(internal_errors) == (reason == "internal_error")
+    internal_errors.clear()
+
+
+@pytest.mark.parametrize("place", ["seen", "misfit"])
+def test_a_copy_that_cannot_be_judged_gives_every_room_back(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str], place: str
+) -> None:
+    """A copy watched in parts is given up at one of them, or before the first one is read."""
+    monkeypatch.setattr(following, "MOST_PAGES", 1)
+    rig = watched_rig()
+    rig.session.bus.flush()
+    if place == "seen":
+        monkeypatch.setattr(Room, "seen", _broken)
+    else:
+        monkeypatch.setattr(beside, "misfit", _broken)
+    rig.backup([5, 6, 7], [1, 2, 3])
+    rig.finish()
+    assert watcher_of(rig).under_way == 0
+    assert len(internal_errors) == 1
     internal_errors.clear()
 
 

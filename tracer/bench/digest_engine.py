@@ -13,7 +13,7 @@ from hicache_dbg.pools.indices import Indices
 from hicache_dbg.pools.kinds import mla
 from hicache_dbg.pools.transfer import CopyOp, PoolCopy, TransferEngine
 from hicache_dbg.tracer.attach.hicache_views import mirror_views
-from hicache_dbg.tracer.bench.overhead import paired
+from hicache_dbg.tracer.bench.overhead import paired, repeat
 from hicache_dbg.tracer.bench.table import Row, host_us, median, seconds
 from hicache_dbg.tracer.digest.select import DeviceDigester
 from hicache_dbg.tracer.digest.tiles import TileDigester
@@ -27,12 +27,14 @@ from hicache_dbg.tracer.settings import Checksum, Gate, Settings
 __all__ = ["engine_rows", "probe_rows"]
 
 _LAYERS, _PAGES, _MOVED = 61, 128, 64
+#: Operations one behind the other.
+_ROW = 6
 
 Call = Callable[[TransferEngine], object]
 
 
 def engine_rows(_: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
-    """Measure single operations of 64 pages of 73,728 bytes in 61 layers: 288 MB."""
+    """Measure operations of 64 pages of 73,728 bytes in 61 layers: 288 MB, singly and in rows."""
     pool = DevicePool(mla(_LAYERS, 64), _PAGES, "cuda")
     host = host_pool_for(host_geometry_like(pool), _PAGES, Layout.PAGE_FIRST, pin=True)
     mirror, engine, sink = Mirror(pool, host), TransferEngine(), MemorySink()
@@ -55,11 +57,11 @@ def engine_rows(_: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
                 base, other = (
                     partial(_timed, runtime, call, without, engine) for call in (without, traced)
                 )
-                ratios = paired(base, other, pairs)
-                took = 1e3 * base()
-                spread = f"{took:.2f} ms, min {min(ratios):.4f} max {max(ratios):.4f}"
-                case = f"{name}, checksum={level}"
-                yield Row("engine traced over bare", case, median(ratios), spread, limit)
+                yield _compared(f"{name}, checksum={level}", base, other, pairs, limit)
+                base, other = (
+                    partial(_in_row, runtime, call, engine) for call in (without, traced)
+                )
+                yield _compared(f"{name}, checksum={level}, row of {_ROW}", base, other, pairs)
             runtime.flush()
     copies = sink.of(Copied)
     verified, mismatched = (sum(getattr(c, n) for c in copies) for n in ("verified", "mismatched"))
@@ -67,6 +69,14 @@ def engine_rows(_: DeviceDigester, pairs: int = 15) -> Iterator[Row]:
     yield Row("engine traced over bare", "what was found", None, detail)
     torch.cuda.synchronize()
     host.close()
+
+
+def _compared(
+    case: str, base: Callable[[], float], other: Callable[[], float], pairs: int, limit: str = ""
+) -> Row:
+    ratios = paired(base, other, pairs)
+    spread = f"{1e3 * base():.2f} ms, min {min(ratios):.4f} max {max(ratios):.4f}"
+    return Row("engine traced over bare", case, median(ratios), spread, limit)
 
 
 def probe_rows(_: DeviceDigester) -> Iterator[Row]:
@@ -138,6 +148,13 @@ def _timed(runtime: Runtime, call: Call, bare: Call, engine: TransferEngine) -> 
     bare(engine)
     torch.cuda.synchronize()
     return seconds(lambda: call(engine))
+
+
+def _in_row(runtime: Runtime, call: Call, engine: TransferEngine) -> float:
+    """Return the seconds of an operation in a row, where the bus judges one while the next runs."""
+    assert runtime.flush(60)
+    torch.cuda.synchronize()
+    return seconds(lambda: repeat(lambda: call(engine), _ROW)) / _ROW
 
 
 def _nothing(_: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DriverError", "beside_captures", "check", "driven", "driver"]
+__all__ = ["DriverError", "addresses", "beside_captures", "check", "driven", "driver"]
 
 _POINTER = ctypes.c_void_p
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -33,6 +33,7 @@ _CALLS: dict[str, list[Any]] = {
     "cuLaunchKernelEx": [_POINTER, _POINTER, _POINTER, _POINTER],
     "cuMemcpyAsync": [_POINTER, _POINTER, ctypes.c_size_t, _POINTER],
     "cuStreamCreate": [_POINTER, ctypes.c_uint],
+    "cuStreamIsCapturing": [_POINTER, _POINTER],
     "cuStreamQuery": [_POINTER],
     "cuStreamSynchronize": [_POINTER],
     "cuStreamWaitEvent": [_POINTER, _POINTER, ctypes.c_uint],
@@ -56,6 +57,12 @@ def driver() -> Any:
         call.argtypes = types
         setattr(calls, name, call)
     return calls
+
+
+def addresses(*calls: str) -> tuple[int, ...]:
+    """Return the addresses of some of :func:`driver`'s calls."""
+    found = (ctypes.cast(getattr(driver(), call), _POINTER).value for call in calls)
+    return tuple(address or 0 for address in found)
 
 
 def beside_captures() -> bool:

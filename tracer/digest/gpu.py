@@ -4,14 +4,16 @@ No call here waits for the device, copies an index to the host or, once a geomet
 allocates. A page id outside the view is never dereferenced: its digest is 0.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 
 from hicache_dbg.tracer.digest import kernels
 from hicache_dbg.tracer.digest.launch import Launcher, PreparedLaunch
-from hicache_dbg.tracer.digest.plan import Kernel, Pace, Reading, reading_of
+from hicache_dbg.tracer.digest.plan import Kernel, Reading, reading_of
 from hicache_dbg.tracer.view import View
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ _A_THREAD, _TOGETHER = 4, 64
 class GpuDigester:
     """Digests tiles in the memory of one CUDA device.
 
-    Call it from any thread whose current device is this one. Tensors, and ``view.owner``, must stay
+    Call it from any thread, whatever its current device. Tensors, and ``view.owner``, must stay
     alive until the stream is past the launch.
 
     Args:
@@ -58,7 +60,7 @@ class GpuDigester:
         """Compile and upload what digests of ``view`` need, which takes seconds the first time.
 
         Args:
-            view: A view on this device; it is kept until :meth:`forget`.
+            view: A view on this device; what is prepared lives as long as it does.
             partial: Whether to prepare for slot ranges as well as for whole pages.
 
         Raises:
@@ -84,22 +86,13 @@ class GpuDigester:
         a_program = kernels.WORDS_A_PROGRAM
         if self._sender is None:
             sent: Any = kernels.sent
-            kernel = sent.warmup(*(1 << 40,) * 3, WORDS=a_program, grid=(1,), num_warps=4)
-            self._sender = Launcher(kernel, 3, ())
+            with torch.cuda.device(self.device):
+                kernel = sent.warmup(*(1 << 40,) * 3, WORDS=a_program, grid=(1,), num_warps=4)
+                self._sender = Launcher(kernel, 3, ())
         self._sender(-(-words // a_program), 1, stream, source, target, words)
 
-    def forget(self, view: View) -> None:
-        """Drop what is kept of a view, before its tensors are freed."""
-        self._views.pop(id(view), None)
-
-    def watched_launch(  # noqa: PLR0917
-        self,
-        view: View,
-        layers: Sequence[int],
-        ids: int,
-        out: torch.Tensor,
-        job: int,
-        pace: Pace,
+    def watched_launch(
+        self, view: View, layers: Sequence[int], ids: int, out: torch.Tensor, job: int
     ) -> PreparedLaunch:
         """Prepare a launch of a watched operation, to be called with a stream and a number of pages.
 
@@ -110,10 +103,9 @@ class GpuDigester:
             out: Where the digests go, int64 [layers, pages] on this device, contiguous in pages.
             job: For an operation's last launch, the address of its job on this device, see
                 :data:`hicache_dbg.tracer.digest.job.JOB`; 0 for the launches before.
-            pace: What the launch is optimised for.
         """
         prepared = self._prepared(view)
-        launcher, tiles = prepared.watched(pace, settles=job != _NO_JOB)
+        launcher, tiles = prepared.watched(settles=job != _NO_JOB)
         bases, rows = prepared.bases(layers)
         where = (out.data_ptr(), out.stride(0), job)
         return launcher.prepared(tiles, rows, _COUNT, bases, ids, 1, 1, 0, *where)
@@ -121,12 +113,13 @@ class GpuDigester:
     def whole_launch(self, view: View) -> "WholePages":
         """Prepare launches that digest whole pages of all of a view's layers."""
         prepared = self._prepared(view)
-        launcher, tiles = prepared.gentle()
+        every, tiles = prepared.launch(0, None)
+        sparing, _ = prepared.looping()
         bases, rows = prepared.bases(range(view.layers))
         launch = tiles, rows, _COUNT, bases, 0, 1, 1, 0, 0, 0, _NO_JOB
         columns = max(1, SPARING_PROGRAMS // rows)
         return WholePages(
-            bases, launcher.prepared(*launch), launcher.prepared(*launch, columns=columns)
+            bases, every.prepared(*launch), sparing.prepared(*launch, columns=columns)
         )
 
     def digest(
@@ -182,8 +175,11 @@ class GpuDigester:
                     f"{view.pool}.{view.component}: the GPU cannot read tiles on {view.device}: "
                     f"expected a view on {self.device}"
                 )
-            prepared = _PreparedView(view, self._table, self._compiled)
+            # What is kept must not keep the view's tensors alive.
+            described = replace(view, owner=None)
+            prepared = _PreparedView(described, self._table, self._compiled)
             self._views[id(view)] = prepared
+            weakref.finalize(view, self._views.pop, id(view), None).atexit = False
         return prepared
 
 
@@ -209,7 +205,7 @@ class _PreparedView:
 
     def __init__(self, view: View, table: torch.Tensor, compiled: dict[Kernel, Any]) -> None:
         self.launches: dict[tuple[int, int | None], tuple[Launcher, int]] = {}
-        self._watched: dict[tuple[Pace, bool], tuple[Launcher, int]] = {}
+        self._watched: dict[bool, tuple[Launcher, int]] = {}
         self._view, self._table, self._compiled = view, table, compiled
         self._uploaded: dict[tuple[int, ...], torch.Tensor] = {}
         self._every_base = self._upload(tuple(range(view.layers)))
@@ -219,26 +215,27 @@ class _PreparedView:
         made = self.launches[first, last] = self._made(reading_of(self._view, first, last))
         return made
 
-    def gentle(self) -> tuple[Launcher, int]:
-        """Return the same for whole pages, digested beside somebody else's copies."""
-        return self._made(reading_of(self._view, pace="gentle"))
+    def looping(self) -> tuple[Launcher, int]:
+        """Return the same for whole pages, by any number of programs."""
+        return self._made(reading_of(self._view, loops=True))
 
-    def watched(self, pace: Pace, *, settles: bool) -> tuple[Launcher, int]:
+    def watched(self, *, settles: bool) -> tuple[Launcher, int]:
         """Return the same for a watched operation, whose last launch ``settles`` its pages."""
-        known = self._watched.get((pace, settles))
+        known = self._watched.get(settles)
         if known is None:
-            reading = reading_of(self._view, pace=pace)
+            reading = reading_of(self._view)
             together = _together(reading.kernel) if settles else 0
-            known = self._watched[pace, settles] = self._made(reading, together)
+            known = self._watched[settles] = self._made(reading, together)
         return known
 
     def _made(self, reading: Reading, together: int = 0) -> tuple[Launcher, int]:
         view, kernel = self._view, reading.kernel.settling(together)
-        if kernel not in self._compiled:
-            self._compiled[kernel] = _compile(kernel)
         slots = (reading.offset, reading.first, reading.slots, reading.size)
         fixed = (self._table.data_ptr(), view.pages, view.page_stride, *slots)
-        return Launcher(self._compiled[kernel], len(kernels.VARYING), fixed), kernel.tiles
+        with torch.cuda.device(self._table.device):  # a kernel is loaded onto the current one
+            if kernel not in self._compiled:
+                self._compiled[kernel] = _compile(kernel)
+            return Launcher(self._compiled[kernel], len(kernels.VARYING), fixed), kernel.tiles
 
     def bases(self, layers: Sequence[int]) -> tuple[int, int]:
         """Return the device address of the base addresses of ``layers``, and how many there are."""
@@ -266,11 +263,11 @@ class _PreparedView:
 
 
 def _compile(kernel: Kernel) -> Any:
-    function: Any = kernels.short_tiles if kernel.short else kernels.long_tiles
+    tiles: Any = kernels.tiles
     constants: Mapping[str, Any] = {"P": kernel.tiles, **dict(kernel.constants)}
     # Integers beyond 32 bits make 64-bit arguments; nothing is launched.
     values = [1 << 40] * (len(kernels.VARYING) + len(kernels.FIXED))
-    return function.warmup(*values, **constants, grid=(1,), num_warps=kernel.warps)
+    return tiles.warmup(*values, **constants, grid=(1,), num_warps=kernel.warps)
 
 
 def _arguments(  # noqa: PLR0917

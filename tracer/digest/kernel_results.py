@@ -11,7 +11,7 @@ from hicache_dbg.tracer.digest import xxh3
 from hicache_dbg.tracer.digest.job import JOB
 from hicache_dbg.tracer.digest.kernel_sums import PRIME64_1, avalanche
 
-__all__ = ["finish", "finish_watched"]
+__all__ = ["finish"]
 
 _GENERATION = tl.constexpr(xxh3.PRIME64_2)
 _WRITE = tl.constexpr(xxh3.PRIME64_3)
@@ -30,21 +30,21 @@ _VERDICTS = tl.constexpr(JOB.index("verdicts"))
 
 
 @triton.jit
-def finish(got, at, live, digests, row):
-    """Store the digests."""
+def finish(got, at, live, digests, row, job, TOGETHER: tl.constexpr):
+    """Store the digests. In a watched operation's last launch, also settle the pages.
+
+    ``TOGETHER``: how many layers the program that settles a page rolls up together; 0 to only store.
+    """
     here = digests.to(tl.pointer_type(tl.int64)) + tl.program_id(1).to(tl.int64) * row + at
     tl.store(here, got.to(tl.int64, bitcast=True), mask=live)
+    if TOGETHER > 0:
+        _arrived(at, live, job.to(tl.pointer_type(tl.int64)), TOGETHER)
 
 
 @triton.jit
-def finish_watched(got, at, live, digests, row, job, TOGETHER: tl.constexpr):
-    """Store an operation's last digests; the program that stores a page's last one settles the page.
-
-    ``TOGETHER``: how many layers are read together.
-    """
-    finish(got, at, live, digests, row)
+def _arrived(at, live, words, TOGETHER: tl.constexpr):
+    """Count the pages' digests; the program that stores a page's last one settles the page."""
     tl.debug_barrier()  # all threads store their digests before any of them counts those
-    words = job.to(tl.pointer_type(tl.int64))
     arrivals = tl.load(words + _ARRIVALS).to(tl.pointer_type(tl.int64)) + at
     before = tl.atomic_add(arrivals, live.to(tl.int64), mask=live)
     last = live & (before == tl.load(words + _LAST) - 1)

@@ -24,7 +24,6 @@ import torch
 
 from hicache_dbg.tracer.digest.driver import driven, driver
 from hicache_dbg.tracer.digest.mark import Mark
-from hicache_dbg.tracer.digest.plan import Pace
 from hicache_dbg.tracer.digest.watch import Digests, Seen, Wanted
 from hicache_dbg.tracer.view import View
 
@@ -51,24 +50,14 @@ class LaunchMaker(Protocol):
 
     device: torch.device
 
-    def watched_launch(  # noqa: PLR0917
-        self,
-        view: View,
-        layers: Sequence[int],
-        ids: int,
-        out: torch.Tensor,
-        job: int,
-        pace: Pace,
+    def watched_launch(
+        self, view: View, layers: Sequence[int], ids: int, out: torch.Tensor, job: int
     ) -> "PreparedLaunch":
         """Prepare a launch that digests whole pages into ``out``; the last one settles them."""
         ...
 
     def send(self, target: int, source: int, words: int, stream: int) -> None:
         """Enqueue a copy of 64-bit words, by address."""
-        ...
-
-    def forget(self, view: View) -> None:
-        """Drop what is kept of a view."""
         ...
 
 
@@ -97,11 +86,6 @@ class Plan:
         """The layers of all groups, in order."""
         return tuple(layer for group in self.groups for layer in group)
 
-    def pace_of(self, group: tuple[int, ...]) -> Pace:
-        """Return what a group's launch is optimised for."""
-        awaited = self.compare and len(self.groups) > 1 and group is self.groups[-1]
-        return "awaited" if awaited else "fast"
-
 
 class Lane:
     """One operation's room, reusable once its event has passed and its results have been read."""
@@ -116,7 +100,7 @@ class Lane:
         self._pages, self._entries, self._generations, self._writes, self._verdicts = lists
         self._wanted: Wanted | None = None
         self._count = 0
-        with torch.cuda.stream(plan.stream):
+        with torch.cuda.stream(plan.stream):  # and so on its device, whatever the caller's is
             self._there = self._lists
             if capacity > NEAR_PAGES:
                 self._there = torch.empty((4, capacity), dtype=torch.int64, device=device)
@@ -125,13 +109,13 @@ class Lane:
             self._numbers = torch.tensor(plan.layers, dtype=torch.int64, device=device)
             self._arrivals = torch.zeros(capacity, dtype=torch.int64, device=device)
             self._job = torch.tensor(self._words(), dtype=torch.int64, device=device)
+            *first, last = self._launches()
+            self._launches_beside = first if plan.compare and first else [*first, last]
+            self._rest = [last] if plan.compare and first else []
+            self._beside, self._sent, self._on = Mark(), Mark(), 0
+            #: Recorded behind the last digest.
+            self.done = Mark() if self._rest else self._beside
         plan.stream.synchronize()
-        *first, last = self._launches()
-        self._launches_beside = first if plan.compare and first else [*first, last]
-        self._rest = [last] if plan.compare and first else []
-        self._beside, self._sent, self._on = Mark(), Mark(), 0
-        #: Recorded behind the last digest.
-        self.done = Mark() if self._rest else self._beside
         self._copy = driver().cuMemcpyAsync
         self._copied = (self._there.data_ptr(), self._lists.data_ptr(), self._there.nbytes)
 
@@ -208,9 +192,7 @@ class Lane:
         for group in plan.groups:
             out = self._digests[first : first + len(group)]
             job = self._job.data_ptr() if group is plan.groups[-1] else 0
-            yield plan.digester.watched_launch(
-                plan.view, group, self._list(0), out, job, plan.pace_of(group)
-            )
+            yield plan.digester.watched_launch(plan.view, group, self._list(0), out, job)
             first += len(group)
 
 

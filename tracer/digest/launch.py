@@ -139,6 +139,16 @@ class PreparedLaunch:
         if code:
             again(code, self._launch, self._config, self._function, self._pointers, None)
 
+    def filled(self, count: int, bases: int, unit: int) -> tuple[int, bytes]:
+        """Return the kernel's address and a launch's memory, but for what each call changes.
+
+        That is the stream, where the page ids are and their step, and where the digests go.
+        """
+        values = bytearray(self._values.raw)
+        _LEADING.pack_into(values, _CONFIG_BYTES, bases, 0, 0, unit, count, 0, count)
+        _COLUMNS.pack_into(values, 0, min(-(-count // self._per_column), self._columns))
+        return self._function.value or 0, bytes(values)
+
 
 def _addresses(values: "ctypes.Array[ctypes.c_char]", parameters: int) -> tuple[Any, Any]:
     """Return the addresses in ``values`` of the launch configuration and of each parameter."""

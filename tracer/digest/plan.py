@@ -2,26 +2,29 @@
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from hicache_dbg.tracer.digest.boxes import boxes_of
 from hicache_dbg.tracer.digest.xxh3 import LONGEST_SHORT, STRIPE_BYTES
 from hicache_dbg.tracer.view import Run, View
 
-__all__ = ["Kernel", "Pace", "Reading", "reading_of"]
+__all__ = ["Kernel", "Reading", "reading_of"]
 
-#: What a launch is optimised for: reading many tiles fast, finishing a few that are ``awaited``, or
-#: being ``gentle`` to copies beside it, to which it leaves the L2 cache.
-Pace = Literal["fast", "awaited", "gentle"]
+#: (Longest tile, tiles to a program): what reads fastest on an H200.
+_SHAPES = ((6144, 4), (1 << 31, 1))
+#: Tiles to a program, one to a thread, of at most :data:`LONGEST_SHORT` bytes.
+_SHORT_TILES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The parameters a kernel is compiled for."""
+    """The parameters the kernel is compiled for.
 
-    short: bool
+    ``tiles``: to a program, of ``warps`` warps. ``constants``: see
+    :func:`hicache_dbg.tracer.digest.kernels.tiles`.
+    """
+
     tiles: int
-    """Tiles to a program."""
     warps: int
     constants: tuple[tuple[str, Any], ...]
 
@@ -42,12 +45,13 @@ class Reading:
 
 
 def reading_of(
-    view: View, first: int = 0, last: int | None = None, *, pace: Pace = "fast"
+    view: View, first: int = 0, last: int | None = None, *, loops: bool = False
 ) -> Reading:
     """Return how to read slots ``first .. last - 1`` (default: all) of a tile.
 
-    All ranges short of a whole page share one long and one short kernel, so that partly filled pages
-    compile nothing new.
+    With ``loops``, a launch may have fewer programs than the tiles need: each then takes several. All
+    ranges short of a whole page share one long and one short kernel, so that partly filled pages compile
+    nothing new.
 
     Raises:
         ValueError: If the range is empty or lies outside the page, or the tile is 2 GiB or longer.
@@ -64,46 +68,34 @@ def reading_of(
     in_one_piece = len(boxes) == 1 and boxes[0].is_piece()
     runs = () if in_one_piece else tuple(_with_joined_rows(run) for run in view.runs)
     offset = boxes[0].offset if in_one_piece else 0
-    if size <= LONGEST_SHORT:
-        constants = (("RUNS", runs), ("LOOPS", pace == "gentle"))
-        kernel = Kernel(short=True, tiles=_SHORT_TILES, warps=4, constants=constants)
-    else:
-        fixed = size if whole else 0
-        aligned = _alignment(view, runs, offset if whole else view.slot_bytes)
-        kernel = _long(runs, aligned, size, fixed, pace)
+    # Of a range in one piece, the start of any slot: all ranges share a kernel.
+    begins = offset if whole else gcd(view.runs[0].offset, view.runs[0].slot_stride)
+    aligned = _alignment(view, runs, begins)
+    kernel = _kernel(runs, aligned, size, whole=whole, loops=loops)
     return Reading(kernel, offset, first, slots, size)
 
 
-_SHORT_TILES = 128
-
-#: (Longest tile, tiles per program, blocks loaded at a time): what reads fastest on an H200.
-_SHAPES = ((2048, 8, 1), (6144, 4, 1), (24576, 2, 3), (1 << 31, 1, 3))
-#: The same for tiles that are long, few and awaited: low latency for each one.
-_AWAITED_SHAPE = (1, 6)
-
-
-def _long(
-    runs: tuple[tuple[int, ...], ...], aligned: int, size: int, fixed: int, pace: Pace
+def _kernel(
+    runs: tuple[tuple[int, ...], ...], aligned: int, size: int, *, whole: bool, loops: bool
 ) -> Kernel:
+    short = size <= LONGEST_SHORT
+    fixed = size if whole and not short else 0
     striped = all(run[2] % STRIPE_BYTES == 0 for run in runs)
     # Sixteen bytes at once only if they are known to be contiguous.
-    unit = aligned if striped else gcd(aligned, 8)
-    # One warp per program keeps its tiles' sums in registers.
-    _, tiles, stages = next(shape for shape in _SHAPES if (fixed or 8192) <= shape[0])
-    if pace == "awaited" and stages > 1:
-        tiles, stages = _AWAITED_SHAPE
-    elif pace == "gentle" and stages > 1:
-        stages = 0
+    unit = 0 if short else aligned if striped else gcd(aligned, 8)
     constants = {
-        "STAGES": stages,
         "SIZE": fixed,
         "UNIT": unit,
-        "TAIL_UNIT": gcd(unit, size) if fixed else unit,
+        "TAIL_UNIT": gcd(unit, fixed),
         "STRIPED": striped,
         "RUNS": runs,
-        "LOOPS": pace == "gentle",
+        "UNROLL": 1 if loops else 2,
+        "LOOPS": loops,
     }
-    return Kernel(short=False, tiles=tiles, warps=1, constants=tuple(constants.items()))
+    tiles = next(tiles for longest, tiles in _SHAPES if (fixed or 8192) <= longest)
+    # One warp keeps the sums of its tiles in registers; a short tile is one thread's work.
+    tiles, warps = (_SHORT_TILES, 4) if short else (tiles, 1)
+    return Kernel(tiles, warps, tuple(constants.items()))
 
 
 def _alignment(view: View, runs: tuple[tuple[int, ...], ...], offset: int) -> int:

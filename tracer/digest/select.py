@@ -27,10 +27,6 @@ class DeviceDigester(Protocol):
         """Do the one-time work for a view, to keep it off the hot path."""
         ...
 
-    def forget(self, view: View) -> None:
-        """Drop what is kept of a view."""
-        ...
-
     def digest(
         self,
         view: View,

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from hicache_dbg.tracer.digest.select import DeviceDigester
-    from hicache_dbg.tracer.digest.side import SideStream
     from hicache_dbg.tracer.digest.watch import Wanted, Watch
 
 __all__ = ["DigestRefusedError", "TileDigester"]
@@ -123,31 +122,32 @@ class _Device:
                 f"{view.pages} pages"
             )
         shape = (len(layers), len(pages))
-        side, under_way = self._side()
-        with torch.cuda.stream(side.stream):
+        stream, under_way = self._own()
+        with torch.cuda.stream(stream):
             ids = torch.from_numpy(np.ascontiguousarray(pages)).to(self._digester.device)
             out = torch.empty(shape, dtype=torch.int64, device=self._digester.device)
         host = torch.empty(shape, dtype=torch.int64, pin_memory=True)
         refused = self._digester.digest(
-            view, tuple(layers), ids, first, last, out=out, stream=side.handle
+            view, tuple(layers), ids, first, last, out=out, stream=stream.cuda_stream
         )
         if refused is not None:
             raise DigestRefusedError(refused)
-        if out.numel():
-            side.copy(host, out)
+        with torch.cuda.stream(stream):
+            host.copy_(out, non_blocking=True)
         under_way.extend((ids, out, host))  # the device may still read and write them
         return host.numpy().view(np.uint64)
 
     def join(self) -> None:
-        side, under_way = self._side()
+        stream, under_way = self._own()
         if under_way:
-            side.stream.synchronize()
+            stream.synchronize()
             under_way.clear()
 
-    def _side(self) -> "tuple[SideStream, list[torch.Tensor]]":
-        from hicache_dbg.tracer.digest.side import SideStream
+    def _own(self) -> "tuple[torch.cuda.Stream, list[torch.Tensor]]":
+        """Return this thread's stream, and the tensors in use on it."""
+        import torch
 
-        if not hasattr(self._local, "side"):
-            self._local.side = SideStream(self._name)
+        if not hasattr(self._local, "stream"):
+            self._local.stream = torch.cuda.Stream(self._name)
             self._local.under_way = []
-        return self._local.side, self._local.under_way
+        return self._local.stream, self._local.under_way

@@ -36,9 +36,6 @@ class TorchDigester:
                 f"expected a view on {self.device}"
             )
 
-    def forget(self, view: View) -> None:
-        """Do nothing: no state is kept for a view."""
-
     def digest(
         self,
         view: View,

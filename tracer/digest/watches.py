@@ -89,7 +89,6 @@ class Watches:
                 table = torch.zeros(wanted.size, dtype=torch.int64, device=self._digester.device)
             self._bus.synchronize()
             book.rollups[key.component] = table
-            weakref.finalize(wanted.mirror, self._digester.forget, wanted.view)
         size = wanted.view.tile_bytes() * len(key.layers) * key.capacity
         return Plan(
             view=wanted.view,
@@ -146,5 +145,6 @@ class _Kind:
         except IndexError:
             if self._made >= MOST_LANES:
                 return None
+            lane = Lane(self._plan)
             self._made += 1
-            return Lane(self._plan)
+            return lane

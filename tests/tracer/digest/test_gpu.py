@@ -1,6 +1,8 @@
 """The GPU digester: exact for any tile, ordered, and never in the way."""
 
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,8 @@ _SHAPES = {
     "slots in one piece": ((Run(0, 132, 132),), 64, 8448, 0),
     "at an odd address": ((Run(0, 132, 132),), 64, 8448, 1),
     "at half a word": ((Run(0, 132, 132),), 64, 8448, 4),
+    "slots at odd addresses": ((Run(1, 288, 288),), 3, 1024, 0),
+    "slots apart": ((Run(0, 300, 288),), 3, 1024, 0),
     "an odd length": ((Run(0, 577, 577),), 3, 1736, 0),
     "rows of whole stripes": ((Run(0, 1536, 512),), 16, 24576, 0),
     "rows of part stripes": ((Run(0, 200, 132),), 5, 1040, 4),
@@ -138,6 +142,15 @@ def test_ids_may_count_slots(digester: "GpuDigester", pair: _Pair, pages: torch.
     assert torch.equal(out, whole)
 
 
+def test_long_tiles_leave_the_l2_cache_to_others(digester: "GpuDigester", pair: _Pair) -> None:
+    """Their loads say that L2 may evict first what they read; asynchronous loads would lose that."""
+    digester.prepare(pair.on_device)
+    for kernel, compiled in digester._compiled.items():
+        code = compiled.asm["ptx"]
+        assert "cp.async" not in code
+        assert "L2::cache_hint" in code or not dict(kernel.constants)["UNIT"]
+
+
 def test_some_layers(digester: "GpuDigester", pair: _Pair, pages: torch.Tensor) -> None:
     """Layers in any order, or a part of them, fill the rows in the order in which they were given."""
     expected = pair.expected(pages)
@@ -172,38 +185,32 @@ def test_a_capture_is_refused(digester: "GpuDigester", pair: _Pair, pages: torch
 
 def test_a_prepared_launch_neither_waits_nor_allocates(digester: "GpuDigester") -> None:
     """After the first launch of a geometry there is no wait and no allocation, on any stream."""
-    from hicache_dbg.tracer.digest.side import SideStream
-
     pair, pages = _Pair(*_SHAPES["values and scales"]), torch.arange(_PAGES, device="cuda")
     digester.prepare(pair.on_device, partial=True)
-    out, side = _out(pages), SideStream()
+    out, side = _out(pages), torch.cuda.Stream()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with no_waiting():
         for last in (None, 17):
-            side.follow(0)
             where = (pair.on_device, range(_LAYERS), pages, 0, last)
-            digester.digest(*where, out=out, stream=side.handle)
-            side.hold(0)
+            digester.digest(*where, out=out, stream=side.cuda_stream)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 def test_a_side_stream_sees_the_copy_and_not_the_reuse(digester: "GpuDigester") -> None:
     """Between a late write and an early reuse, the side stream digests what was written."""
-    from hicache_dbg.tracer.digest.side import SideStream
-
     pair, pages = _Pair(*_SHAPES["one piece"]), torch.arange(_PAGES, device="cuda")
-    written, side = pair.device.clone(), SideStream()
+    written, side = pair.device.clone(), torch.cuda.Stream()
     stream, expected, out = torch.cuda.current_stream(), pair.expected(pages), _out(pages)
     digester.prepare(pair.on_device)
     for _ in range(20):
         pair.device.zero_()
         torch.cuda._sleep(200_000)
         pair.device.copy_(written)
-        side.follow(stream.cuda_stream)
-        with torch.cuda.stream(side.stream):
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
             torch.cuda._sleep(200_000)
-        digester.digest(pair.on_device, range(_LAYERS), pages, out=out, stream=side.handle)
-        side.hold(stream.cuda_stream)
+        digester.digest(pair.on_device, range(_LAYERS), pages, out=out, stream=side.cuda_stream)
+        stream.wait_stream(side)
         pair.device.zero_()
         assert (_unsigned(out) == expected).all()
 
@@ -223,6 +230,20 @@ def test_a_thread_that_never_used_the_device(
     thread.start()
     thread.join(30)
     assert (_unsigned(out) == pair.expected(pages)).all()
+
+
+def test_a_view_is_forgotten_with_its_last_user(
+    digester: "GpuDigester", pages: torch.Tensor
+) -> None:
+    """A digester does not keep a pool's memory alive, nor its own tables beyond that."""
+    pair = _Pair(*_SHAPES["one piece"])
+    digester.digest(pair.on_device, [2, 0], pages, out=_out(pages)[:2])
+    view, memory = id(pair.on_device), weakref.ref(pair.device)
+    assert view in digester._views
+    del pair
+    gc.collect()
+    assert memory() is None
+    assert view not in digester._views
 
 
 def test_what_does_not_fit_is_refused(

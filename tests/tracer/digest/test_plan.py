@@ -1,10 +1,12 @@
 """What the GPU kernels are compiled for: seldom, and never a wider load than addresses allow."""
 
+import pytest
 from hypothesis import given
 from tests.tracer.digest.geometry import Tiles, tiles
 
 from hicache_dbg.tracer.digest.boxes import boxes_of
 from hicache_dbg.tracer.digest.plan import reading_of
+from hicache_dbg.tracer.view import Run, View
 
 
 @given(tiles())
@@ -27,7 +29,7 @@ def test_loads_are_aligned(case: Tiles) -> None:
     """Every piece begins at a multiple of the unit, and so does the last stripe of the tile."""
     reading = reading_of(case.view, case.first, case.last)
     constants = dict(reading.kernel.constants)
-    if reading.kernel.short:
+    if not constants["UNIT"]:
         return
     for base in case.view.bases:
         for page in range(case.view.pages):
@@ -37,6 +39,16 @@ def test_loads_are_aligned(case: Tiles) -> None:
                 assert constants["TAIL_UNIT"] == constants["UNIT"] or not constants["RUNS"]
                 assert not constants["RUNS"] or size % constants["UNIT"] == 0
     assert reading.size % constants["TAIL_UNIT"] == 0
+
+
+@pytest.mark.parametrize(("run", "unit"), [(Run(1, 288, 288), 1), (Run(0, 300, 288), 4)])
+def test_a_slot_is_aligned_as_its_run_and_stride_are(run: Run, unit: int) -> None:
+    """The size of a slot alone says nothing of where it begins."""
+    view = View(
+        "p", "kv", "device", "layer_first", "uint8", 1, (1 << 20,), 2048, 2048, 2, 3, (run,)
+    )
+    constants = dict(reading_of(view, 1, 2).kernel.constants)
+    assert constants["UNIT"] == constants["TAIL_UNIT"] == unit
 
 
 @given(tiles())
