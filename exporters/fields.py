@@ -1,9 +1,11 @@
 """The ``HICACHE_*`` fields of an event: an ordered mapping of strings for key-value sinks."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from hicache_dbg.exporters.encoding import encoded
+from hicache_dbg.exporters.journal_format import Values
 from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Started, Stated
 
 __all__ = ["IDENTIFIER", "MESSAGE_IDS", "PRIORITIES", "fields"]
@@ -24,11 +26,12 @@ MESSAGE_IDS: dict[type[Event], str] = {
 PRIORITIES: dict[type[Event], int] = {Finding: 3, Started: 6, Health: 6, Copied: 7, Stated: 7}
 
 
-def fields(event: Event) -> dict[str, str]:
+def fields(event: Event) -> dict[str, Values]:
     """Return the fields of ``event`` in a fixed order, without empty ones.
 
     Counts and sizes are decimal, sizes in bytes, booleans ``True`` and ``False`` as in the line.
-    ``HICACHE_PAGE`` is the first affected page, ``HICACHE_PAGES`` the number of them.
+    ``HICACHE_PAGE`` is the first affected page, ``HICACHE_PAGES`` the number of them. A field is a
+    tuple if it has several values: the journal finds an entry by each of them.
     """
     named = {
         "HICACHE_EVENT": str(event.__struct_config__.tag),
@@ -38,7 +41,7 @@ def fields(event: Event) -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
-def _copied(event: Copied) -> dict[str, str]:
+def _copied(event: Copied) -> dict[str, Values]:
     return {
         "HICACHE_POOL": event.pool,
         "HICACHE_OP": str(event.op),
@@ -64,16 +67,16 @@ def _copied(event: Copied) -> dict[str, str]:
         "HICACHE_SKIPPED": f"{sum(event.skipped.values())}",
         "HICACHE_SKIP_REASON": _reasons(event.skipped),
         "HICACHE_STATUS": event.status,
-        "HICACHE_REQUEST": ",".join(event.requests),
+        "HICACHE_REQUEST": _values(event.requests),
         "TRACE_ID": event.trace_id,
         "SPAN_ID": event.span_id,
     }
 
 
-def _finding(event: Finding) -> dict[str, str]:
+def _finding(event: Finding) -> dict[str, Values]:
     return {
         "HICACHE_FINDING": str(event.cls),
-        "HICACHE_POOL": event.pool,
+        "HICACHE_POOL": _pools(event.pool),
         "HICACHE_OP": event.op,
         "HICACHE_COMPONENT": event.component,
         "HICACHE_LAYER": f"{event.layer}" if event.layer >= 0 else "all",
@@ -86,13 +89,13 @@ def _finding(event: Finding) -> dict[str, str]:
         "HICACHE_CHECK": event.check,
         "HICACHE_COUNT": f"{event.count}",
         "HICACHE_RECORD": _record(event),
-        "HICACHE_REQUEST": ",".join(event.requests),
+        "HICACHE_REQUEST": _values(event.requests),
         "TRACE_ID": event.trace_id,
         "SPAN_ID": event.span_id,
     }
 
 
-def _started(event: Started) -> dict[str, str]:
+def _started(event: Started) -> dict[str, Values]:
     return {
         "HICACHE_SYSTEM": event.system,
         "HICACHE_VERSION": event.version,
@@ -105,7 +108,7 @@ def _started(event: Started) -> dict[str, str]:
     }
 
 
-def _health(event: Health) -> dict[str, str]:
+def _health(event: Health) -> dict[str, Values]:
     return {
         "HICACHE_COPIES": f"{event.copies}",
         "HICACHE_VERIFIED": f"{event.verified}",
@@ -121,25 +124,45 @@ def _health(event: Health) -> dict[str, str]:
     }
 
 
-def _stated(event: Stated) -> dict[str, str]:
+def _stated(event: Stated) -> dict[str, Values]:
     return {
         "HICACHE_TOPIC": event.topic.value,
-        "HICACHE_POOL": event.pool,
+        "HICACHE_POOL": _pools(event.pool),
         "HICACHE_COMPONENT": event.component,
         "HICACHE_RECORD": _record(event),
     }
 
 
-def _reasons(skipped: dict[str, int]) -> str:
-    return ",".join([reason for reason, tiles in sorted(skipped.items()) if tiles])
+def _values(texts: tuple[str, ...]) -> Values:
+    """Return a single text as it is."""
+    return texts if len(texts) > 1 else "".join(texts)
+
+
+def _reasons(skipped: dict[str, int]) -> Values:
+    return _values(tuple([reason for reason, tiles in sorted(skipped.items()) if tiles]))
+
+
+def _pools(pool: str) -> Values:
+    """Return the name by which a finding goes and, if it is about several pools, theirs."""
+    return (pool, *pool.split("+")) if "+" in pool else pool
 
 
 def _record(event: Event) -> str:
-    """Return the whole event as JSON, so that journal readers can restore rare kinds exactly."""
-    return encoded(event).decode()
+    """Return the whole event as JSON, so that journal readers can restore rare kinds exactly.
+
+    ``journalctl -o json`` prints a value with characters that it holds for unprintable as a list of
+    bytes, so all but ASCII is escaped if there is any such character.
+    """
+    text = encoded(event).decode()
+    return text if text.isprintable() else re.sub("[^ -~]", _escaped, text)
 
 
-_FIELDS: dict[type[Event], Callable[[Any], dict[str, str]]] = {
+def _escaped(found: re.Match[str]) -> str:
+    """Return a character as JSON escapes it: a pair of escapes beyond the first 65,536."""
+    return re.sub("(....)", r"\\u\1", found[0].encode("utf-16-be").hex())
+
+
+_FIELDS: dict[type[Event], Callable[[Any], dict[str, Values]]] = {
     Copied: _copied,
     Finding: _finding,
     Started: _started,

@@ -8,12 +8,15 @@ Format: https://systemd.io/JOURNAL_NATIVE_PROTOCOL/
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-__all__ = ["FieldNameError", "encode_entry"]
+__all__ = ["FieldNameError", "Values", "encode_entry"]
 
 LONGEST_NAME = 64
+
+#: A field's value; or several, which ``journalctl`` matches one by one.
+Values = str | tuple[str, ...]
 
 # Names with a leading underscore are reserved for fields that journald itself adds.
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -30,8 +33,8 @@ class FieldNameError(ValueError):
         self.name = name
 
 
-def encode_entry(fields: Mapping[str, str]) -> bytes:
-    """Encode ``fields`` as one journal entry, in their order.
+def encode_entry(fields: Mapping[str, Values]) -> bytes:
+    """Encode ``fields`` as one journal entry, in their order; one with several values is repeated.
 
     A value with a line break is preceded by its length (64 bits, little endian). Lone surrogates
     are written as escapes, so that no text can make an entry fail.
@@ -40,10 +43,17 @@ def encode_entry(fields: Mapping[str, str]) -> bytes:
         FieldNameError: a name breaks journald's rules.
     """
     _check(tuple(fields))
-    text = "".join([f"{name}={value}\n" for name, value in fields.items()])
-    if text.count("\n") == len(fields):
+    pairs: Collection[tuple[str, Values]] = fields.items()
+    if tuple in map(type, fields.values()):
+        pairs = [(name, value) for name, values in pairs for value in _each(values)]
+    text = "".join([f"{name}={value}\n" for name, value in pairs])
+    if text.count("\n") == len(pairs):
         return text.encode(errors="backslashreplace")
-    return b"".join(_field(name.encode(), value) for name, value in fields.items())
+    return b"".join(_field(name.encode(), str(value)) for name, value in pairs)
+
+
+def _each(values: Values) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else values
 
 
 @lru_cache(maxsize=256)

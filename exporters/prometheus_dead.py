@@ -107,7 +107,8 @@ def _is_free(lock: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: two scrapes that ask at once must not take each other for the owner.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:

@@ -86,6 +86,30 @@ def test_a_run_without_a_host_hit_is_no_pass(capsys: pytest.CaptureFixture[str])
     assert "proves nothing" in capsys.readouterr().out
 
 
+def test_a_report_begins_with_the_verdict_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is wrong follows, then what else was asked; nothing of the verdict is said twice."""
+    assert main(["repro", *SMALL, "--fault", "host_sized_for_fp8"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("verdict: the host mirror is sized for another dtype")
+    assert lines[1].startswith("do: size the host pool from the device tensor's dtype and shape")
+    headings = [
+        "row_width: ",
+        "tiles: moved ",
+        "Hypotheses",
+        "Geometry, ",
+        "Paths taken",
+        "engine: ",
+    ]
+    at = [next(n for n, line in enumerate(lines) if line.startswith(word)) for word in headings]
+    assert at == sorted(at)
+    assert lines[-1].startswith("CORRUPTION sessions: ")
+    said = " ".join(" ".join(lines[2:]).split())
+    assert "the formula of fp8 with one fp32 scale per 128" not in said
+    assert "host_sized_for_another_dtype" in said
+
+
 def test_a_fault_without_an_occasion_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
     """All pages came back intact, but that says nothing about a fault that never took effect."""
     config = RunOptions(sessions=8, rounds=2, max_tokens=24, device_pages=14).config()
@@ -94,7 +118,7 @@ def test_a_fault_without_an_occasion_is_no_pass(capsys: pytest.CaptureFixture[st
     assert outcome.result.tiers_used
     assert exit_code(outcome) == 2
     show(outcome)
-    assert capsys.readouterr().out.endswith(
+    assert capsys.readouterr().out.startswith(
         "not a test, this run proves nothing: fault rests never took effect. It needs a longer day.\n"
     )
 

@@ -45,6 +45,8 @@ def _until_told(done: threading.Event) -> None:
 
 def main() -> None:
     """Alternate between two sequences that do not fit on the device together."""
+    # In place of that of this machine, which may have no GPU.
+    REGISTRY.unregister(REGISTRY._names_to_collectors["hicache_dbg_nvml_state"])
     REGISTRY.register(GpuCollector(OneGpu()))
     mirrors = []
     for geometry in (mla(LAYERS, TOKENS_PER_PAGE), index_k(LAYERS, TOKENS_PER_PAGE)):

@@ -11,7 +11,9 @@ import pytest
 from tests.services import require
 
 from hicache_dbg.tracer.cli.main import main
-from hicache_dbg.tracer.dashboards.live import Prometheus, PrometheusError
+from hicache_dbg.tracer.dashboards.document import load
+from hicache_dbg.tracer.dashboards.expressions import interpolate
+from hicache_dbg.tracer.dashboards.live import Prometheus, PrometheusError, choices
 
 pytestmark = pytest.mark.service
 
@@ -56,6 +58,21 @@ def test_every_panel_and_every_variable_returns_series(
     assert empty == []
     assert len(told["answers"]) > 80
     assert sum(1 for answer in told["answers"] if answer["where"].startswith("variable")) == 20
+
+
+def test_choosing_the_only_rank_empties_no_panel(prometheus: str, dashboards: Path) -> None:
+    """Also what a GPU reports, whose rank is not known, stays with a rank chosen."""
+    server = Prometheus(prometheus)
+    chosen = {**choices(server, "1h"), "rank": "0"}
+    expressions = [
+        target.expr
+        for path in (dashboards / "grafana").glob("*.json")
+        for panel in load(path).panels
+        for target in panel.targets
+    ]
+    assert len(expressions) > 50
+    empty = [expr for expr in expressions if not server.query(interpolate(expr, chosen))]
+    assert empty == []
 
 
 def test_a_planted_typo_in_a_value_is_found_only_live(

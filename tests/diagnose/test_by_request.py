@@ -59,17 +59,22 @@ def test_a_request_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_journal_knows_whom_a_copy_was_for(tmp_path: Path) -> None:
-    """One field holds all request ids, separated by commas."""
+    """An entry has each request's id as a value of one field, whatever characters the id has."""
     entries = tmp_path / "entries"
+    odd = copied(verified=16, requests=('["x", y',), skipped={"reused": 1, "partial": 2})
     lines = [
         msgspec.json.encode({"__REALTIME_TIMESTAMP": "1", **fields(event)})
-        for event in EVENTS
+        for event in [*EVENTS, odd]
         if isinstance(event, Copied)
     ]
     entries.write_bytes(b"\n".join(lines))
     show = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
-    with Database(JournalSource([sys.executable, "-c", show, str(entries)], print), "a") as run:
-        assert gather(run).tiles.verified == 5
+    for request, verified in (("a", 5), ('["x", y', 16)):
+        source = JournalSource([sys.executable, "-c", show, str(entries)], print)
+        with Database(source, request) as run:
+            found = gather(run)
+        assert found.tiles.verified == verified
+    assert found.skipped == {"partial,reused": 3}
 
 
 def test_the_command_asks_for_one_request(

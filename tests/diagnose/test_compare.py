@@ -65,12 +65,24 @@ def test_a_run_differs_in_nothing_from_itself(
     assert capsys.readouterr().out.startswith("0 different, ")
 
 
+def test_a_cause_whose_finding_is_in_another_part_is_not_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later part begins with the geometry, which confirms the cause: the exit code says so too."""
+    part = recorded(tmp_path, "run.0005", [started(), copied(**LOAD, verified=8)])
+    assert main(["diagnose", str(part), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["findings"], told["hypotheses"][0]["cause"]) == ([], "row_width")
+
+
 def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recordings of two ranks are added up instead of compared."""
     places = [
         str(
             recorded(
-                tmp_path, f"rank{rank}", [started(rank=rank), copied(rank=rank), health(rank=rank)]
+                tmp_path,
+                f"rank{rank}",
+                [started(rank=rank, mirrors=()), copied(rank=rank), health(rank=rank)],
             )
         )
         for rank in range(2)
@@ -85,8 +97,12 @@ def test_together_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_recording_named_twice_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Named directly, by a link and by its folder, its tiles and calls count once."""
     calls: list[Event] = [collective("x"), collective("y")]
-    first = recorded(tmp_path, "rank0", [started(), copied(), *calls])
-    recorded(tmp_path, "rank1", [started(rank=1), collective("x", 1), collective("y", 1), word(1)])
+    first = recorded(tmp_path, "rank0", [started(mirrors=()), copied(), *calls])
+    recorded(
+        tmp_path,
+        "rank1",
+        [started(rank=1, mirrors=()), collective("x", 1), collective("y", 1), word(1)],
+    )
     (tmp_path / "link").symlink_to(first)
     places = [str(first), str(tmp_path), str(tmp_path / "link")]
     assert main(["diagnose", "--together", *places, "--json"]) == 2
@@ -98,7 +114,7 @@ def test_ranks_that_nobody_compared_do_not_agree(
 ) -> None:
     """A folder of two ranks is not joined unless requested: whether they agree stays open."""
     for rank in range(2):
-        recorded(tmp_path, f"rank{rank}", [started(rank=rank), copied(rank=rank)])
+        recorded(tmp_path, f"rank{rank}", [started(rank=rank, mirrors=()), copied(rank=rank)])
     assert main(["diagnose", str(tmp_path), "--json"]) == 2
     told = json.loads(capsys.readouterr().out)["hypotheses"]
     (answer,) = [one for one in told if one["name"] == "rank_diverges"]

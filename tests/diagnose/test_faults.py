@@ -8,7 +8,7 @@ from hicache_dbg.repro.faults.registry import ALL_FAULTS
 from hicache_dbg.tracer.cli import selftest_stages
 from hicache_dbg.tracer.cli.selftest_stages import STAGES
 from hicache_dbg.tracer.diagnose.evidence import Evidence
-from hicache_dbg.tracer.diagnose.hypothesis import Verdict, ask_all, known_hypotheses
+from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict, ask_all, known_hypotheses
 from hicache_dbg.tracer.events import FaultClass, Finding
 from hicache_dbg.tracer.settings import Checksum, Settings
 
@@ -27,11 +27,18 @@ ALSO = {
 OF_SIGHT = {"tracer_was_blind", "copies_are_innocent"}
 
 
+def asked(evidence: Evidence) -> list[Answer]:
+    """Return every answer; a hypothesis that fails is undecided, and none of ours may."""
+    answers = ask_all(evidence)
+    assert not [one for one in answers if one.evidence.startswith("it could not be asked")]
+    return answers
+
+
 def confirmed(fault: Fault | None, stage: str) -> set[str]:
     """Return the hypotheses that a rehearsal with ``fault`` confirms."""
     events, seen = STAGES[stage](fault, Layout.PAGE_FIRST, 0)
     assert seen.moved, "nothing moved"
-    answers = ask_all(Evidence.of(events))
+    answers = asked(Evidence.of(events))
     return {answer.name for answer in answers if answer.verdict is Verdict.CONFIRMED}
 
 
@@ -73,7 +80,7 @@ def test_a_fault_that_its_check_did_not_see_is_neither_ruled_out_nor_named_other
     )
     events, seen = STAGES[fault.stage](fault, Layout.PAGE_FIRST, 0)
     left = [e for e in events if not (isinstance(e, Finding) and e.check == "ordering")]
-    answers = ask_all(Evidence.of(left, sessions_corrupted=int(bool(seen.wrong))))
+    answers = asked(Evidence.of(left, sessions_corrupted=int(bool(seen.wrong))))
     verdicts = {answer.name: answer.verdict for answer in answers}
     own = {BY_CLASS[fault.cls], *ALSO.get(fault.cls, ())} if seen.wrong else {BY_CLASS[fault.cls]}
     assert Verdict.FALSIFIED not in {verdicts[one] for one in own}

@@ -4,11 +4,11 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -226,19 +226,61 @@ def test_a_source_that_fails_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("pressed", [True, False], ids=["ctrl-c", "by another thread"])
-def test_a_query_that_is_interrupted_ends_as_the_command_does(
-    *, pressed: bool, tmp_path: Path
-) -> None:
-    """Ctrl-C during a DuckDB query is reported as Ctrl-C, not as a DuckDB error."""
+#: Takes seconds, unless it is interrupted.
+LONG = "SELECT sum(a.range * b.range) FROM range(200000) a, range(200000) b"
+
+
+def test_an_interrupt_of_a_query_is_an_interrupt(tmp_path: Path) -> None:
+    """An interrupt by another thread is reported as Ctrl-C, not as a DuckDB error."""
     recorded(tmp_path, "run", [copied()])
-    press = partial(os.kill, os.getpid(), signal.SIGINT)
+    over = threading.Event()
     with Database(recordings_at([tmp_path], print)) as database:
-        interrupt = threading.Timer(0.2, press if pressed else database._connection.interrupt)
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
-            database.sql("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b")
-        interrupt.join()
+
+        def interrupt() -> None:
+            while not over.wait(0.1):  # the first may come before the query
+                database._connection.interrupt()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                database.sql(LONG)
+        finally:
+            over.set()
+            thread.join()
+
+
+#: Runs a long query; its arguments are the recording's folder and the query.
+QUERY = """
+import signal, sys
+from pathlib import Path
+from hicache_dbg.tracer.diagnose.database import Database
+from hicache_dbg.tracer.diagnose.places import recordings_at
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+with Database(recordings_at([Path(sys.argv[1])], print)) as database:
+    print("asking", flush=True)
+    try:
+        database.sql(sys.argv[2])
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_ctrl_c_in_a_query_is_an_interrupt(tmp_path: Path) -> None:
+    """DuckDB raises something else for a real Ctrl-C than for its own interrupt."""
+    recorded(tmp_path, "run", [copied()])
+    with subprocess.Popen(
+        [sys.executable, "-c", QUERY, str(tmp_path), LONG],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "asking\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            asking.wait(0.3)  # the query has begun by then
+        asking.send_signal(signal.SIGINT)
+        assert asking.communicate(timeout=60) == ("interrupted\n", "")
 
 
 def test_a_quote_in_a_file_name_is_a_quote(tmp_path: Path) -> None:

@@ -70,8 +70,13 @@ def copied(pool: str, op: Op, **tiles: object) -> Copied:
 
 
 def answers(*events: Event) -> dict[str, Answer]:
-    """Return every hypothesis's answer, by name."""
-    return {answer.name: answer for answer in ask_all(Evidence.of(events))}
+    """Return every hypothesis's answer, by name; none of ours may fail and so count as undecided."""
+    told = {answer.name: answer for answer in ask_all(Evidence.of(events))}
+    failed = {
+        name for name, one in told.items() if one.evidence.startswith("it could not be asked")
+    }
+    assert failed == set()
+    return told
 
 
 LATENT = mirror("mla", "LatentHostPool", 1152, 1152)
@@ -132,6 +137,8 @@ def test_the_story_comes_out_in_both_acts() -> None:
         "copies_are_innocent",
     ):
         assert told[name].verdict is Verdict.FALSIFIED, name
+    race = told["race_of_wide_rows"].evidence
+    assert race.endswith(", and none of mla, which moves in the same operations")
     assert next(iter(ask_all(Evidence.of(STORY)))).name == "host_sized_for_another_dtype"
 
 
@@ -183,7 +190,42 @@ def test_silence_is_not_health() -> None:
     assert answers(*CLEAN, dropped)["tracer_was_blind"].verdict is Verdict.CONFIRMED
 
 
-@pytest.mark.parametrize("events", [(), CLEAN, STORY], ids=["nothing", "clean", "story"])
+@pytest.mark.parametrize(
+    ("verified", "verdict"), [(99, Verdict.FALSIFIED), (98, Verdict.CONFIRMED)]
+)
+def test_sight_is_good_if_ninety_nine_of_a_hundred_loaded_tiles_were_compared(
+    verified: int, verdict: Verdict
+) -> None:
+    """The evidence has the share, and says so if nothing came back at all."""
+    load = copied("mla", Op.LOAD, verified=verified, skipped={"reused": 100 - verified})
+    sight = answers(*CLEAN[:3], load)["tracer_was_blind"]
+    assert sight.verdict is verdict
+    assert sight.evidence.startswith(
+        f"{verified}.0% of the loaded tiles were compared, 0 operations"
+    )
+    assert (
+        answers(*CLEAN[:3])["tracer_was_blind"].evidence == "no tile came back, 0 operations lost"
+    )
+
+
+def test_a_finding_of_a_read_that_came_too_early_is_a_missing_gate() -> None:
+    """Though every tile that was compared is right by then."""
+    early = Finding(time_ns=0, cls=FaultClass.READ_BEFORE_LOAD, pool="mla", message="early")
+    told = answers(*CLEAN, early)["missing_layer_gate"]
+    assert told.verdict is Verdict.CONFIRMED
+    assert "early" in told.evidence
+
+
+EVERY_CLASS = tuple(
+    Finding(time_ns=0, cls=cls, pool="mla", message=cls.value) for cls in FaultClass
+)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(), CLEAN, CLEAN[:1], CLEAN[1:], STORY, EVERY_CLASS, CLEAN + EVERY_CLASS],
+    ids=["nothing", "clean", "start", "copies", "story", "findings", "both"],
+)
 def test_every_hypothesis_answers_whatever_there_is(events: tuple[Event, ...]) -> None:
     """No evidence makes one fail; each answer has a reason, and an undecided one says how to decide it."""
     told = answers(*events)
@@ -198,6 +240,13 @@ def test_findings_of_a_kind_are_one_with_their_count() -> None:
     later = msgspec.structs.replace(ROW_WIDTH, message="later", count=61)
     (kind,) = Evidence.of((ROW_WIDTH, later)).kinds_of_finding()
     assert (kind.message, kind.count) == ("132 against 256", 62)
+
+
+def test_a_mismatch_is_enough_to_accuse_the_copies() -> None:
+    """The finding about it may be in a part of the recording that is lost."""
+    told = answers(*CLEAN, copied("mla", Op.LOAD, mismatched=1))["copies_are_innocent"]
+    assert told.verdict is Verdict.FALSIFIED
+    assert told.evidence == "1 tile mismatched, 0 kinds of finding"
 
 
 def test_copies_are_not_innocent_of_what_was_lost_on_the_way() -> None:
@@ -251,6 +300,43 @@ def test_pages_that_differ_in_padding_only_are_sized_right() -> None:
     assert told["mended_class_not_in_use"].verdict is Verdict.FALSIFIED
 
 
+def test_a_host_page_that_is_longer_by_padding_only_is_of_no_other_dtype() -> None:
+    """The row width is wrong all the same, and told by its own finding."""
+    pool = mirror("c4", "PagedHostPool", 132, 132)
+    (part,) = pool.host.components
+    padded = msgspec.structs.replace(part, page_bytes=part.page_bytes + 192)
+    host = msgspec.structs.replace(pool.host, components=(padded,))
+    told = answers(started(msgspec.structs.replace(pool, host=host)))
+    assert told["host_sized_for_another_dtype"].verdict is Verdict.FALSIFIED
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "formula"),
+    [
+        (256, 132, "fp8 with one fp32 scale per 128"),
+        (256, 128, "fp8"),
+        (256, 68, "fp4 with one fp32 scale per 128"),
+        (128, 256, "bf16"),
+        (128, 512, "fp32"),
+        (512, 132, "fp8 with one fp32 scale per 128"),
+        (256, 100, None),
+    ],
+)
+def test_the_formula_that_sized_the_host_is_named(
+    device: int, host: int, formula: str | None
+) -> None:
+    """Elements of one, two and four bytes; a size that no formula gives is told without one."""
+    told = answers(started(mirror("index_k", "Paged", device, host)))[
+        "host_sized_for_another_dtype"
+    ]
+    assert told.verdict is Verdict.CONFIRMED
+    named = f", the formula of {formula}" if formula else ""
+    assert told.evidence == (
+        f"index_k: the device stores {device} B a slot (bfloat16), Paged was sized for {host} B{named}; "
+        "0 tiles of this pool mismatched"
+    )
+
+
 def test_what_did_not_come_back_is_not_proven_good() -> None:
     """A backup whose source was digested twice is not a tile that came back, nor is a lone digest."""
     down = answers(*CLEAN[:3], copied("mla", Op.BACKUP, verified=4))
@@ -282,8 +368,9 @@ def test_the_books_add_up_only_where_they_were_closed() -> None:
 def test_a_pool_whose_copies_may_be_lost_is_not_accused() -> None:
     """If operations are missing, the absence of a pool's copies proves nothing."""
     moved = [event for event in CLEAN if getattr(event, "pool", "") != "index_k"]
-    told = answers(*moved, Health(time_ns=0, copies=4))
-    assert told["pool_not_managed"].verdict is Verdict.UNDECIDED
+    told = answers(*moved, Health(time_ns=0, copies=4))["pool_not_managed"]
+    assert told.verdict is Verdict.UNDECIDED
+    assert told.evidence.endswith("and the events of 2 operations are missing")
 
 
 def test_what_was_copied_before_the_events_begin_is_not_lost() -> None:
@@ -314,7 +401,25 @@ def test_one_bad_tile_rules_no_race_out() -> None:
     few = answers(*sight, copied("mla", Op.LOAD, mismatched=1))["race_of_wide_rows"]
     many = answers(*sight, copied("mla", Op.LOAD, mismatched=9))["race_of_wide_rows"]
     assert (few.verdict, many.verdict) == (Verdict.UNDECIDED, Verdict.FALSIFIED)
-    assert few.evidence == "too few tiles were compared: mla 1 of 1"
+    assert many.evidence == "a race hits now and then; here all 9 compared tiles of mla differ"
+    fetched = copied("mla", Op.FETCH, verified=9)  # which brings nothing to the device
+    beside = answers(*sight, copied("mla", Op.LOAD, mismatched=9), fetched)["race_of_wide_rows"]
+    assert beside == many
+
+
+def test_a_pool_of_which_only_some_tiles_differ_may_be_raced_for() -> None:
+    """However many differ, those that do not show that it is a matter of time, or of the page."""
+    mixed = copied("mla", Op.LOAD, mismatched=9, verified=1)
+    told = answers(started(LATENT), copied("mla", Op.BACKUP, witnessed=9), mixed)
+    race = told["race_of_wide_rows"]
+    assert race.verdict is Verdict.UNDECIDED
+    assert race.evidence == "some tiles differ and some do not: mla 9 of 10"
+
+
+def test_no_race_is_ruled_out_before_anything_was_loaded() -> None:
+    """Backups alone are compared with nothing."""
+    race = answers(*CLEAN[:3])["race_of_wide_rows"]
+    assert (race.verdict, race.evidence) == (Verdict.UNDECIDED, "no loaded tile was compared")
 
 
 def test_tiles_without_a_start_record_were_compared_all_the_same() -> None:

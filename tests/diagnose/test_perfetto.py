@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hicache_dbg.exporters.perfetto import write_perfetto
 from hicache_dbg.exporters.recording_format import recordings_in
 from hicache_dbg.exporters.timeline import Slice
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.cli.progress import Advance
 from hicache_dbg.tracer.events import Event
 
 PAGES = {"host_pages": (1, 2), "generations": (5, 5)}
@@ -157,3 +160,19 @@ def test_a_folder_that_is_missing_is_said(
     missing = tmp_path / "none" / "run.pftrace"
     assert main(["diagnose", place, "--perfetto", str(missing)]) == 2
     assert f"cannot write {missing}" in capsys.readouterr().err
+
+
+def test_a_long_timeline_shows_how_far_it_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute without a word looks like a hang."""
+    told: list[tuple[int, int, str]] = []
+
+    @contextmanager
+    def progress() -> Iterator[Advance]:
+        yield lambda *step: told.append(step)
+
+    monkeypatch.setattr("hicache_dbg.tracer.cli.diagnose.progress", progress)
+    place = str(recorded(tmp_path, "run", [copied()] * 1500))
+    main(["diagnose", place, "--perfetto", str(tmp_path / "run.pftrace")])
+    assert told == [(0, 1500, "timeline"), (1000, 1500, "timeline")]

@@ -23,9 +23,9 @@ EVENTS: list[Event] = [
     copied(h=2),
     copied(**LOAD),
     copied(pool="index_k", layout="layer_first", rank=1, **LOAD),
-    copied(skipped={"reused": 2}),
+    copied(skipped={"reused": 2, "partial": 1}, requests=("8c0f6f2b", "another")),
     finding(),
-    finding(cls=FaultClass.SLOT_REUSE, layer=3),
+    finding(cls=FaultClass.SLOT_REUSE, layer=3, pool="mla+index_k"),
     health(),
 ]
 
@@ -35,7 +35,7 @@ LINES = {
     "grep -oE": 2,
     "HICACHE_OP=load [+]": 3,
     "HICACHE_TOKEN_GRANULAR=True": 0,
-    "-F HICACHE_POOL": 2,
+    "-F HICACHE_POOL": 4,
     "-F HICACHE_OP": 2,
     "-F HICACHE_LAYOUT": 2,
     "hicache-dbg -p err$": 2,
@@ -48,6 +48,7 @@ LINES = {
     "-g ": 1,
     "HICACHE_VERIFIED": 5,
     "HICACHE_SKIP_REASON=reused": 1,
+    "HICACHE_REQUEST=8c0f6f2b": 1,
     "HICACHE_EVENT=health": 1,
     "HICACHE_EVENT=started": 1,
     "--since": 2,

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -250,3 +251,14 @@ def test_who_is_stopped_while_putting_files_together_holds_nobody_up(tmp_path: P
         assert is_claimed(tmp_path, str(os.getpid())) is None
     claim.renew()
     assert is_claimed(tmp_path, str(os.getpid()))
+
+
+def test_two_scrapes_at_once_agree_on_who_is_dead(tmp_path: Path) -> None:
+    """While one scrape looks at a dead process's lock, another does not take the process for alive."""
+    lock = tmp_path / "hicache_dbg_4194305.lock"  # no pid is that high
+    lock.touch()
+    with lock.open("r+") as first, patch("fcntl.flock", wraps=fcntl.flock) as asked:
+        assert is_claimed(tmp_path, "4194305") is False
+        how = asked.call_args.args[1]
+        fcntl.flock(first, how)
+        assert is_claimed(tmp_path, "4194305") is False

@@ -37,7 +37,7 @@ def test_its_fields_hold_the_whole_event() -> None:
         "tiles",
         "1",
     )
-    assert json.loads(named["HICACHE_RECORD"])["values"] == ["0a", "0b"]
+    assert json.loads(str(named["HICACHE_RECORD"]))["values"] == ["0a", "0b"]
     assert len(set(MESSAGE_IDS.values())) == len(MESSAGE_IDS)
 
 

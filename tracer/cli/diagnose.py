@@ -1,6 +1,6 @@
 """``hicache-dbg diagnose``: read recordings or the journal, print hypotheses and verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -11,10 +11,12 @@ from hicache_dbg.exporters.html.page import HtmlError, write_html
 from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.perfetto import PerfettoError, write_perfetto
 from hicache_dbg.exporters.recording_format import RecordingError
+from hicache_dbg.exporters.timeline import Slice
 from hicache_dbg.tracer.cli.diagnose_output import show_comparison
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError, of_reports
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
 from hicache_dbg.tracer.cli.logs import Query
+from hicache_dbg.tracer.cli.progress import progress
 from hicache_dbg.tracer.cli.render import show_report
 from hicache_dbg.tracer.diagnose.compare import compare
 from hicache_dbg.tracer.diagnose.database import Database, Source
@@ -166,13 +168,23 @@ def _one(
             write_html(html, page_of(database, evidence, report, source.name))
             _say(f"{html}: open it in a browser")
         if perfetto is not None:
-            written = write_perfetto(perfetto, slices_of(database), findings_of(evidence.findings))
+            slices = _shown(slices_of(database), sum(evidence.paths.values()))
+            written = write_perfetto(perfetto, slices, findings_of(evidence.findings))
             _say(f"{perfetto}: {written} slices and instants; open it in https://ui.perfetto.dev")
     if as_json:
         print_json(report)
     else:
         show_report(report)
     raise typer.Exit(of_reports(report))
+
+
+def _shown(slices: Iterable[Slice], total: int) -> Iterator[Slice]:
+    """Yield ``slices``, and show how far it got on a terminal: a million take a minute."""
+    with progress() as advance:
+        for number, one in enumerate(slices):
+            if number % 1000 == 0:
+                advance(number, total, "timeline")
+            yield one
 
 
 def _several(

@@ -12,6 +12,7 @@ from hicache_dbg.tracer.cli.doctor_checks import examine
 from hicache_dbg.tracer.cli.doctor_parts import Part, State
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
+from hicache_dbg.tracer.settings import Settings
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.attach.sglang.survey import Row
@@ -52,6 +53,7 @@ def command(
 
 def _sglang() -> list[Part]:
     """Return the attachment table of the installed SGLang, as parts."""
+    from hicache_dbg.tracer.attach.sglang.native.build import state
     from hicache_dbg.tracer.attach.sglang.survey import survey
 
     try:
@@ -67,6 +69,7 @@ def _sglang() -> list[Part]:
     for why in dict.fromkeys(found.unimportable.values()):
         names = [name for name, reason in found.unimportable.items() if reason == why]
         head += f"\ncannot be imported ({why}): {', '.join(names)}"
+    head += f"\ncompiled helper: {state(Settings.from_environ().native)}"
     return [
         Part("sglang", State.OK, head),
         *(Part(row.name, states[row.state], _detail(row)) for row in found.rows),

@@ -1,4 +1,4 @@
-"""Print a report on a terminal: tables of paths and geometry, findings, hypotheses."""
+"""Print a report on a terminal: verdict and advice first, then findings, hypotheses, geometry, paths."""
 
 from collections.abc import Sequence
 
@@ -11,35 +11,43 @@ from rich.text import Text
 from hicache_dbg.exporters.line import printable
 from hicache_dbg.tracer.cli.visible import visible
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
-from hicache_dbg.tracer.diagnose.report import FindingRow, PathRow, Report
+from hicache_dbg.tracer.diagnose.report import PathRow, Report
 from hicache_dbg.tracer.events import MirrorInfo
 
-__all__ = ["render_report", "show_report", "table"]
+__all__ = ["render_report", "render_verdict", "show_report", "table"]
 
 _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
 
 def show_report(report: Report) -> None:
-    """Print the whole report; the verdict comes last."""
+    """Print the whole report."""
     console = Console(markup=False)
+    render_verdict(console, report)
     render_report(console, report)
-    # Never wrapped, so that it can be searched for.
-    console.print(f"\nverdict: {printable(report.verdict)}", highlight=False, soft_wrap=True)
+
+
+def render_verdict(console: Console, report: Report) -> None:
+    """Print the verdict, and what to do about it. Never wrapped, so that they can be searched for."""
+    style = "bold red" if report.corrupt else ""
+    lines = [(f"verdict: {printable(report.verdict)}", style)]
+    if report.advice:
+        lines.append((f"do: {printable(report.advice)}", "cyan"))
+    for line, look in lines:
+        console.print(line, highlight=False, soft_wrap=True, style=look)
 
 
 def render_report(console: Console, told: Report) -> None:
-    """Print what was attached, which paths were taken, what was checked, and what is wrong."""
+    """Print what is wrong, how much was checked, what else was asked, and the geometry and paths."""
     report = visible(told)
+    _findings(console, report)
+    _tiles(console, report)
+    if report.hypotheses:
+        console.print(_hypotheses(report))
     if report.mirrors:
         console.print(_geometry(report.mirrors))
     _classes(console, report)
     if report.paths:
         console.print(_paths(report.paths))
-        _tiles(console, report)
-    for finding in report.findings:
-        _finding(console, finding)
-    if report.hypotheses:
-        console.print(_hypotheses(report.hypotheses))
     if report.dropped or report.internal_errors:
         console.print(
             f"tracer: dropped {report.dropped or 'none'}, own failures {report.internal_errors or 'none'}",
@@ -88,7 +96,8 @@ def _classes(console: Console, report: Report) -> None:
     if report.classes_built:
         unbuilt = ", ".join(report.classes_unbuilt) or "none"
         console.print(
-            f"host pool classes in use: {', '.join(report.classes_built)}; never built: {unbuilt}\n"
+            f"host pool classes in use: {', '.join(report.classes_built)}; never built: {unbuilt}\n",
+            soft_wrap=True,
         )
 
 
@@ -101,10 +110,12 @@ def _paths(paths: list[PathRow]) -> Table:
 
 
 def _tiles(console: Console, report: Report) -> None:
+    if not report.paths:
+        return
     tiles = report.tiles
     style = "bold red" if tiles.mismatched else "green" if tiles.verified else "yellow"
     console.print(
-        f"tiles: moved {tiles.moved} = verified {tiles.verified} + witnessed {tiles.witnessed} "
+        f"\ntiles: moved {tiles.moved} = verified {tiles.verified} + witnessed {tiles.witnessed} "
         f"+ mismatched {tiles.mismatched} + skipped {tiles.skipped}; "
         f"{report.checked_share:.1%} of the loaded tiles were compared",
         style=style,
@@ -114,26 +125,31 @@ def _tiles(console: Console, report: Report) -> None:
         console.print(f"  skipped, {reason}: {count}", style="yellow")
 
 
-def _finding(console: Console, finding: FindingRow) -> None:
-    times = f" x{finding.count}" if finding.count > 1 else ""
-    where = f" at {finding.op or finding.check}"
-    console.print()
-    console.print(Text(f"{finding.cls}{times}: {finding.pool}{where}", style="bold red"))
-    console.print(Padding(Text(finding.message), (0, 0, 0, 2)))
-    if finding.advice:
-        console.print(Padding(Text(f"do: {finding.advice}", style="cyan"), (0, 0, 0, 2)))
+def _findings(console: Console, report: Report) -> None:
+    """Print every kind of finding; advice that was given above is not repeated."""
+    given = report.advice
+    for finding in report.findings:
+        times = f" x{finding.count}" if finding.count > 1 else ""
+        where = f" at {finding.op or finding.check}"
+        console.print()
+        console.print(Text(f"{finding.cls}{times}: {finding.pool}{where}", style="bold red"))
+        console.print(Padding(Text(finding.message), (0, 0, 0, 2)))
+        if finding.advice not in given:
+            console.print(Padding(Text(f"do: {finding.advice}", style="cyan"), (0, 0, 0, 2)))
+            given += f"\n{finding.advice}"
 
 
-def _hypotheses(answers: Sequence[Answer]) -> Table:
+def _hypotheses(report: Report) -> Table:
     """List confirmed hypotheses one by one; group the others by verdict and reason."""
     made = table("verdict", "hypothesis and evidence", title="\nHypotheses")
-    alike: dict[tuple[Verdict, str, str], list[Answer]] = {}
-    for answer in answers:
+    alike: dict[tuple[Verdict, str], list[Answer]] = {}
+    for answer in report.hypotheses:
         # A confirmed cause gets its own row; others with the same reason share one.
         alone = answer.name if answer.verdict is Verdict.CONFIRMED else answer.evidence
-        alike.setdefault((answer.verdict, alone, answer.decide_by), []).append(answer)
-    for group in alike.values():
-        made.add_row(_verdict(group[0].verdict), _argued(group))
+        alike.setdefault((answer.verdict, alone), []).append(answer)
+    for (verdict, _), group in alike.items():
+        argued = _confirmed(group[0], report) if verdict is Verdict.CONFIRMED else _argued(group)
+        made.add_row(_verdict(verdict), argued)
     return made
 
 
@@ -141,15 +157,23 @@ def _verdict(verdict: Verdict) -> Text:
     return Text(verdict.value, style=_STYLE[verdict])
 
 
-def _argued(group: Sequence[Answer]) -> Text:
-    first, names = group[0], ", ".join(answer.name for answer in group)
-    if first.verdict is Verdict.CONFIRMED:
-        text = Text(f"{names}: {first.question}", style="bold")
-        text.append(f"\n{first.evidence}", style="not bold")
+def _confirmed(answer: Answer, report: Report) -> Text:
+    """Return the question, with evidence and advice unless they stand in the verdict above."""
+    text = Text(f"{answer.name}: {answer.question}", style="bold")
+    if answer.evidence not in report.verdict:
+        text.append(f"\n{answer.evidence}", style="not bold")
     else:
-        text = Text(names).append(f"\n{first.evidence}", style="dim")
-    if first.advice:
-        text.append(f"\ndo: {first.advice}", style="not bold cyan")
-    if first.decide_by:
-        text.append(f"\ndecide by: {first.decide_by}", style="not bold cyan")
+        text.append(" See the verdict.", style="not bold")
+    if answer.advice and answer.advice != report.advice:
+        text.append(f"\ndo: {answer.advice}", style="not bold cyan")
+    return text
+
+
+def _argued(group: Sequence[Answer]) -> Text:
+    """Return names and their common evidence, and how to decide each that is undecided."""
+    text = Text(", ".join(answer.name for answer in group))
+    text.append(f": {group[0].evidence}", style="dim")
+    for answer in group:
+        if answer.decide_by:
+            text.append(f"\ndecide {answer.name} by: {answer.decide_by}", style="cyan")
     return text

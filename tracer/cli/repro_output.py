@@ -7,10 +7,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from hicache_dbg.exporters.line import printable
 from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
-from hicache_dbg.tracer.cli.render import render_report, table
+from hicache_dbg.tracer.cli.render import render_report, render_verdict, table
 from hicache_dbg.tracer.diagnose.report import Report
 from hicache_dbg.tracer.words import counted
 
@@ -82,31 +81,36 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome) -> None:
-    """Print the whole outcome; the verdict comes last."""
+    """Print the whole outcome: the verdict first, and how many sessions are corrupted last."""
     result, console = outcome.result, Console(markup=False)
     if result.config.tag:
         console.print(f"run {result.config.tag}", style="bold")
+    _reservations(console, outcome)
     if outcome.report is not None:
+        render_verdict(console, outcome.report)
         render_report(console, outcome.report)
     if result.exchanges:
         console.print(_replies(result))
     _engine(console, result)
     # Never wrapped, so that they can be searched for.
-    lines = [(wall_line(result), ""), (corruption_line(result), _verdict_style(outcome))]
-    if outcome.report is not None:
-        lines.append((f"verdict: {printable(outcome.report.verdict)}", ""))
-    for line, style in lines:
+    for line, style in (
+        (wall_line(result), ""),
+        (corruption_line(result), _verdict_style(outcome)),
+    ):
         console.print(line, highlight=False, style=style, soft_wrap=True)
+
+
+def _reservations(console: Console, outcome: Outcome) -> None:
+    """Print what the verdict must be read with: an error of the engine, a run cut short or in vain."""
+    result, said = outcome.result, ""
     if result.engine_error:
-        console.print(f"engine error: {result.engine_error}", style="bold red")
+        console.print(f"engine error: {result.engine_error}", style="bold red", soft_wrap=True)
     if result.interrupted:
-        console.print("interrupted: the sessions above had ended by then", style="yellow")
+        said = "interrupted: only the sessions below had ended by then"
     elif exit_code(outcome) == USAGE:
-        console.print(
-            f"not a test, this run proves nothing: {unproven(outcome)}.",
-            style="bold yellow",
-            soft_wrap=True,
-        )
+        said = f"not a test, this run proves nothing: {unproven(outcome)}."
+    if said:
+        console.print(said, style="bold yellow", soft_wrap=True)
 
 
 def _engine(console: Console, result: RunResult) -> None:
@@ -145,9 +149,7 @@ def _verdict_style(outcome: Outcome) -> str:
 
 def _replies(result: RunResult) -> Table:
     """List every reply, beside the reply of the model without the tiers if that differs."""
-    replies = table(
-        "chat", "question", "reply through the tiers", "without the tiers", title="\nReplies"
-    )
+    replies = table("", "question", "reply through the tiers", "without them", title="\nReplies")
     for exchange in result.exchanges:
         same = exchange.expected == exchange.got
         replies.add_row(

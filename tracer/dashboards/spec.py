@@ -19,6 +19,7 @@ __all__ = [
     "Row",
     "Step",
     "Variable",
+    "gpu_metric",
     "metric",
     "pool_metric",
     "rate",
@@ -28,17 +29,26 @@ __all__ = [
 #: Operations that bring bytes back: only these can be compared with what was written.
 RETURNING = 'op=~"load|fetch|recv"'
 
-_SCOPE = 'job=~"$job",instance=~"$instance",rank=~"$rank"'
+_PLACE = 'job=~"$job",instance=~"$instance"'
 
 
 def metric(name: str, *matchers: str) -> str:
     """Return a selector of one of our metrics within the chosen job, instance and rank."""
-    return f"hicache_dbg_{name}{{{','.join((_SCOPE, *matchers))}}}"
+    return _selector(name, 'rank=~"$rank"', *matchers)
+
+
+def gpu_metric(name: str, *matchers: str) -> str:
+    """Return a selector of a GPU's metric; its rank is empty unless the exporter knows it."""
+    return _selector(f"gpu_{name}", 'rank=~"$rank|"', *matchers)
 
 
 def pool_metric(name: str, *matchers: str) -> str:
     """Return a selector that is also limited to the chosen pools."""
     return metric(name, 'pool=~"$pool"', *matchers)
+
+
+def _selector(name: str, *matchers: str) -> str:
+    return f"hicache_dbg_{name}{{{','.join((_PLACE, *matchers))}}}"
 
 
 def rate(selector: str) -> str:

@@ -90,6 +90,8 @@ class Evidence:
     joined: bool = False
     #: Operations excluded on purpose.
     elsewhere: int = 0
+    #: Number of lines or entries that could not be read: each was an event, probably a copy.
+    unread: int = 0
     #: Number of items that could not be read, by place.
     errors: Counter[str] = field(default_factory=Counter)
     sql: Sql | None = None
@@ -147,16 +149,16 @@ class Evidence:
     def unseen(self) -> int:
         """Number of operations that were traced but are missing here.
 
-        The bus had no room for them, the tracer failed on them, or the sink that kept these events
-        lost them. Losses of other sinks do not count.
+        The bus had no room for them, the tracer failed on them, the sink that kept these events
+        lost them, or their lines cannot be read. Losses of other sinks do not count.
         """
         health = self.health
         if health is None:
-            return 0
+            return self.unread
         bus = sum(lost for where, lost in health.dropped.items() if where.startswith("bus/"))
         failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith("probe/"))
         made = health.copies - sum(self.earlier)
-        return bus + failed + max(0, made - self.elsewhere - sum(self.paths.values()))
+        return bus + failed + max(self.unread, made - self.elsewhere - sum(self.paths.values()))
 
     @property
     def pools(self) -> list[str]:

@@ -25,6 +25,7 @@ def gather(database: Database) -> Evidence:
             evidence.begin(event.run_id)
         else:
             evidence.add(event)
+    evidence.unread = database.unread
     for pool, op, granular, layout, reasons, count, good, kept, bad, skipped in database.sql(
         _COUNTS
     ):

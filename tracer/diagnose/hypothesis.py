@@ -47,7 +47,7 @@ class Hypothesis:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A hypothesis with its verdict."""
+    """A hypothesis with its verdict; ``cause`` is the fault class it stands for, if any."""
 
     name: str
     question: str
@@ -57,6 +57,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
     decide_by: str = ""
     rank: int = 0
+    cause: FaultClass | None = None
 
 
 def known_hypotheses() -> tuple[Hypothesis, ...]:
@@ -107,6 +108,7 @@ def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> li
                 advice=hypothesis.advice if verdict is Verdict.CONFIRMED else "",
                 decide_by=hypothesis.decide_by if verdict is Verdict.UNDECIDED else "",
                 rank=hypothesis.rank,
+                cause=hypothesis.cause,
             )
         )
     return sorted(answers, key=lambda answer: _ORDER.index(answer.verdict))

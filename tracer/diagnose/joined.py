@@ -1,6 +1,6 @@
 """Join recordings of several processes of one run: what they disagree about."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hicache_dbg.exporters.recording_format import read_header, run_of
@@ -9,16 +9,16 @@ from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.handed_over import settle
 from hicache_dbg.tracer.diagnose.places import recordings_at
+from hicache_dbg.tracer.diagnose.recordings import RecordingSource
 from hicache_dbg.tracer.events import Event, Finding, Health
 
-__all__ = ["joined"]
+__all__ = ["joined", "processes_of"]
 
 
-def joined(evidence: Evidence, files: Sequence[Path], say: Callable[[str], None]) -> list[Finding]:
-    """Return what the processes that wrote ``files`` disagree about; nothing for one process.
+def processes_of(files: Sequence[Path], say: Callable[[str], None]) -> list[Iterator[Event]]:
+    """Open ``files`` and return, for each process that wrote some, its rare events, not read yet.
 
-    Tiles that decode received and prefill sent are counted in ``evidence`` as compared. The files
-    of each run are read separately, because two processes may both be rank 0: one of prefill, one
+    The processes are read separately, because two of them may both be rank 0: one of prefill, one
     of decode.
 
     Raises:
@@ -27,17 +27,29 @@ def joined(evidence: Evidence, files: Sequence[Path], say: Callable[[str], None]
     runs: dict[tuple[Path, str], list[Path]] = {}
     for file in files:
         runs.setdefault((file.parent, run_of(file)), []).append(file)
-    recordings = [list(_rare(own, say)) for own in runs.values()]
+    return [_rare(recordings_at(own, say), _removed(own)) for own in runs.values()]
+
+
+def joined(evidence: Evidence, processes: Sequence[Iterable[Event]]) -> list[Finding]:
+    """Return what processes disagree about; nothing for one process.
+
+    Tiles that decode received and prefill sent are counted in ``evidence`` as compared.
+    """
+    recordings = [list(events) for events in processes]
     settle(evidence, recordings)
     evidence.joined = True
     return join(recordings)
 
 
-def _rare(files: Sequence[Path], say: Callable[[str], None]) -> Iterator[Event]:
-    """Yield the statements of a run, and that it lost events if parts of it were removed."""
+def _removed(files: Sequence[Path]) -> int:
+    """Return how many parts of a process's recording are missing."""
     parts = {read_header(file).part for file in files}
-    removed = max(parts) + 1 - len(parts)
-    with Database(recordings_at(files, say)) as database:
+    return max(parts) + 1 - len(parts)
+
+
+def _rare(source: RecordingSource, removed: int) -> Iterator[Event]:
+    """Yield the statements of a process, and that it lost events if parts were removed."""
+    with Database(source) as database:
         for event in database.rare():
             if not isinstance(event, Event):
                 continue

@@ -1,5 +1,6 @@
 """Resolve where a user says the events are: recordings, or folders of them."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,8 +29,17 @@ def files_at(places: Sequence[Path]) -> list[Path]:
     for place in places:
         inside = recordings_in(place) if place.is_dir() else [place]
         if not inside:
-            raise RecordingError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
+            raise RecordingError(_why_empty(place))
         for file in inside:
             # A file may be named twice, or also lie in a named folder.
             files.setdefault(file.resolve(), file)
     return list(files.values())
+
+
+def _why_empty(folder: Path) -> str:
+    """Return why ``folder`` seems to hold no recording: a listing hides that it was refused."""
+    try:
+        os.scandir(folder).close()
+    except OSError as error:
+        return f"cannot read {folder}: {error.strerror}"
+    return f"{folder} holds no recording (*.jsonl or *.jsonl.zst)"

@@ -9,6 +9,7 @@ import msgspec
 from hicache_dbg.exporters.encoding import LONGEST_LINE, whole
 from hicache_dbg.exporters.recording_format import PACKED, Header, RecordingError, read_header
 from hicache_dbg.tracer.diagnose.database import COLUMNS, WHOLE, Database, listed
+from hicache_dbg.tracer.diagnose.held import HeldFiles
 from hicache_dbg.tracer.diagnose.long_lines import long_lines, without
 from hicache_dbg.tracer.events import Copied, Event
 from hicache_dbg.tracer.words import counted
@@ -19,13 +20,18 @@ __all__ = ["RecordingSource"]
 class RecordingSource:
     """Recordings, plain or compressed; ``say`` gets one sentence per file with damaged lines.
 
+    What is removed from now on can still be read.
+
     Raises:
         RecordingError: a file cannot be read, is not a recording, or has a newer schema.
     """
 
     def __init__(self, files: Sequence[Path], say: Callable[[str], None]) -> None:
+        self.unread = 0
+        self._held = HeldFiles()
         for file in files:
             read_header(file)
+            self._held.hold(str(file))
             if whole(str(file)) != str(file):
                 raise RecordingError(
                     f"cannot read {str(file)!r}: its name is no UTF-8; link to it by another name"
@@ -52,7 +58,7 @@ class RecordingSource:
         """
         columns = {"event": "VARCHAR", **COLUMNS}
         typed = ", ".join(f"{name}: '{kind}'" for name, kind in columns.items())
-        self._readable = {file: self._short(file, database.folder) for file in self._files}
+        self._readable = {file: self._short(file, database) for file in self._files}
         files = list(self._readable.values())
         database.sql(
             f"CREATE VIEW copies AS SELECT * FROM read_json({listed(files)}, "  # noqa: S608 - quoted
@@ -78,22 +84,25 @@ class RecordingSource:
                         damaged[file] += 1
                     elif not isinstance(event, Copied):
                         yield event
+        self.unread += damaged.total()
         for file, count in damaged.items():
             self._say(
                 f"{file}: {counted(count, 'line')} skipped, no whole events: "
                 "the writer was stopped there, or the file is damaged"
             )
 
-    def _short(self, file: str, folder: Path) -> str:
-        """Return ``file``, or a copy of it in ``folder`` that lacks the lines that are too long."""
-        skipped = [] if file.endswith(PACKED) else long_lines(Path(file))
+    def _short(self, file: str, database: Database) -> str:
+        """Return what to read for ``file``: a copy if some of its lines are too long."""
+        held = self._held.readable(file, database.folder)
+        skipped = [] if file.endswith(PACKED) else long_lines(held)
         if not skipped:
-            return file
+            return str(held)
+        self.unread += len(skipped)
         self._say(
             f"{file}: {counted(len(skipped), 'line')} skipped, longer than {LONGEST_LINE >> 20} MiB: "
             "the file is damaged"
         )
-        return str(without(skipped, Path(file), folder))
+        return str(without(skipped, held, database.folder))
 
     @staticmethod
     def _event(decoder: msgspec.json.Decoder[Event], text: str | None) -> Event | Header | None:

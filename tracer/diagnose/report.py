@@ -54,6 +54,7 @@ class Report(msgspec.Struct, kw_only=True):
     """Paths, tiles, findings, geometry and hypotheses; ``repro`` adds session results."""
 
     verdict: str
+    advice: str
     tiles: TileCounts
     skipped: dict[str, int]
     paths: list[PathRow]
@@ -68,15 +69,21 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def corrupt(self) -> bool:
-        """Whether anything says that the cache did not keep every byte."""
-        return bool(self.findings or self.tiles.mismatched)
+        """Whether anything says that the cache did not keep every byte, or will not.
+
+        A confirmed cause is enough: its finding may be in a part that was not read.
+        """
+        caused = any(one.cause for one in self.hypotheses if one.verdict is Verdict.CONFIRMED)
+        return bool(self.findings or self.tiles.mismatched or caused)
 
 
 def build_report(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> Report:
     """Report everything ``evidence`` supports; ``asked`` are the hypotheses (default: all)."""
     tiles, health, answers = evidence.tiles, evidence.health, ask_all(evidence, asked)
+    verdict, advice = verdict_of(evidence, answers)
     return Report(
-        verdict=verdict_of(evidence, answers)[0],
+        verdict=verdict,
+        advice=advice,
         tiles=TileCounts(
             moved=tiles.moved,
             verified=tiles.verified,

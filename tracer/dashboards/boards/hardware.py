@@ -15,6 +15,7 @@ from hicache_dbg.tracer.dashboards.spec import (
     Panel,
     Query,
     Row,
+    gpu_metric,
     metric,
     rate,
     seen,
@@ -22,8 +23,8 @@ from hicache_dbg.tracer.dashboards.spec import (
 
 __all__ = ["HARDWARE"]
 
-ECC = metric("gpu_ecc_errors_total")
-UNCORRECTED = metric("gpu_ecc_errors_total", 'type="uncorrected"')
+ECC = gpu_metric("ecc_errors_total")
+UNCORRECTED = gpu_metric("ecc_errors_total", 'type="uncorrected"')
 ROTTEN = metric("findings_total", 'class="bit_flip"')
 
 
@@ -44,7 +45,7 @@ HARDWARE = Board(
                     (
                         Query(f"sum({seen(ROTTEN)})", "bit_flip findings"),
                         Query(f"sum({seen(UNCORRECTED)})", "uncorrected ECC errors"),
-                        Query(f"sum({seen(metric('gpu_xid_errors_total'))})", "Xid errors"),
+                        Query(f"sum({seen(gpu_metric('xid_errors_total'))})", "Xid errors"),
                     ),
                     width=12,
                     height=5,
@@ -74,19 +75,20 @@ HARDWARE = Board(
                     "that an empty panel is not taken for no errors. Metric: hicache_dbg_gpu_reading_state.",
                     (
                         Query(
-                            f"sum by (gpu, reading, state) ({metric('gpu_reading_state')})",
+                            f"sum by (instance, gpu, reading, state) ({gpu_metric('reading_state')})",
                             "1 if so",
                         ),
                     ),
-                    columns=("gpu", "reading", "state"),
+                    columns=("instance", "gpu", "reading", "state"),
                     look=COUNT,
                 ),
                 Panel(
                     Kind.TABLE,
                     "GPUs",
-                    "Which GPUs there are, and the rank that runs on each. Metric: hicache_dbg_gpu_info.",
-                    (Query(metric("gpu_info"), "GPUs"),),
-                    columns=("gpu", "rank", "model", "uuid", "bus"),
+                    "Which GPUs each process sees, and the rank that runs on each if that is known. "
+                    "Metric: hicache_dbg_gpu_info.",
+                    (Query(gpu_metric("info"), "GPUs"),),
+                    columns=("instance", "gpu", "rank", "model", "uuid", "bus"),
                     look=COUNT,
                 ),
             ),
@@ -100,8 +102,8 @@ HARDWARE = Board(
                     "By state. Metric: hicache_dbg_gpu_memory_bytes.",
                     (
                         Query(
-                            f"sum by (gpu, state) ({metric('gpu_memory_bytes')})",
-                            "GPU {{gpu}} {{state}}",
+                            f"sum by (instance, gpu, state) ({gpu_metric('memory_bytes')})",
+                            "{{instance}} GPU {{gpu}} {{state}}",
                         ),
                     ),
                     look=BYTES,
@@ -110,7 +112,12 @@ HARDWARE = Board(
                     Kind.LINES,
                     "ECC errors",
                     "New errors a second, corrected and not. Metric: hicache_dbg_gpu_ecc_errors_total.",
-                    (Query(f"sum by (gpu, type) ({rate(ECC)})", "GPU {{gpu}} {{type}}"),),
+                    (
+                        Query(
+                            f"sum by (instance, gpu, type) ({rate(ECC)})",
+                            "{{instance}} GPU {{gpu}} {{type}}",
+                        ),
+                    ),
                     look=PER_SECOND,
                 ),
                 Panel(
@@ -120,12 +127,12 @@ HARDWARE = Board(
                     "Metrics: hicache_dbg_gpu_remapped_rows, hicache_dbg_gpu_retired_pages.",
                     (
                         Query(
-                            f"sum by (gpu, cause) ({metric('gpu_remapped_rows')})",
-                            "GPU {{gpu}} rows {{cause}}",
+                            f"sum by (instance, gpu, cause) ({gpu_metric('remapped_rows')})",
+                            "{{instance}} GPU {{gpu}} rows {{cause}}",
                         ),
                         Query(
-                            f"sum by (gpu, cause) ({metric('gpu_retired_pages')})",
-                            "GPU {{gpu}} pages {{cause}}",
+                            f"sum by (instance, gpu, cause) ({gpu_metric('retired_pages')})",
+                            "{{instance}} GPU {{gpu}} pages {{cause}}",
                         ),
                     ),
                     look=LEVEL,
@@ -135,7 +142,12 @@ HARDWARE = Board(
                     "Xid, the latest",
                     "The number of the driver's latest error of each GPU, 0 if there was none. "
                     "Metric: hicache_dbg_gpu_last_xid.",
-                    (Query(f"max by (gpu) ({metric('gpu_last_xid')})", "GPU {{gpu}}"),),
+                    (
+                        Query(
+                            f"max by (instance, gpu) ({gpu_metric('last_xid')})",
+                            "{{instance}} GPU {{gpu}}",
+                        ),
+                    ),
                     look=LEVEL,
                 ),
             ),
@@ -150,8 +162,8 @@ HARDWARE = Board(
                     "Metric: hicache_dbg_gpu_pcie_bytes_per_second.",
                     (
                         Query(
-                            f"sum by (gpu, direction) ({metric('gpu_pcie_bytes_per_second')})",
-                            "GPU {{gpu}} {{direction}}",
+                            f"sum by (instance, gpu, direction) ({gpu_metric('pcie_bytes_per_second')})",
+                            "{{instance}} GPU {{gpu}} {{direction}}",
                         ),
                     ),
                     look=BYTES_PER_SECOND,
@@ -163,8 +175,8 @@ HARDWARE = Board(
                     "Metric: hicache_dbg_gpu_pcie_replays_total.",
                     (
                         Query(
-                            f"sum by (gpu) ({rate(metric('gpu_pcie_replays_total'))})",
-                            "GPU {{gpu}}",
+                            f"sum by (instance, gpu) ({rate(gpu_metric('pcie_replays_total'))})",
+                            "{{instance}} GPU {{gpu}}",
                         ),
                     ),
                     look=PER_SECOND,
@@ -176,8 +188,8 @@ HARDWARE = Board(
                     "Metric: hicache_dbg_gpu_pcie_link.",
                     (
                         Query(
-                            f"max by (gpu, attribute) ({metric('gpu_pcie_link')})",
-                            "GPU {{gpu}} {{attribute}}",
+                            f"max by (instance, gpu, attribute) ({gpu_metric('pcie_link')})",
+                            "{{instance}} GPU {{gpu}} {{attribute}}",
                         ),
                     ),
                     look=LEVEL,
@@ -188,8 +200,8 @@ HARDWARE = Board(
                     "1 while clocks are held down for the reason. Metric: hicache_dbg_gpu_slow_clocks.",
                     (
                         Query(
-                            f"max by (gpu, reason) ({metric('gpu_slow_clocks')})",
-                            "GPU {{gpu}} {{reason}}",
+                            f"max by (instance, gpu, reason) ({gpu_metric('slow_clocks')})",
+                            "{{instance}} GPU {{gpu}} {{reason}}",
                         ),
                     ),
                     look=Look(decimals=0, least=0, most=1),

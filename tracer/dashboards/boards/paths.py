@@ -16,7 +16,7 @@ from hicache_dbg.tracer.dashboards.spec import (
     Query,
     Row,
     Step,
-    metric,
+    gpu_metric,
     pool_metric,
     rate,
     seen,
@@ -123,7 +123,7 @@ PATHS = Board(
                     (
                         Query(f"sum by (src, dst) ({rate(DEVICE_AND_HOST)})", "{{src}} to {{dst}}"),
                         Query(
-                            f"sum by (direction) ({metric('gpu_pcie_bytes_per_second')})",
+                            f"sum by (direction) ({gpu_metric('pcie_bytes_per_second')})",
                             "PCIe {{direction}}",
                         ),
                     ),
