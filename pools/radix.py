@@ -60,7 +60,6 @@ class RadixTree:
             raise RadixError(f"page_size is {page_size}, expected at least 1 token")
         if policy not in get_args(Policy):
             raise RadixError(f"policy is {policy!r}, expected one of {get_args(Policy)}")
-        self.page_size = page_size
         self.policy: Policy = policy
         self._page_bytes = page_size * TOKEN_BYTES
         self._at = Residency(policy, self._page_bytes)

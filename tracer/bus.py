@@ -230,7 +230,9 @@ class Bus:
             queues={outbox.name: outbox.depth for outbox in self._outboxes},
             dropped={where: n for where, n in lost.items() if n},
             errors=errors,
-            overhead_s=self._overhead(),
+            overhead_s=max(
+                0.0, self._overhead()
+            ),  # parts of it are measured by a clock that is set
             closing=closing,
             boot_ns=boot_ns(),
         )

@@ -248,7 +248,8 @@ class Finding(_Base, frozen=True, kw_only=True, tag="finding"):
     ``cls`` is the fault class, ``expected`` and ``got`` the two values that disagree, ``message``
     one line a person can act on, ``advice`` what to do next. ``pages`` holds the first few affected
     pages and ``page_count`` their number. ``count`` is above 1 if equal findings were collapsed.
-    ``layer`` is -1 if the finding is about all layers.
+    ``layer`` is -1 if the finding is about all layers. Digests of copies count a pool's own layers;
+    gates, and joins of several processes, use the model's numbers.
     """
 
     cls: FaultClass

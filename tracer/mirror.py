@@ -190,11 +190,6 @@ class Copy:
         return DIRECTION[self.op]
 
     @property
-    def tiles(self) -> int:
-        """Number of tiles the operation moves."""
-        return len(self.mirror.device) * len(self.layers) * len(self.host_pages)
-
-    @property
     def fits(self) -> bool:
         """Whether every page id lies within its end's tensors."""
         if self._fits is None:

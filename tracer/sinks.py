@@ -170,18 +170,16 @@ def _prometheus(settings: Settings, pool_state: PoolStateReader) -> Sink:
 
 @cache
 def _watch_gpus() -> None:
-    """Register the GPUs' own counters once per process, if NVML works.
+    """Register the GPUs' own counters once per process, or that NVML is absent.
 
     One rank reports all GPUs of a host, and Prometheus multiprocess mode takes no collector.
     """
     from prometheus_client import REGISTRY
 
-    from hicache_dbg.exporters.nvml import OK, Nvml
+    from hicache_dbg.exporters.nvml import Nvml
     from hicache_dbg.exporters.prometheus_gpu import GpuCollector
 
-    nvml = Nvml()
-    if nvml.state == OK:
-        REGISTRY.register(GpuCollector(nvml))
+    REGISTRY.register(GpuCollector(Nvml()))
 
 
 def _otel(_settings: Settings, _: PoolStateReader) -> Sink:

@@ -218,8 +218,9 @@ def test_every_call_of_the_tree_is_made_under_the_lock(policy: WritePolicy) -> N
         ]
         for name in names:
             setattr(tree, name, watched(name))
-        for tokens in sequences([[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 1], [0, 0]]):
-            turn(controller, tokens)
+        *others, tokens = sequences([[1, 1, 1, 1], [2, 2, 2, 2], [1, 1, 1, 1], [0, 0]])
+        for one in (*others, tokens):
+            turn(controller, one)
         match = controller.match(tokens)
         controller.pin(match)
         controller.unpin(match)

@@ -108,6 +108,19 @@ def test_a_full_ring_keeps_no_more_than_it_holds(act: Callable[[SglangOps, int],
     assert max(seen) - min(seen) < 50
 
 
+def test_a_session_that_closes_early_leaves_no_operation_open() -> None:
+    """Pages' generations are kept for operations that wait to be judged, and for no others."""
+    ops = SglangOps([Counting()], layers=2, pages=2)
+    ops.session.push(Held())
+    for number in range(5):
+        ops.submit(number)
+    history = ops.observer.devices.history
+    assert len(history._open) == 5
+    ops.session.close(0.1)
+    ops.session.bus._thread.join(30)
+    assert not history._open
+
+
 def test_a_dead_sink_holds_as_much_as_its_outbox() -> None:
     """The queue of a sink that accepts nothing is bounded, and what does not fit is counted."""
     ops = SglangOps([Dead()], layers=2, pages=2, queue=256)

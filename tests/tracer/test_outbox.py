@@ -4,11 +4,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.exporters.samples import copied
 
-from hicache_dbg.tracer.events import Event
+from hicache_dbg.tracer.events import Event, Health
+from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.outbox import BATCH, Outbox
-from hicache_dbg.tracer.sink import Pace
+from hicache_dbg.tracer.sink import Pace, SinkError
 
 LONG_S = 3600.0
 WAIT_S = 20.0
@@ -54,7 +57,9 @@ def make() -> Iterator[Make]:
 def test_a_first_event_waits_for_more_to_go_with_it(make: Make) -> None:
     """Events that come one by one are one batch, which a drain does not keep waiting."""
     sink, outbox = make(Pace(gather_s=LONG_S))
-    for _ in range(3):
+    outbox.put([copied()])
+    assert not sink.emitted.acquire(timeout=0.02)
+    for _ in range(2):
         outbox.put([copied()])
     assert outbox.drain(WAIT_S)
     assert sink.sizes == [3]
@@ -88,3 +93,41 @@ def test_a_sink_that_computed_rests(make: Make) -> None:
     assert outbox.depth == 1
     assert outbox.drain(WAIT_S)
     assert sink.sizes == [1, 1]
+
+
+def test_the_depth_counts_events_of_every_kind(make: Make) -> None:
+    """Copies and others wait in queues of their own, and both are waiting."""
+    _, outbox = make(Pace(gather_s=LONG_S))
+    outbox.put([copied(), copied(), Health(time_ns=0)])
+    assert outbox.depth == 3
+    assert outbox.drain(WAIT_S)
+    assert outbox.depth == 0
+
+
+@pytest.mark.parametrize(("lost", "counted"), [(0, 0), (1, 1), (3, 3), (9, 3)])
+def test_a_batch_is_lost_in_part_and_delivered_for_the_rest(lost: int, counted: int) -> None:
+    """What a sink says it lost is believed, up to what it was given."""
+
+    class Leaky(Batches):
+        def emit(self, events: Sequence[Event]) -> None:
+            raise SinkError(f"some of {len(events)} are gone", reason="refused", lost=lost)
+
+    outbox = Outbox(Leaky(Pace(gather_s=LONG_S)), capacity=BATCH)
+    outbox.put([copied()] * 3)
+    assert outbox.drain(WAIT_S)
+    outbox.close(WAIT_S)
+    assert outbox.losses().get("refused", 0) == counted
+    assert outbox.delivered == 3 - counted
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=2 * BATCH))
+def test_events_of_both_kinds_leave_in_the_order_in_which_they_came(copies: list[bool]) -> None:
+    """Each kind has a queue of its own, so that neither takes the other's room."""
+    sink = MemorySink()
+    outbox = Outbox(sink, capacity=len(copies))
+    told: list[Event] = [
+        copied(time_ns=at) if one else Health(time_ns=at) for at, one in enumerate(copies)
+    ]
+    outbox.put(told)
+    outbox.close(WAIT_S)
+    assert [event.time_ns for event in sink.events] == list(range(len(copies)))

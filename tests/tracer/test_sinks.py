@@ -157,13 +157,15 @@ def test_a_recording_is_bounded_by_default(tmp_path: Path) -> None:
 
 
 def test_gpu_counters_are_there_exactly_if_nvml_answers() -> None:
-    """Where NVML is absent no GPU family is registered, so that nothing reads as zero errors."""
+    """Where NVML is absent the scrape says so, and nothing reads as zero errors."""
     from hicache_dbg.exporters.nvml import OK, Nvml
 
     assert names(Settings(sinks=("prometheus",))) == ["prometheus"]
-    families = {family.name for family in REGISTRY.collect()}
-    there = any(name.startswith("hicache_dbg_gpu") for name in families)
+    samples = [sample for family in REGISTRY.collect() for sample in family.samples]
+    there = any(sample.name.startswith("hicache_dbg_gpu") for sample in samples)
     assert there == (Nvml().state == OK)
+    states = [one.labels["state"] for one in samples if one.name == "hicache_dbg_nvml_state"]
+    assert states == [Nvml().state]
 
 
 @pytest.mark.parametrize("rank", [0, 3])

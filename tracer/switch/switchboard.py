@@ -92,7 +92,10 @@ class Switchboard:
         if self._runs and self._until:
             left = max(0.0, self._until - time.monotonic())
             threading.Thread(
-                target=self._off_after, args=(left, self._ended), name="hicache-dbg-end", daemon=True
+                target=self._off_after,
+                args=(left, self._ended),
+                name="hicache-dbg-end",
+                daemon=True,
             ).start()
 
     def answer(self, ask: Ask, reply: Callable[[Reply], None]) -> None:

@@ -134,10 +134,11 @@ def test_a_request_that_decode_gave_up_as_its_last_bytes_arrived_is_not_a_findin
 def test_counts_are_compared_only_where_both_ends_lost_nothing(role: str) -> None:
     """The statement that would make the counts agree may be among the lost events."""
     lost, alive = Health(time_ns=10**6, dropped={"bus/queue_full": 1}), word()
-    ours, theirs = [sent("r", 2), alive], [received("r", 1), alive]
-    assert len(join(pair([*ours], [*theirs]))) == 1
+    ours: list[Event] = [sent("r", 2), alive]
+    theirs: list[Event] = [received("r", 1), alive]
+    assert len(join(pair(ours, theirs))) == 1
     (ours if role == "prefill" else theirs)[-1] = lost
-    assert join(pair([*ours], [*theirs])) == []
+    assert join(pair(ours, theirs)) == []
 
 
 def test_more_pages_than_were_taken_are_a_finding_however_prefill_ended() -> None:
@@ -222,7 +223,7 @@ def test_byte_counts_are_compared_unless_the_ends_hold_different_heads(
     tp: int, split: str, told: bool
 ) -> None:
     """Half the bytes a slot is a fault, except where twice the ranks share the heads."""
-    ends = [
+    ends: list[list[Event]] = [
         [contract(role, "tp", ranks), contract(role, "split.kv", split), started(kv), ended()]
         for role, ranks, kv in (
             ("prefill", 1, mirror()),
@@ -234,8 +235,8 @@ def test_byte_counts_are_compared_unless_the_ends_hold_different_heads(
 
 def test_a_pool_that_one_end_has_not_is_told() -> None:
     """Every field of it is absent at the other end."""
-    ours, theirs = [started(mirror(), mirror("index_k"))], [started(mirror()), ended()]
-    (finding,) = join(pair([*ours], theirs))
+    theirs: list[Event] = [started(mirror()), ended()]
+    (finding,) = join(pair([started(mirror(), mirror("index_k"))], theirs))
     assert (finding.pool, "absent" in finding.got) == ("index_k", True)
 
 
@@ -248,7 +249,7 @@ def ended() -> Health:
 def test_what_a_recording_that_ends_in_the_handshake_does_not_say_is_unknown(role: str) -> None:
     """Killed there, an end has stated some fields and announced some pools; what it has said counts."""
     other = "decode" if role == "prefill" else "prefill"
-    said = [contract(role, "a", 1), started(mirror())]
+    said: list[Event] = [contract(role, "a", 1), started(mirror())]
     theirs: list[Event] = [
         *(contract(other, key, 1) for key in "ab"),
         started(mirror(), mirror("index_k")),
