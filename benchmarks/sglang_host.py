@@ -9,8 +9,8 @@
 
 The controller or the engine is the release's own, over its own pool of 61 layers; its copies do nothing, and
 the driver takes our calls and does nothing. Each operation comes cold: before it, 8 MB are written and other
-Python runs, as a scheduler's loop does between two of them. Times are attached less detached, in turn;
-``--calls`` lists every Python function of ours that one operation runs.
+Python runs, as a scheduler's loop does between two of them. Times are attached less detached, in turn, with
+and without the compiled helper; ``--calls`` lists every Python function of ours that one operation runs.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.attach.sglang.start import trace
 from hicache_dbg.tracer.digest import launch
 from hicache_dbg.tracer.memory_sink import MemorySink
-from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+from hicache_dbg.tracer.settings import Checksum, Gate, Native, Settings
 
 _OURS = str(Path(trace.__code__.co_filename).parents[2])
 
@@ -68,7 +68,9 @@ class Launches:
 
     def __init__(self) -> None:
         launch.__dict__["driver"] = lambda: SimpleNamespace(cuLaunchKernelEx=_no_driver(4))
-        self.every = launch.PreparedLaunch(cast("Any", None), None, bytes(512), 20, (1, 64), 128)
+        self.every = launch.PreparedLaunch(
+            cast("Any", None), ctypes.c_void_p(), bytes(56 + 8 * 20), 20, (1, 64), 128
+        )
 
 
 class NoDevice(HostLane):  # type: ignore[misc]
@@ -77,6 +79,8 @@ class NoDevice(HostLane):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.raw_record, self.wait, self.query = map(_no_driver, (2, 3, 1))
+        nothing: Any = _no_driver(0)
+        self.addresses = (ctypes.cast(nothing, ctypes.c_void_p).value or 0,) * 4
 
     def mark(self, stream: int) -> Any:
         """Record a mark as on a GPU, always the same one."""
@@ -87,6 +91,7 @@ class NoDevice(HostLane):  # type: ignore[misc]
         """Return a slot as on a GPU, reusing a free one."""
         slot = self.slots.popleft() if self.slots else HostSlot(max(words, 4096))
         slot.parts, slot.words, slot.refused = [], 0, ""
+        slot.streams |= {0, 1}  # nothing has to know of its use
         return cast("Slot", slot)
 
 
@@ -96,9 +101,9 @@ _MARK = HostMark()
 class Rig:
     """One pool whose device end is taken for one on a GPU, and what moves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, native: Native) -> None:
         self.sink = MemorySink()
-        settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, queue=1 << 16)
+        settings = Settings(gate=Gate.ON, checksum=Checksum.LOADS, queue=1 << 16, native=native)
         self.attachment = trace(settings, sinks=[self.sink])
         self.setup = setup = mla("layer_first")
         _copy_nothing()
@@ -112,6 +117,7 @@ class Rig:
         pages = torch.arange(SETS * FEW).split(FEW)
         self.ids = [indices(part.tolist(), setup.page) for part in pages]
         self._move = _engine(setup) if ENGINE else _controller(setup)
+        self.attachment.detach()
 
     def run(self, kind: str, number: int) -> None:
         """Operation ``number`` of its kind."""
@@ -171,6 +177,7 @@ def calls(rig: Rig, kind: str) -> Counter[str]:
         if event == "call" and code.co_filename.startswith(_OURS):
             seen[f"{Path(code.co_filename).name}:{code.co_qualname}"] += 1
 
+    rig.attachment.attach()
     for number in range(3):
         rig.run(kind, number)
     rig.settle()
@@ -180,6 +187,7 @@ def calls(rig: Rig, kind: str) -> Counter[str]:
     finally:
         sys.setprofile(None)
     rig.settle()
+    rig.attachment.detach()
     return seen
 
 
@@ -220,18 +228,23 @@ def parked(on: bool) -> Iterator[None]:
         DeviceOp.ready = ready  # type: ignore[method-assign]
 
 
-def added(rig: Rig, kind: str, pairs: int, chill: Callable[[], None]) -> tuple[float, float]:
-    """Microseconds that we add to an operation, and those it takes without us; nothing is judged meanwhile."""
-    more: list[float] = []
+def added(
+    rigs: dict[str, Rig], kind: str, pairs: int, chill: Callable[[], None]
+) -> tuple[dict[str, float], float]:
+    """Microseconds that each rig adds to an operation, and those it takes without us; nothing is judged meanwhile."""
+    more: dict[str, list[float]] = {name: [] for name in rigs}
     bare: list[float] = []
     for _ in range(pairs):
-        rig.attachment.detach()
-        bare.append(once(rig, kind, SETS, chill))
-        rig.attachment.attach()
-        with parked(on=True):
-            more.append(once(rig, kind, SETS, chill) - bare[-1])
-        rig.settle()
-    return statistics.median(more), statistics.median(bare)
+        for name, rig in rigs.items():
+            bare.append(once(rig, kind, SETS, chill))
+            rig.attachment.attach()
+            rig.run(kind, 0)
+            rig.settle()
+            with parked(on=True):
+                more[name].append(once(rig, kind, SETS, chill) - bare[-1])
+            rig.settle()
+            rig.attachment.detach()
+    return {name: statistics.median(us) for name, us in more.items()}, statistics.median(bare)
 
 
 def main() -> None:
@@ -243,17 +256,18 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch:
         device_events(patch)
         patch.setattr(Event, "cuda_event", 77, raising=False)
-        rig = Rig()
-        for kind in ("backup", "load"):
-            seen = calls(rig, kind)
-            print(f"{kind}: {seen.total()} calls of {len(seen)} functions of ours")
-            for name, count in seen.items() if options.calls else ():
-                print(f"    {count:3} {name}")
-        for name, chill in (("cold", Chill()), ("warm", lambda: None)):
+        rigs = {"Python": Rig(Native.OFF), "compiled": Rig(Native.ON)}
+        for path, rig in rigs.items():
             for kind in ("backup", "load"):
-                more, bare = added(rig, kind, options.pairs, chill)
-                print(f"{name} {kind}: +{more:.1f} us on {bare:.1f} us", flush=True)
-        rig.attachment.detach()
+                seen = calls(rig, kind)
+                print(f"{path}, {kind}: {seen.total()} calls of {len(seen)} functions of ours")
+                for name, count in seen.items() if options.calls else ():
+                    print(f"    {count:3} {name}")
+        for state, chill in (("cold", Chill()), ("warm", lambda: None)):
+            for kind in ("backup", "load"):
+                more, bare = added(rigs, kind, options.pairs, chill)
+                each = ", ".join(f"{name} +{us:.1f} us" for name, us in more.items())
+                print(f"{state} {kind} of {bare:.1f} us: {each}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ __all__ = [
     "Gate",
     "Lines",
     "Listen",
+    "Native",
     "Settings",
     "SettingsError",
 ]
@@ -78,6 +79,14 @@ class Lines(StrEnum):
     ALL = "all"  #: one line per operation
 
 
+class Native(StrEnum):
+    """Where SGLang's usual operations run in compiled code of ours."""
+
+    OFF = "off"  #: nowhere: nothing is compiled
+    AUTO = "auto"  #: where there is a CUDA driver
+    ON = "on"  #: everywhere
+
+
 GATE_WORDS = {
     **dict.fromkeys(("1", "true", "on", "yes"), Gate.ON),
     **dict.fromkeys(("0", "false", "off", "no"), Gate.OFF),
@@ -90,6 +99,20 @@ def _gate(text: str) -> Gate:
         return GATE_WORDS[text.lower()]
     except KeyError:
         raise Rejected("1/true/on/yes, 0/false/off/no or armed") from None
+
+
+NATIVE_WORDS = {
+    **dict.fromkeys(("1", "true", "on", "yes"), Native.ON),
+    **dict.fromkeys(("0", "false", "off", "no"), Native.OFF),
+    "auto": Native.AUTO,
+}
+
+
+def _native(text: str) -> Native:
+    try:
+        return NATIVE_WORDS[text.lower()]
+    except KeyError:
+        raise Rejected("auto, 1/true/on/yes or 0/false/off/no") from None
 
 
 class Listen(int):
@@ -189,6 +212,12 @@ VARIABLES: tuple[Variable, ...] = (
         "port of rank 0, one a rank from it up, at an address or at all; 0 = none",
     ),
     Variable("HICACHE_DBG_JOURNALD_SOCKET", "journald_socket", path, "journald's socket"),
+    Variable(
+        "HICACHE_DBG_NATIVE",
+        "native",
+        _native,
+        "whether SGLang's usual operations run in code compiled here: auto = with a CUDA driver",
+    ),
 )
 
 
@@ -225,6 +254,7 @@ class Settings:
     queue: int = 65536
     prometheus_port: Listen = Listen(0)  # noqa: RUF009 - as immutable as the number that it is
     journald_socket: Path = JOURNALD_SOCKET
+    native: Native = Native.AUTO
     rank: int = 0
     ranks: int = 1
 

@@ -16,7 +16,7 @@ from tests.exporters.samples import copied, finding, health, started
 from tests.tracer.checks.statements import hits
 
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
-from hicache_dbg.exporters.recording_format import read
+from hicache_dbg.exporters.recording_format import read, recordings_in
 from hicache_dbg.tracer.boot import boot_id
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.events import Event, Stated
@@ -193,6 +193,19 @@ def test_packed_parts_are_unpacked_and_torn_lines_are_told(capsys: Capture, tmp_
     }
     assert len(read_all(tmp_path / "out")) == told["events"]
     assert "notes.txt" not in files
+
+
+def test_a_recording_may_lose_parts_while_it_is_bundled(
+    capsys: Capture, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is bundled, and the removed part is told."""
+    record(home, [copied()], "a")
+    parts = [home / "gone.jsonl", *recordings_in(home)]
+    monkeypatch.setattr("hicache_dbg.tracer.cli.bundle.recordings_in", lambda _: parts)
+    archive = tmp_path / "b.tar.gz"
+    assert main(["bundle", str(home), "-o", str(archive)]) == 0
+    assert "left out: 1 file: removed by its writer meanwhile" in capsys.readouterr().out
+    assert "recordings/a.jsonl" in unpack(archive, tmp_path / "out")
 
 
 def test_a_single_recording_can_be_bundled(tmp_path: Path, home: Path) -> None:

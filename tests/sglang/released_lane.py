@@ -3,10 +3,12 @@
 """A fake device on the CPU: work is enqueued as on a GPU and completes when the test says so."""
 
 import ctypes
+import struct
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from released_base import Setup
@@ -18,8 +20,8 @@ from hicache_dbg.tracer.bench import host_lane
 from hicache_dbg.tracer.digest.torch_digester import TorchDigester
 from hicache_dbg.tracer.view import View
 
-#: CUDA_ERROR_NOT_READY.
-NOT_YET = 600
+#: CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN.
+NOT_YET, REFUSED = 600, 999
 
 __all__ = ["HostLane", "HostMark", "HostSlot", "HostWhole", "beside"]
 
@@ -67,6 +69,8 @@ class HostLane(host_lane.HostLane):
         self.recorded: list[tuple[int, int]] = []
         self.waited: list[int] = []
         self.wait, self.query, self.raw_record = self._waited, self._asked, self._noted
+        self._driver = driver_of(self)
+        self.addresses = tuple(address_of(call) for call in self._driver)
 
     def _waited(self, _: int, event: int, __: int) -> int:
         """Return 0, the driver's code for success."""
@@ -95,6 +99,46 @@ class HostLane(host_lane.HostLane):
         return 0
 
 
+def driver_of(lane: HostLane) -> "Sequence[ctypes._FuncPointer]":
+    """Return C functions that do what the lane's do; a failed one returns ``REFUSED``."""
+
+    def launch(config: int, function: int, parameters: int, _: int) -> int:
+        stream = ctypes.c_int64.from_address(config + struct.calcsize("7I4x")).value
+        places = (ctypes.c_void_p * 7).from_address(parameters)
+        values = [ctypes.c_int64.from_address(place or 0).value for place in places]
+        HostLaunch.numbered[function](stream, values[4], *values)
+        return 0
+
+    def capturing(_: int, status: int) -> int:
+        ctypes.c_int.from_address(status).value = int(lane.captures())
+        return 0
+
+    def wait(*call: int) -> int:  # asked anew each time: a test may replace it
+        return int(lane.wait(*call))
+
+    def record(*call: int) -> int:
+        return int(lane.raw_record(*call))
+
+    word, code = ctypes.c_ssize_t, ctypes.c_int
+    calls: dict[Callable[..., int], int] = {wait: 3, record: 2, launch: 4, capturing: 2}
+    return [ctypes.CFUNCTYPE(code, *[word] * count)(_coded(call)) for call, count in calls.items()]
+
+
+def address_of(function: Any) -> int:
+    """Return the address of a C function."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _coded(call: Callable[..., int]) -> Callable[..., int]:
+    def coded(*arguments: int) -> int:
+        try:
+            return call(*arguments)
+        except Exception:  # noqa: BLE001 - as a driver
+            return REFUSED
+
+    return coded
+
+
 class Order:
     """Records which streams waited for which; all streams are in order already."""
 
@@ -111,6 +155,26 @@ class Order:
         self.held.append((stream, self._recorded))
 
 
+class HostLaunch:
+    """A launch that calls ``run`` with its arguments; a :class:`HostLane` finds it by its number."""
+
+    numbered: ClassVar[dict[int, "HostLaunch"]] = {}
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run, self.number = run, len(self.numbered) + 1
+        self.numbered[self.number] = self
+
+    def __call__(self, stream: int, pages: int, *leading: int) -> None:
+        """Run as a prepared launch does."""
+        self.run(stream, pages, *leading)
+
+    def filled(self, count: int, bases: int, unit: int) -> tuple[int, bytes]:
+        """Return the number for an address, and the launch's memory as a GPU's."""
+        return self.number, struct.pack(
+            "<7I4xQQQ8q", *[0] * 10, bases, 0, 0, unit, count, 0, count, 0
+        )
+
+
 class HostWhole:
     """The launches that digest whole pages of all layers by address, called like the GPU's kernels."""
 
@@ -119,7 +183,9 @@ class HostWhole:
         self.bases = 7
         #: How often each was called.
         self.launched: Counter[str] = Counter()
-        self.every, self.sparing = partial(self._run, "every"), partial(self._run, "sparing")
+        self.every, self.sparing = (
+            HostLaunch(partial(self._run, name)) for name in ("every", "sparing")
+        )
 
     def _run(  # noqa: PLR0917 - as a prepared launch
         self, name: str, _: int, pages: int, bases: int, ids: int, step: int, unit: int, *out: int

@@ -52,7 +52,7 @@ class _Reading:
     def __init__(self, device: Device, kept: list[torch.Tensor]) -> None:
         self._device, self._kept = device, kept
 
-    def come(self) -> list[Pages] | None:
+    def poll(self) -> list[Pages] | None:
         return [one.numpy() for one in self._kept] if self._device.over else None
 
 

@@ -10,6 +10,7 @@ from hicache_dbg.tracer.settings import (
     Checksum,
     Gate,
     Lines,
+    Native,
     Settings,
     SettingsError,
 )
@@ -93,6 +94,7 @@ def test_each_variable_reaches_its_field() -> None:
         "HICACHE_DBG_DIR": ("/data", Path("/data")),
         "HICACHE_DBG_QUEUE": ("7", 7),
         "HICACHE_DBG_PROMETHEUS_PORT": ("9400", 9400),
+        "HICACHE_DBG_NATIVE": ("0", Native.OFF),
         "HICACHE_DBG_JOURNALD_SOCKET": ("/run/x", Path("/run/x")),
     }
     assert {variable.name for variable in VARIABLES} == set(wanted)

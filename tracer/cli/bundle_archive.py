@@ -72,16 +72,24 @@ def fill(archive: tarfile.TarFile, recordings: Sequence[Path], others: int) -> C
         RecordingError: a file is not a recording, or follows a newer schema.
     """
     done, alias = Contents(), _aliases()
-    ids = 0
+    ids = gone = 0
     for path in recordings:
         with TemporaryFile() as file:
-            ids += _scrub(path, file, done, alias)
+            try:
+                ids += _scrub(path, file, done, alias)
+            except (FileNotFoundError, RecordingError):
+                if path.exists() or len(recordings) == 1:
+                    raise
+                gone += 1
+                continue
             name = f"recordings/{path.name.removesuffix(PACKED)}"
             _add(archive, name, file, done)
     if ids:
         done.left_out.append(
             f"trace and span ids, and the names of requests, of {counted(ids, 'event')}"
         )
+    if gone:
+        done.left_out.append(f"{counted(gone, 'file')}: removed by its writer meanwhile")
     if others:
         done.left_out.append(f"{counted(others, 'file')}: not a recording")
     done.left_out.append("environment variables other than the settings, and their secrets")

@@ -29,17 +29,41 @@ from released_traced import Traced
 
 from hicache_dbg.tracer.attach.sglang.start import trace
 from hicache_dbg.tracer.memory_sink import MemorySink
-from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+from hicache_dbg.tracer.settings import Checksum, Gate, Native, Settings
+
+#: Tests of copies on a GPU, which run without and with the compiled helper.
+BOTH_PATHS = {"test_beside", "test_load_tail", "test_open_copies"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of copies on a GPU twice."""
+    if metafunc.definition.path.stem in BOTH_PATHS and "native" in metafunc.fixturenames:
+        metafunc.parametrize("native", [Native.OFF, Native.ON], indirect=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compile the helper in a folder of this run's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture
-def traced() -> Iterator[Callable[..., Traced]]:
+def native(request: pytest.FixtureRequest) -> Native:
+    """Whether usual operations run in the compiled helper."""
+    chosen: Native = getattr(request, "param", Native.OFF)
+    return chosen
+
+
+@pytest.fixture
+def traced(native: Native) -> Iterator[Callable[..., Traced]]:
     """Attach with a memory sink; detach at the end."""
     running: list[Traced] = []
 
     def start(**settings: object) -> Traced:
         sink = MemorySink()
-        given = {"gate": Gate.ON, "checksum": Checksum.THREE, **settings}
+        given = {"gate": Gate.ON, "checksum": Checksum.THREE, "native": native, **settings}
         attachment = trace(Settings(**given), sinks=[sink])  # type: ignore[arg-type]
         running.append(Traced(attachment, sink))
         return running[-1]

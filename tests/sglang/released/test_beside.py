@@ -189,7 +189,9 @@ def test_an_operation_takes_as_long_as_the_device_says(
     backup(setup, host, indices(FROM, setup.page), "kernel")
     load(setup, host, indices(TO, setup.page), "kernel")
     after = time.time_ns()
-    for event in run.sink.of(Copied):
+    events = run.sink.of(Copied)
+    assert len(events) == 2
+    for event in events:
         assert event.duration_us == pytest.approx(ms * 1e3)
         began = event.time_ns - ms * 1e6
         assert before <= round(began) + 1000
@@ -341,4 +343,37 @@ def test_an_operation_that_cannot_be_read_is_no_longer_under_way(
     history.note(run.record(setup.pool).sources[0], torch.tensor([0]))
     assert history.now == before
     assert internal_errors == ["bus: RuntimeError: the driver refused"]
+    internal_errors.clear()
+
+
+def test_a_copy_that_cannot_be_told_takes_no_other_with_it(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """Of two copies of an operation the second is an event, and neither stays under way."""
+    run = traced(checksum=Checksum.LOADS)
+    setup = mla("layer_first")
+    beside(run, setup)
+    observer = run.attachment.observer
+    session, told = observer.session(), list[object]()
+    assert session is not None
+    whole = DeviceCalls.moved_over
+
+    def failing(self: DeviceCalls, op: Any) -> None:
+        told.append(op)
+        if len(told) == 1:
+            _refuse()
+        whole(self, op)
+
+    monkeypatch.setattr(DeviceCalls, "moved_over", failing)
+    frame = observer.frames.begin(session.probe)
+    for host, device in ((5, 1), (0, 4)):
+        ends = indices([host], setup.page), indices([device], setup.page)
+        setup.pool.backup_from_device_all_layer(setup.pool_device, *ends, "kernel")
+    observer.frames.end(frame)
+    assert [event.host_pages for event in run.sink.of(Copied)] == [(0,)]
+    history = observer.devices.history
+    before = history.now
+    history.note(run.record(setup.pool).sources[0], torch.tensor([0]))
+    assert history.now == before
+    assert internal_errors == ["digest/device: RuntimeError: the driver refused"]
     internal_errors.clear()

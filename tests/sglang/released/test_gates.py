@@ -3,6 +3,8 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -113,3 +115,33 @@ def test_a_finished_load_asks_nobody(traced: Start) -> None:
     for layer in range(LAYERS):
         setup.pool_device._get_key_buffer(layer)
     assert run.sink.of(Finding) == []
+
+
+def test_the_events_of_a_load_stay_as_fast_as_they_were(traced: Start) -> None:
+    """Nobody moved their attributes to a dictionary, and none of ours is left among them."""
+    _, setup, owner = prepared(traced)
+    with Delayed.before(1, owner, setup.pool):
+        owner.layer_done_counter.wait_until(1)
+    for events in owner.layer_done_counter.events:
+        assert not any(type(value) is dict for value in gc.get_referents(events))
+        assert "complete" not in vars(events)
+
+
+def test_a_method_that_somebody_else_put_on_a_loads_events_stays(traced: Start) -> None:
+    """It is called for each layer, and is still there afterwards."""
+    _, setup, owner = prepared(traced)
+    layers: list[int] = []
+
+    def counted(real: Callable[[int], None]) -> Callable[[int], None]:
+        def complete(layer: int) -> None:
+            layers.append(layer)
+            real(layer)
+
+        return complete
+
+    for events in owner.layer_done_counter.events:
+        events.complete = counted(events.complete)
+    with Delayed.before(1, owner, setup.pool):
+        owner.layer_done_counter.wait_until(1)
+    assert layers == list(range(LAYERS))
+    assert all("complete" in vars(events) for events in owner.layer_done_counter.events)

@@ -17,8 +17,9 @@ from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang import transfers, versions
 from hicache_dbg.tracer.attach.sglang.allocators import STRIPED
-from hicache_dbg.tracer.attach.sglang.broadcasts import DEDUPLICATED, SHARED_OUT
 from hicache_dbg.tracer.attach.sglang.classes import is_ours
+from hicache_dbg.tracer.attach.sglang.dedup_broadcasts import BROADCASTER
+from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import OWNER_BROADCAST
 
 
 class HostError(Exception):
@@ -124,7 +125,7 @@ Made = Callable[..., list[Hook]]
 #: Besides the pools, which are imported: whatever else is wrapped.
 MODULES = (
     *(*versions.TREE_MODULES, *versions.STORAGE_MODULES, *versions.ALLOCATOR_MODULES),
-    *(*transfers.MODULES, DEDUPLICATED[0], SHARED_OUT[0], STRIPED[0]),
+    *(*transfers.MODULES, BROADCASTER[0], OWNER_BROADCAST[0], STRIPED[0]),
 )
 
 

@@ -85,9 +85,9 @@ def test_what_was_bound_before_is_named(
     """Storage functions that a controller holds are named in the reply and in the start line."""
     owner = controller(mha_of_sglang("layer_first"), "kernel")
     on = told(board, "on")
-    name = "HiCacheController._generic_page_get: bound before we came, called as it was"
+    name = "HiCacheController._generic_page_get: bound before we attached, so not followed"
     assert name in on.notes
-    assert any("loads and hand-overs that are under way" in note for note in on.notes)
+    assert any("loads and hand-overs that are in flight" in note for note in on.notes)
     told(board, "off")
     assert owner.page_get_func.__func__ is type(owner)._generic_page_get
     started = next(line for line in capfd.readouterr().err.splitlines() if " started " in line)

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import released_ranks
-from released_ranks import LAYERS, has
+from rank_scenes import LAYERS, SCENES
+from released_ranks import has
 
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.events import Copied, Event, FaultClass, Finding, Op, Stated, Topic
@@ -23,7 +24,7 @@ Played = Callable[[str], list[list[Event]]]
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Return the events of both ranks by scene; two processes play all scenes once."""
-    if not any(map(has, released_ranks.SCENES)):
+    if not any(map(has, SCENES)):
         pytest.skip("every rank keeps what is its own")
     folder = tmp_path_factory.mktemp("ranks")
     ranks = [

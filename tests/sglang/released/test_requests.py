@@ -14,7 +14,7 @@ from released_rows import mha_of_sglang
 from released_traced import Start, Traced
 from released_trees import SmallTree, batch, lookup, request
 
-from hicache_dbg.tracer.attach.sglang import asked, lookups
+from hicache_dbg.tracer.attach.sglang import lookups, request_tracking
 from hicache_dbg.tracer.events import Copied, Finding, Op
 from hicache_dbg.tracer.settings import Checksum
 from hicache_dbg.tracer.sink import LookedUp
@@ -99,7 +99,7 @@ def test_only_the_latest_nodes_are_remembered(
     traced: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many nodes a tree has, the map stays bounded."""
-    monkeypatch.setattr(asked, "MOST_NODES", 2)
+    monkeypatch.setattr(request_tracking, "MOST_NODES", 2)
     run = traced()
     setup = mha_of_sglang("layer_first")
     owner, tree = queued(setup)
@@ -107,7 +107,7 @@ def test_only_the_latest_nodes_are_remembered(
         tree.init_load_back(tree.load_back_of(f"r{node}", 4), setup.pool.alloc(4), node)
         owner.load_queue[1:] = []
         owner.mem_pool_device_allocator.alloc = lambda count: indices([4], count)
-    assert len(run.attachment.hooks.asked._nodes) == 2
+    assert len(run.attachment.hooks.requests._nodes) == 2
     owner.start_loading()
     assert run.sink.of(Copied)[-1].requests == ()  # node 0 is forgotten
 

@@ -6,6 +6,7 @@
 import ctypes
 import hashlib
 import inspect
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -229,6 +230,48 @@ def test_the_same_tokens_computed_again_are_no_finding(tier: Tier3) -> None:
     tier.fetch(BACK[:1], key, TOKENS[:4])
     assert tier.run.sink.of(Finding) == []
     assert tier.run.sink.of(Copied)[-1].verified == LAYERS * 2
+
+
+@pytest.mark.parametrize("how", ["lost", "off"])
+def test_what_was_stored_again_unseen_is_no_damage(
+    tier: Tier3, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A page is evicted from the store and stored anew with other low bits, whose record we lack."""
+    key, setup = keys_of(1), tier.setup
+    session = tier.run.attachment.observer.session()
+    assert session is not None
+    tier.store(HOST[:1], key, TOKENS[:4])
+    tier.file(key[0]).unlink()
+    setup.devices[0][setup.page * 3] += 1
+    backup(setup, indices([10], setup.page), indices([3], setup.page), "kernel")
+    if how == "lost":
+        assert session.bus.settle(10)
+        monkeypatch.setattr(session.bus, "_capacity", 0)
+    else:
+        session.switch(on=False)
+    tier.store([10], key, TOKENS[:4])
+    if how == "lost":
+        monkeypatch.undo()
+    else:
+        session.switch(on=True)
+    tier.fetch(BACK[:1], key, TOKENS[:4])
+    assert tier.run.sink.of(Finding) == []
+    assert tier.run.sink.of(Copied)[-1].skipped == {"unwitnessed": LAYERS * 2}
+
+
+def test_a_finding_needs_no_room_of_its_own(tier: Tier3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that was recorded is judged to its end: its findings are not lost in a full ring."""
+    tier.store(HOST, keys_of())
+    tier.file(keys_of()[1]).unlink()
+    session = tier.run.attachment.observer.session()
+    assert session is not None
+    assert session.bus.settle(10)
+    gate = threading.Event()
+    monkeypatch.setattr(session.bus, "_is_ready", lambda _: gate.is_set())
+    monkeypatch.setattr(session.bus, "_capacity", 1)
+    tier.fetch(BACK, keys_of())
+    gate.set()
+    assert only(tier).cls is FaultClass.STALE_INDEX
 
 
 def test_a_get_that_delivers_nothing_is_a_failed_load(

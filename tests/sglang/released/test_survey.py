@@ -20,7 +20,7 @@ def test_every_known_class_of_this_version_is_there() -> None:
     states = {row.name: row for row in found.rows}
     for name in known_classes(VERSION):
         assert states[name].state == "attached", states[name]
-        later = "without backup_tokens_from_device_all_layer, which this version has not"
+        later = "without backup_tokens_from_device_all_layer, which this version lacks"
         assert states[name].detail == later or states[name].detail.endswith("both ends")
 
 

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
+from contextlib import suppress
+
 import pytest
 import torch
 from released_base import DEVICE_PAGES, HOST_PAGES, VERSION, Setup, bytes_of
@@ -91,6 +93,19 @@ def test_64_scattered_tokens_take_the_page_path(traced: Start, kind: Op, count: 
     assert finding.expected.startswith(f"{count} single slots in ")
     assert finding.got == f"{counted(count // 64, 'whole page')} of 64"
     assert run.sink.of(Copied)[0].token_granular is False
+
+
+def test_ends_of_different_length_are_told_and_move_no_tile_that_counts(traced: Start) -> None:
+    """SGLang refuses the call or copies something: no pair of pages is taken for what it moved."""
+    run = traced()
+    setup = C4("layer_first")
+    with suppress(RuntimeError, AssertionError, IndexError, ValueError):
+        call(setup, Op.BACKUP, scattered(3, HOST_PAGES * 64, 1), scattered(2, DEVICE_PAGES * 64, 2))
+    (event,) = run.sink.of(Copied)
+    assert (event.h, event.d, event.pages, event.tiles) == (3, 2, 0, 0)
+    (finding,) = run.sink.of(Finding)
+    assert finding.cls is FaultClass.INDEX_SPACE
+    assert (finding.expected, finding.got) == ("2 host slots", "3 host slots")
 
 
 def test_whole_pages_are_no_finding(traced: Start) -> None:

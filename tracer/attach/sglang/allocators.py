@@ -94,9 +94,9 @@ def taken_pages(slots: Pages, page: int, *, device: bool) -> Named:
 
     A device allocator frees a page with any of its tokens.
     """
-    once, counts = np.unique(slots, return_counts=True)
-    pages, filled = np.unique(once // page, return_counts=True)
-    again = np.unique(once[counts > 1] // page)
+    distinct, counts = np.unique(slots, return_counts=True)
+    pages, filled = np.unique(distinct // page, return_counts=True)
+    repeated = np.unique(distinct[counts > 1] // page)
     partly = pages[filled < page] if not device else pages[:0]
     whole = pages[~np.isin(pages, partly)]
-    return Named(np.concatenate([whole, again[~np.isin(again, partly)]]), partly)
+    return Named(np.concatenate([whole, repeated[~np.isin(repeated, partly)]]), partly)

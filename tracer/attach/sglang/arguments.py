@@ -21,7 +21,7 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):
         return ()
-    return tuple(one.name for one in parameters if one.kind in _POSITIONAL)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)
 
 
 def argument(function: Callable[..., Any], name: str, at: int | None = None) -> Argument:

@@ -15,6 +15,7 @@ from hicache_dbg.tracer.attach.sglang.hooks import Hooks
 from hicache_dbg.tracer.attach.sglang.kinds import known_classes
 from hicache_dbg.tracer.attach.sglang.observer import Observer
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
+from hicache_dbg.tracer.settings import Native
 from hicache_dbg.tracer.sink import PoolState
 
 __all__ = ["SglangAttachment"]
@@ -31,9 +32,11 @@ class SglangAttachment:
     functions are the very same objects as before.
     """
 
-    def __init__(self, version: str, start: Callable[[], SglangSession]) -> None:
+    def __init__(
+        self, version: str, start: Callable[[], SglangSession], native: Native = Native.OFF
+    ) -> None:
         self.version = version
-        self.observer = Observer(version, start, self._announce)
+        self.observer = Observer(version, start, self._announce, native)
         self.hooks = Hooks(self.observer, version)
         self.attached = False
         self._hooked = False
@@ -79,17 +82,10 @@ class SglangAttachment:
         return found - {BASE}
 
     def _announce(self, session: SglangSession) -> None:
+        """Publish what is attached, and name what should be and is not."""
         inventory = self.observer.registry.inventory
-        mine = ((one.module, one.cls, one.method) for one in self.hooks.operations)
-        for home, name, method in (*mine, *followed()):
-            module = sys.modules.get(home)
-            if module is None:
-                if not _is_there(home):
-                    inventory.not_recognised(f"{home}: no such module in sglang {self.version}")
-            elif not is_ours(getattr(getattr(module, name, None), method, None)):
-                what = f"{name}.{method}"
-                if what not in self.hooks.refused:  # already reported, with the reason
-                    inventory.not_recognised(f"{what}: not attached in sglang {self.version}")
+        for missing in self._missing():
+            inventory.not_recognised(missing)
         session.register(
             inventory.take(),
             host_classes=self.host_classes(),
@@ -97,12 +93,25 @@ class SglangAttachment:
             unrecognised=inventory.unrecognised,
         )
 
+    def _missing(self) -> Iterator[str]:
+        """Yield each module or method that this version lacks, or that could not be wrapped."""
+        operations = ((op.module, op.cls, op.method) for op in self.hooks.operations)
+        for home, cls, method in (*operations, *followed()):
+            name, module = f"{cls}.{method}", sys.modules.get(home)
+            if module is None:
+                if not _exists(home):
+                    yield f"{home}: no such module in sglang {self.version}"
+            elif name in self.hooks.methods.refused:
+                continue  # already reported, with the reason
+            elif not is_ours(getattr(getattr(module, cls, None), method, None)):
+                yield f"{name}: not attached in sglang {self.version}"
+
     def _imported(self, module: ModuleType) -> None:
         if self.attached:
             self.hooks.wrap(module)
 
 
-def _is_there(module: str) -> bool:
+def _exists(module: str) -> bool:
     """Return whether a module that is not imported yet exists."""
     try:
         return find_spec(module) is not None
@@ -112,11 +121,11 @@ def _is_there(module: str) -> bool:
 
 def _weakly(method: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     """Return an import hook that does not keep its attachment alive: wrapt never removes hooks."""
-    known = WeakMethod(method)
+    reference = WeakMethod(method)
 
     def hook(module: ModuleType) -> None:
-        called = known()
-        if called is not None:
-            called(module)
+        alive = reference()
+        if alive is not None:
+            alive(module)
 
     return hook

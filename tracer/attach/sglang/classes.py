@@ -66,13 +66,13 @@ def pool_group_classes() -> Iterator[type]:
 
 def subclasses(roots: Iterable[type]) -> Iterator[type]:
     """Yield each of ``roots`` and all classes derived from them so far."""
-    waiting = list(dict.fromkeys(roots))
-    seen: set[type] = set()
-    while waiting:
-        cls = waiting.pop()
-        if cls not in seen:
-            seen.add(cls)
-            waiting.extend(cls.__subclasses__())
+    queue = list(dict.fromkeys(roots))
+    visited: set[type] = set()
+    while queue:
+        cls = queue.pop()
+        if cls not in visited:
+            visited.add(cls)
+            queue.extend(cls.__subclasses__())
             yield cls
 
 

@@ -15,7 +15,7 @@ from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import Copy
 
-__all__ = ["AskedCopy", "Given", "Reading", "layer_of", "read_call"]
+__all__ = ["Given", "Reading", "RequestCopy", "layer_of", "read_call"]
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take three times as long
@@ -33,7 +33,7 @@ class Given:
 
 
 @dataclass(slots=True, eq=False)
-class AskedCopy(Copy):
+class RequestCopy(Copy):
     """A copy, and the names of the requests that it serves."""
 
     names: tuple[str, ...] = ()
@@ -55,8 +55,8 @@ class Reading:
 def layer_of(pool: Any, record: PoolRecord, named: dict[str, Any]) -> int | None:
     """Return the layer in the views for a load's layer number; None if the pool moves nothing for it."""
     if record.geometry is None:
-        told = int(named["layer_id"])
-        return told if told < record.mirror.layers else None
+        number = int(named["layer_id"])
+        return number if number < record.mirror.layers else None
     layer = record.geometry.positions.get(int(named["layer_id"]))
     targets = getattr(pool, "target_layer_num", None)
     if layer is not None and targets is not None and layer >= targets and not named.get("is_draft"):
@@ -82,7 +82,7 @@ def read_call(
     placed = path if readable else _unplaced(path)
     if layers is None:
         layers = tuple(range(record.mirror.layers))
-    copy = AskedCopy(
+    copy = RequestCopy(
         mirror=record.mirror,
         op=given.op,
         host_pages=placed.host_pages,
@@ -101,8 +101,8 @@ def read_call(
     )
     sound = path.are_pages and copy.fits
     use = _use(record, given, path) if readable and not sound else None
-    a_page = record.mirror.tokens_per_page // record.mirror.slot_page
-    return Reading(copy, use, len(device) * a_page)
+    tokens_per_index = record.mirror.tokens_per_page // record.mirror.slot_page
+    return Reading(copy, use, len(device) * tokens_per_index)
 
 
 def _indices(given: Given) -> tuple[Pages, Pages, bool]:

@@ -41,7 +41,7 @@ class ByteCounters:
 
     def __init__(self) -> None:
         self._moved: dict[str, Moved] = {}
-        self._said = False
+        self._warned = False
         #: Bytes added to SGLang's own counter, over all pools.
         self.of_sglang = 0
 
@@ -56,12 +56,11 @@ class ByteCounters:
         real, counted = copy.moved_bytes, per_index * indices
         before = self._moved.get(name, Moved())
         self._moved[name] = Moved(before.real + real, before.counted + counted)
-        if counted != real and not self._said:
-            self._said = True
+        if counted != real and not self._warned:
+            self._warned = True
             _log.warning(
-                "hicache-dbg: sglang:hicache_backup_bytes_total and load_back_bytes_total do not hold what moves: "
-                "this %s of pool %s moved %d B and counts there as %d B (%.4g times); "
-                "hicache_dbg_copied_bytes_total holds what moved",
+                "hicache-dbg: sglang:hicache_backup_bytes_total and load_back_bytes_total are wrong: this %s of pool "
+                "%s moved %d B and counts there as %d B (%.4g times); hicache_dbg_copied_bytes_total is right",
                 copy.op.value,
                 name,
                 real,

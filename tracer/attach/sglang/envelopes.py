@@ -16,7 +16,7 @@ from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.ledger import Pages
 
-__all__ = ["BACKING", "allocating", "lives"]
+__all__ = ["BACKING", "allocating", "generations_of"]
 
 #: Module, class and method that allocate all pages of a backing.
 BACKING = (
@@ -26,15 +26,15 @@ BACKING = (
 )
 
 #: How often each logical page was allocated, by backing and side name.
-_given: WeakKeyDictionary[Any, dict[str, Pages]] = WeakKeyDictionary()
+_allocations: WeakKeyDictionary[Any, dict[str, Pages]] = WeakKeyDictionary()
 
 
 def allocating(original: Callable[..., Any], say: Say) -> Callable[..., Any]:
     """Wrap a backing's ``alloc_many``."""
-    asked = argument(original, "requests", at=1)
+    requests_of = argument(original, "requests", at=1)
 
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        requests = asked(args, kwargs)
+        requests = requests_of(args, kwargs)
         return (args[0], requests) if isinstance(requests, (list, tuple)) else None
 
     def after(about: Any, results: Any, _: BaseException | None) -> None:
@@ -47,22 +47,26 @@ def allocating(original: Callable[..., Any], say: Say) -> Callable[..., Any]:
     return around(say, "attach/alloc", original, before, after)
 
 
-def lives(pool: Any) -> Callable[[Pages], Pages]:
-    """Return a reader of the generations of ``pool``'s physical pages; 0 for unallocated pages."""
+def generations_of(pool: Any) -> Callable[[Pages], Pages]:
+    """Return a function that gives the generations of ``pool``'s physical pages.
+
+    A generation is the logical page and how often that was allocated; 0 for unallocated pages.
+    """
     backing, name = pool._shared_backing, pool.pool_label  # noqa: SLF001 - the pool's own map
 
-    def generation(pages: Pages) -> Pages:
+    def generations(pages: Pages) -> Pages:
         with backing.lock:
-            there = backing.sides[name].physical_to_logical
-            logical = np.array([there.get(page, -1) for page in pages.tolist()], np.int64)
+            logical_of = backing.sides[name].physical_to_logical
+            logical = np.array([logical_of.get(page, -1) for page in pages.tolist()], np.int64)
             times = _counts(backing, name)[logical]
         return np.where(logical < 0, 0, ((logical + 1) << 32) + times)
 
-    return generation
+    return generations
 
 
 def _counts(backing: Any, name: str) -> Pages:
-    known = _given.setdefault(backing, {})
-    if name not in known:
-        known[name] = np.zeros(backing.sides[name].page_num, np.int64)
-    return known[name]
+    """Return how often each logical page of one side was allocated, int64 ``[pages]``."""
+    by_side = _allocations.setdefault(backing, {})
+    if name not in by_side:
+        by_side[name] = np.zeros(backing.sides[name].page_num, np.int64)
+    return by_side[name]

@@ -31,8 +31,8 @@ def unfit(name: str, function: Any) -> str:
         return "asynchronous"
     if isgeneratorfunction(function):
         return "a generator"
-    first = FIRST.get(name, ())
-    if not first:
+    expected = FIRST.get(name, ())
+    if not expected:
         return ""
     names = names_of(function)[1:]
-    return "" if names[: len(first)] == first else f"takes ({', '.join(names)})"
+    return "" if names[: len(expected)] == expected else f"takes ({', '.join(names)})"

@@ -6,21 +6,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hicache_dbg.tracer.attach.sglang.copies import Given
 from hicache_dbg.tracer.attach.sglang.open_copies import OpenCopy
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
-from hicache_dbg.tracer.attach.sglang.whose import Request
 
-__all__ = ["Begun", "Call", "Frame", "Frames", "HostCopies"]
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.sglang.whose import Request
 
-_ids = itertools.count(1)
+__all__ = ["NUMBERS", "Begun", "Call", "Frame", "Frames", "HostCopies", "status_of"]
+
+#: The numbers of operations.
+NUMBERS = itertools.count(1)
 
 
 LoadKey = tuple[int, int, int]  # pool, host indices, device indices, by identity
 #: Whose method an operation is, its name and what it was given.
 Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
+
+
+def status_of(error: BaseException) -> str:
+    """Return an exception as the status of what it ended."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - SGLang's own exception goes on, whether or not it can be printed
+        return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +77,22 @@ class Frame:
         on_host: The others; None until there is one.
     """
 
-    # Set only where they differ: SGLang's thread creates a frame for each operation.
-    start: Any = None
-    over: Any = None
-    timed = False
-    status = "ok"
-    on_host: HostCopies | None = None
-    ended_ns = 0
-    thread = ""
-    whom: tuple[Request, ...] = ()
+    # The compiled helper creates these as well, and reads them by the places of their slots.
+    __slots__ = (
+        *("alone", "began_ns", "call", "ended_ns", "on_device", "on_host", "op_id", "over"),
+        *("probe", "start", "status", "thread", "timed", "whom"),
+    )
 
     def __init__(self, probe: LayerProbe, call: Call | None = None, *, alone: bool = False) -> None:
         self.probe, self.call, self.alone = probe, call, alone
-        self.op_id, self.began_ns = next(_ids), time.time_ns()
+        self.op_id, self.began_ns = next(NUMBERS), time.time_ns()
+        self.start: Any = None
+        self.over: Any = None
+        self.timed, self.status = False, "ok"
         self.on_device: list[Any] = []
+        self.on_host: HostCopies | None = None
+        self.ended_ns, self.thread = 0, ""
+        self.whom: tuple[Request, ...] = ()
 
     def here(self) -> HostCopies:
         """Return the copies in the host's memory."""
@@ -124,7 +138,7 @@ class Frames(threading.local):
         try:
             yield frame
         except BaseException as error:
-            frame.status = f"{type(error).__name__}: {error}"
+            frame.status = status_of(error)
             raise
         finally:
             self.end(frame)

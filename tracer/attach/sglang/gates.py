@@ -24,6 +24,7 @@ from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.inner_pools import inner_layers
 from hicache_dbg.tracer.attach.sglang.say import Say
+from hicache_dbg.tracer.attach.sglang.versions import layers_sent
 from hicache_dbg.tracer.checks.gates import Loading
 from hicache_dbg.tracer.ledger import Pages
 
@@ -76,7 +77,7 @@ class Gates:
         self.here = _Here()
         self._complete: Function | None = None  # SGLang's own function
         #: Loads whose layers are being submitted: the submitting thread and the event set.
-        self._sending: dict[Loading, tuple[int, Any]] = {}
+        self._sending: dict[Loading | None, tuple[int, Any]] = {}
 
     # -- wrappers -------------------------------------------------------------------------------
 
@@ -166,16 +167,26 @@ class Gates:
             with self._say.errors("attach/gates"):
                 self._gate(pool, getattr(pool, "layer_transfer_counter", None))
 
-    def sent(self, layers: int) -> None:
-        """Record that this thread's operation has submitted its load's first ``layers`` layers."""
-        loading = self.here.loading
-        if loading is None:
-            return
-        self.here.loading = None
+    def sent(
+        self, owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Note that this thread's load, a :data:`~.frames.Call`, has submitted all its layers."""
+        here = self.here
+        loading, here.loading = here.loading, None
         _, events = self._sending.pop(loading, (0, None))
-        if events is not None:
-            vars(events).pop("complete", None)
-            loading.open(min(layers, loading.layers) - 1)
+        if events is None or loading is None:
+            return
+        try:
+            opened = min(layers_sent(owner, method, args, kwargs), loading.layers) - 1
+            loading.opened = max(opened, loading.opened)
+            try:  # noqa: SIM105 - a context takes longer
+                del events.complete
+            except AttributeError:  # somebody else has
+                pass
+        except Exception as error:  # noqa: BLE001 - SGLang goes on without us
+            session = self._say.session()
+            if session is not None:
+                session.errors.record("attach/load ends", error)
 
     def moved(self, pool: str, pages: Pages) -> None:
         """Record the device pages that this thread's current load writes."""
@@ -208,9 +219,14 @@ class Gates:
                 yield loading
 
     def _let_pass(self, loading: Loading, events: Any) -> None:
-        """Restore SGLang's own ``complete`` for this load, which is called once per layer."""
-        if self._complete is not None and "complete" not in vars(events):
-            vars(events)["complete"] = MethodType(self._complete, events)
+        """Restore SGLang's own ``complete`` for this load, which is called once per layer.
+
+        It is set as an attribute. Reading ``__dict__`` would slow every later access to an attribute of
+        ``events`` on CPython 3.11 and 3.12.
+        """
+        inherited = getattr(events.complete, "__func__", None) is type(events).complete
+        if self._complete is not None and inherited:
+            events.complete = MethodType(self._complete, events)
             self._sending[loading] = threading.get_ident(), events
 
     def _catch_up(self, loading: Loading) -> None:

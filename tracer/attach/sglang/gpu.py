@@ -16,7 +16,7 @@ import torch
 
 from hicache_dbg.tracer.attach.sglang.gpu_reader import Reader
 from hicache_dbg.tracer.attach.sglang.gpu_sides import Sides
-from hicache_dbg.tracer.digest.driver import check, driven, driver
+from hicache_dbg.tracer.digest.driver import addresses, check, driven, driver
 from hicache_dbg.tracer.digest.mark import Mark
 from hicache_dbg.tracer.digest.select import DeviceDigester, digester_for
 
@@ -50,10 +50,16 @@ class Slot:
     memory is allocated on ``stream``, one of ours, so that no other stream's pending work can be using it.
     """
 
+    # The compiled helper reads these by the places of their slots.
+    __slots__ = (
+        *("_views", "address", "event", "handle", "parts", "refused", "room", "size", "streams"),
+        "words",
+    )
+
     def __init__(self, words: int, stream: torch.cuda.Stream) -> None:
         with torch.cuda.stream(stream):
             self.room = torch.empty(words, dtype=torch.int64, device=stream.device)
-        self.event = timed_event(stream)
+        self.event: Any = timed_event(stream)
         self.handle: int = self.event.cuda_event
         self.address, self.size = self.room.data_ptr(), words
         self.parts: list[Part] = []
@@ -117,6 +123,9 @@ class Lane:
         self.wait = driver().cuStreamWaitEvent
         #: Queries an event by its handle; 0 if it has come.
         self.query = driver().cuEventQuery
+        self.addresses = addresses(
+            "cuStreamWaitEvent", "cuEventRecord", "cuLaunchKernelEx", "cuStreamIsCapturing"
+        )
         self.digester = digester_for(device)
         self.device = self.digester.device
         index = self.device.index or 0
@@ -125,7 +134,7 @@ class Lane:
         #: The current stream's raw handle, in 0.2 us rather than 8.
         self.stream = partial(torch._C._cuda_getCurrentRawStream, index)  # noqa: SLF001
         self.slots: deque[Slot] = deque()
-        self._marks: deque[torch.cuda.Event] = deque()
+        self.marks: deque[torch.cuda.Event] = deque()
         self._reader = Reader(self.device, sender(self.digester))
         self.sides = Sides(self.device, getattr(self.digester, "send", None))
         self._order = Mark()
@@ -136,7 +145,7 @@ class Lane:
     def mark(self, stream: int) -> torch.cuda.Event:
         """Record a timed event on ``stream``, and return it; :meth:`give_back` takes it back."""
         try:
-            event = self._marks.popleft()
+            event = self.marks.popleft()
         except IndexError:
             event = timed_event(self._reader.stream)
         self.record(event.cuda_event, stream)
@@ -222,7 +231,7 @@ class Lane:
         if slot is not None and len(self.slots) < _MOST_SLOTS:
             self.slots.append(slot)
         if mark is not None:
-            self._marks.append(mark)
+            self.marks.append(mark)
 
 
 def _may_run_during(jobs: Sequence[Job], streams: list[int], start: Any, over: int) -> bool:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hicache_dbg.tracer.attach.sglang.classes import is_ours, ours
 from hicache_dbg.tracer.attach.sglang.copies import layer_of
-from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames, HostCopies
+from hicache_dbg.tracer.attach.sglang.frames import Frame, Frames, HostCopies, status_of
 from hicache_dbg.tracer.attach.sglang.gates import NO_PAGES, Gates
 from hicache_dbg.tracer.attach.sglang.gpu_booked import Booked
 from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
@@ -31,6 +31,9 @@ from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.versions import layers_brought
 from hicache_dbg.tracer.attach.sglang.whose import HERE
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.sglang.native.helper import Helper
 
 __all__ = ["DeviceCalls"]
 
@@ -61,12 +64,14 @@ class DeviceCalls:
         #: The numbers of operations that are being submitted, of all threads.
         self.running: set[int] = set()
         self.frames = self._frames = Frames(self.end, self.running)
-        self._pools, self._history = devices.by_pool, devices.history
+        self.pools, self.history = devices.by_pool, devices.history
         self._booked, self._entered = booked, entered
-        self._submitted, self._under_way = copies.submitted, copies.under_way
+        self._submitted, self.under_way = copies.submitted, copies.under_way
         self._here, self._over = gates.here, over
         self._books: tuple[LayerProbe, Booked] | None = None
         self._plain: dict[type, bool] = {}
+        #: Makes compiled wrappers, where there is a compiled helper.
+        self.helper: Helper | None = None
 
     def copying(self, original: Function, method: str, elsewhere: Function) -> Function:
         """Return the wrapper of a copy method of host pools.
@@ -74,7 +79,7 @@ class DeviceCalls:
         ``elsewhere`` runs the calls of pools that are not on a GPU, are not known yet, or whose work
         would become part of a CUDA graph; it is given the wrapper, the pool and its arguments.
         """
-        pools, frames, layered = self._pools, self._frames, method.startswith(LOAD)
+        pools, frames, layered = self.pools, self._frames, method.startswith(LOAD)
 
         @wraps(original)
         def copy(pool: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +120,7 @@ class DeviceCalls:
             try:
                 result = original(pool, *args, **kwargs)
             except BaseException as error:
-                op.status = f"{type(error).__name__}: {error}"
+                op.status = status_of(error)
                 raise
             finally:
                 inside.discard(id(pool))
@@ -123,17 +128,15 @@ class DeviceCalls:
                 self._came(op, layer, original)
             return result
 
-        return ours(copy)
+        helper = self.helper
+        return ours(copy) if helper is None else helper.copying(original, ours(copy), method)
 
     def end(self, frame: Frame) -> None:
-        """End an operation, which was submitted or has failed: enqueue its digests, and tell the bus.
-
-        Nothing of ours stays in a cache between two operations of SGLang: what the usual one needs is
-        in here and in :meth:`DeviceOp.at_once`.
-        """
+        """End an operation, which was submitted or has failed: enqueue its digests, and tell the bus."""
         self._frames.current = None
+        since = time.perf_counter()
         ops: list[DeviceOp] = frame.on_device
-        probe, history = frame.probe, self._history
+        probe, history = frame.probe, self.history
         frame.ended_ns, frame.whom, frame.thread = time.time_ns(), HERE.carried, self._frames.thread
         for op in ops:
             op.moment = history.now
@@ -149,24 +152,29 @@ class DeviceCalls:
             probe.errors.record("digest/device", error)
             for op in ops:
                 op.give_up()
-        try:
-            for op in ops:
-                plan = op.plan
-                plan.timed = frame.timed
-                if plan.loads:
-                    self._loaded(op)
-                if not op.args or id(op.args[0]) != plan.over:
-                    self._moved_over(op)
-                # The bus first: pages that are closed before they are known would stay open.
-                if plan.push(op):
-                    self._under_way[op.stream].append(op)
-                else:
-                    op.drop()
-        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
-            probe.errors.record("digest/device", error)
+        for op in ops:
+            self._tell(op)
         ops.clear()  # they refer to the frame: no cycle is left to the garbage collector
         self.running.discard(frame.op_id)
-        probe.overhead_s += (time.time_ns() - frame.ended_ns) * 1e-9
+        probe.overhead_s += time.perf_counter() - since
+
+    def _tell(self, op: DeviceOp) -> None:
+        """Tell the bus and the books of a copy, or forget it."""
+        plan, told = op.plan, False
+        try:
+            if plan.loads:
+                self._loaded(op)
+            plan.timed = op.frame.timed
+            if not op.args or id(op.args[0]) != plan.over:
+                self.moved_over(op)
+            # The bus first: pages that are closed before they are known would stay open.
+            told = plan.push(op)
+            if told:
+                self.under_way[op.stream].append(op)
+        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
+            op.frame.probe.errors.record("digest/device", error)
+        if not told:
+            op.drop()
 
     def _enqueue(self, frame: Frame) -> None:
         """Enqueue the digests of an operation that takes more than one launch a component."""
@@ -178,7 +186,7 @@ class DeviceCalls:
         copies.close(frame.probe)
         self._submitted(copies.opened, frame.over)
 
-    def _moved_over(self, op: DeviceOp) -> None:
+    def moved_over(self, op: DeviceOp) -> None:
         """Note the device pool that a call names, where that is another than the last time."""
         over = op.plan.argument("device_pool", op.args, op.kwargs)
         op.plan.over = id(over)
@@ -210,6 +218,8 @@ class DeviceCalls:
         if books is None or books[0] is not probe:
             books = self._books = probe, self._booked(probe)
         plan.booked = books[1]
+        if self.helper is not None:
+            self.helper.compile(plan)
         return plan
 
     # -- loads, a call a layer ------------------------------------------------------------------
@@ -229,7 +239,7 @@ class DeviceCalls:
 
         The layer is None where no other call of the load is looked at.
         """
-        if self._brings_every(frame, plan, pool):
+        if self.brings_every(frame, plan, pool):
             op = DeviceOp(plan, frame, pool, host, device, args, kwargs)
             op.layers, op.is_aside = plan.all, True
             setattr(pool, plan.method, original.__get__(pool))
@@ -252,7 +262,7 @@ class DeviceCalls:
         if self._here.loading is not None:
             self._here.loading.pages.setdefault(op.plan.pool, NO_PAGES)
 
-    def _brings_every(self, frame: Frame, plan: Plan, pool: Any) -> bool:
+    def brings_every(self, frame: Frame, plan: Plan, pool: Any) -> bool:
         """Return whether the operation has the pool once and each of its layers: all calls are alike."""
         if (
             frame.call is None

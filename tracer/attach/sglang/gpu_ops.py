@@ -50,21 +50,13 @@ class DeviceOp:
         is_aside: Whether SGLang's own method temporarily replaces our wrapper.
     """
 
-    # Set only where they differ: creating an operation writes a third of them.
-    status = "ok"
-    opened: "OpenCopy | None" = None
-    slot: Slot | None = None
-    #: The event behind copies and digests, as the driver names it; 0 where it is not known.
-    handle = 0
-    #: The events of its begin and of its end.
-    clock: tuple[Any, Any] = (None, None)
-    over_ns = 0
-    _mark: Any = None
-    _way: AtOnce | None = None
-    _pages: torch.Tensor | None = None
-    _many, _start, _unit, _taken = 0, 0, 1, 0
-    is_aside = False
-    _finished = _read = _keeps = False
+    # The compiled helper creates these as well, and reads them by the places of their slots.
+    __slots__ = (
+        *("args", "clock", "device", "frame", "handle", "host", "is_aside", "kwargs", "layers"),
+        *("moment", "opened", "over_ns", "owner", "plan", "slot", "status", "stream"),
+        *("_finished", "_keeps", "_many", "_mark", "_pages", "_read", "_start", "_taken"),
+        *("_unit", "_way", "__weakref__"),
+    )
 
     def __init__(  # noqa: PLR0917
         self,
@@ -82,7 +74,19 @@ class DeviceOp:
         self.host, self.device, self.args, self.kwargs = host, device, args, kwargs
         self.layers: Sequence[int] = plan.begins_with
         self.stream = plan.stream()
-        self.moment = 0
+        self.moment = self.over_ns = 0
+        self.status = "ok"
+        self.opened: OpenCopy | None = None
+        self.slot: Slot | None = None
+        #: The event behind copies and digests, as the driver names it; 0 where it is not known.
+        self.handle = 0
+        #: The events of its begin and of its end.
+        self.clock: tuple[Any, Any] = (None, None)
+        self._mark: Any = None
+        self._way: AtOnce | None = None
+        self._pages: torch.Tensor | None = None
+        self._many, self._start, self._unit, self._taken = 0, 0, 1, 0
+        self.is_aside = self._finished = self._read = self._keeps = False
         if not plan.timed:
             self._mark = plan.lane.mark(self.stream)
         frame.on_device.append(self)
@@ -110,7 +114,7 @@ class DeviceOp:
             or (way.during and start is None)
         ):
             return False
-        first, unit, many, beside, during, words, launches, _ = way
+        first, unit, many, beside, during, words, launches, *_ = way
         lane, handle = plan.lane, over.cuda_event
         on, step = lane.sides[self.stream] if beside else self.stream, steps[0]
         where = ids.data_ptr() + 8 * step * first, step * unit, unit, many
@@ -264,7 +268,7 @@ class DeviceOp:
 
     def ready(self) -> bool:
         """Return whether it is over, and the host is not in the middle of another operation."""
-        return self.query() and self.plan.booked.has_time(self.time_ns)
+        return self.plan.booked.has_time(self.time_ns) and self.query()
 
     def events(self) -> Sequence[Event]:
         """Return the copy's event and its findings."""

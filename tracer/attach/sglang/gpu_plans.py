@@ -1,6 +1,6 @@
 """What is known beforehand of a pool whose device end is on a GPU, and of each of its copy methods."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,6 +63,7 @@ class AtOnce(NamedTuple):
         words: The number of digests.
         launches: Each launch, its table of layers, and where its digests go in the slot, in bytes.
         parts: Which digests are where in the slot.
+        compiled: The same for the compiled helper, if there is one.
     """
 
     start: int
@@ -73,6 +74,7 @@ class AtOnce(NamedTuple):
     words: int
     launches: tuple[tuple[Any, int, int], ...]
     parts: list[Part]
+    compiled: Any = None
 
 
 class Plan:
@@ -86,14 +88,36 @@ class Plan:
     Attributes:
         begins_with: The layers of a new call: all for a backup, none for a load.
         booked: What operations need once they are over; set before the first one.
+        compiled: Makes what the compiled helper needs of a way; None without a helper.
+        driver: The driver's functions, for the helper.
         highest: The highest layer number that the method is given.
         ordinal: The device that a launch of whole pages reads indices from; -1 for the CPU.
         over: The identity of the device pool that the last call named.
         passes: Whether our wrapper may step aside for a load's calls; None until first needed.
+        marks: The lane's events for reuse, and its ``slots``.
+        sides: The streams of ours, by SGLang's.
         timed: Whether SGLang's own events timed the last call.
         usual: Whether the method's first arguments are the device pool and both index tensors.
         ways: The :class:`AtOnce` by number of indices, where there is one.
     """
+
+    __slots__ = (
+        *("_at", "_parts", "_starts", "all", "begins_with", "booked", "compiled", "components"),
+        *(
+            "device_pool",
+            "digests",
+            "driver",
+            "every",
+            "highest",
+            "lane",
+            "layers",
+            "loads",
+            "marks",
+            "method",
+        ),
+        *("op", "ordinal", "over", "passes", "pool", "probe", "push", "sides", "slots", "stream"),
+        *("timed", "usual", "wanted", "ways", "what"),
+    )
 
     booked: "Booked"
 
@@ -117,6 +141,9 @@ class Plan:
         self.ordinal = -1 if pool.lane.device.index is None else pool.lane.device.index
         self.ways: dict[int, AtOnce] = {}
         self.usual = names[:3] == ("device_pool", "host_indices", "device_indices")
+        self.marks, self.slots, self.sides = pool.lane.marks, pool.lane.slots, pool.lane.sides
+        self.driver: Any = None
+        self.compiled: Callable[[AtOnce], Any] | None = None
         self._at = {name: at for at, name in enumerate(names)}
         self._starts: dict[int, tuple[int, int] | None] = {}
         self._parts: dict[int, tuple[list[Part], list[int], int]] = {}
@@ -193,6 +220,8 @@ class Plan:
             for (_, launch), offset in zip(pool.whole, offsets, strict=True)
         )
         way = AtOnce(start, unit, many, size > IN_LINE_BYTES, during, words, launches, parts)
+        if self.compiled is not None:
+            way = way._replace(compiled=self.compiled(way))
         if len(self.ways) > _MOST_KNOWN:
             self.ways.clear()
         self.ways[count] = way

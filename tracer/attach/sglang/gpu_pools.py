@@ -34,7 +34,6 @@ class DevicePools:
             lane = self._lanes.get(device) or self._lanes.setdefault(device, Lane(device))
             for view in views.values():
                 lane.digester.prepare(view)
-                weakref.finalize(pool, lane.digester.forget, view)
         size = sum(view.tile_bytes() for view in views.values())
         launch = getattr(lane.digester, "whole_launch", None)
         if any(view.layers != record.mirror.layers for view in views.values()):

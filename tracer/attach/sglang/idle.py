@@ -26,18 +26,18 @@ class Idle:
         self._doubt = (
             "" if supported(version) else f", or does sglang {version} keep its pools elsewhere"
         )
-        self._looked = False
+        self._checked = False
 
     def batching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the method that takes requests into a batch."""
 
         @wraps(original)
         def prepare_for_extend(*args: Any, **kwargs: Any) -> Any:
-            if not self._looked:
-                self._looked = True
+            if not self._checked:
+                self._checked = True
                 if not self._begun():
                     _log.warning(
-                        "hicache-dbg is attached and has nothing to trace: requests are served, and this "
+                        "hicache-dbg is attached and has nothing to trace: requests are being served, but this "
                         "process has built no host pool; is --enable-hierarchical-cache set%s?",
                         self._doubt,
                     )

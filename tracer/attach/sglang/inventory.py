@@ -31,4 +31,4 @@ class Inventory:
     def take(self) -> list[MirrorViews]:
         """Return the mirrors to be announced that are still alive, and clear the list."""
         fresh, self._fresh = self._fresh, []
-        return [mirror for one in fresh if (mirror := one()) is not None]
+        return [mirror for reference in fresh if (mirror := reference()) is not None]

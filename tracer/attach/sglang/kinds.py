@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hicache_dbg.tracer.attach.sglang import geometry, paths
+from hicache_dbg.tracer.attach.sglang import page_geometry, paths, row_geometry, state_geometry
 from hicache_dbg.tracer.attach.sglang.geometry import Geometry
 from hicache_dbg.tracer.attach.sglang.paths import Rule
 from hicache_dbg.tracer.attach.sglang.versions import ANY, Versions
@@ -74,22 +74,28 @@ PAGE_IDS = {
 TRANSLATED = {BACKUP + PHYSICAL: paths.first_of_run, LOAD + PHYSICAL: paths.first_of_run}
 
 KINDS: Mapping[str, Kind] = {
-    "MHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv"),
-    "AsymmetricMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.14")),
-    "HiSparseMHATokenToKVPoolHost": Kind(geometry.mha, ROWS, "kv", Versions("0.5.21")),
-    "MHATokenToKVPoolMXFP8Host": Kind(geometry.mha_mxfp8, WHOLE_PAGES, "kv", Versions("0.5.22")),
-    "MHATokenToKOnlyPoolHost": Kind(geometry.mha_k_only, ROWS, "indexer", Versions("0.5.15")),
-    "MLATokenToKVPoolHost": Kind(geometry.mla, ROWS, "kv"),
-    "MambaPoolHost": Kind(geometry.mamba, ROWS, "mamba"),
-    "DSAIndexerPoolHost": Kind(geometry.dsa, FIRST_OF_RUN, "indexer"),
-    "DeepSeekV4PagedHostPool": Kind(geometry.v4_pages, BY_LENGTH, "deepseek_v4"),
-    "DeepSeekV4StateHostPool": Kind(geometry.v4_state, FIRST_OF_RUN, "deepseek_v4_state"),
-    "QSAIndexerPoolHost": Kind(geometry.v4_pages, BY_LENGTH, "qsa_indexer", Versions("0.5.22")),
-    "UnifiedPageEnvelopeHostPool": Kind(geometry.envelopes, TRANSLATED, "kv", Versions("0.5.22")),
-    "MiniMaxM3Nvfp4IndexKPoolHost": Kind(
-        geometry.page_rows, PAGE_IDS, "indexer", Versions("0.5.23")
+    "MHATokenToKVPoolHost": Kind(row_geometry.mha, ROWS, "kv"),
+    "AsymmetricMHATokenToKVPoolHost": Kind(row_geometry.mha, ROWS, "kv", Versions("0.5.14")),
+    "HiSparseMHATokenToKVPoolHost": Kind(row_geometry.mha, ROWS, "kv", Versions("0.5.21")),
+    "MHATokenToKVPoolMXFP8Host": Kind(
+        row_geometry.mha_mxfp8, WHOLE_PAGES, "kv", Versions("0.5.22")
     ),
-    "MiniMaxM3Nvfp4MainKVPoolHost": Kind(geometry.page_rows, PAGE_IDS, "kv", Versions("0.5.23")),
+    "MHATokenToKOnlyPoolHost": Kind(row_geometry.mha_k_only, ROWS, "indexer", Versions("0.5.15")),
+    "MLATokenToKVPoolHost": Kind(row_geometry.mla, ROWS, "kv"),
+    "MambaPoolHost": Kind(state_geometry.mamba, ROWS, "mamba"),
+    "DSAIndexerPoolHost": Kind(page_geometry.dsa, FIRST_OF_RUN, "indexer"),
+    "DeepSeekV4PagedHostPool": Kind(page_geometry.v4_pages, BY_LENGTH, "deepseek_v4"),
+    "DeepSeekV4StateHostPool": Kind(page_geometry.v4_state, FIRST_OF_RUN, "deepseek_v4_state"),
+    "QSAIndexerPoolHost": Kind(
+        page_geometry.v4_pages, BY_LENGTH, "qsa_indexer", Versions("0.5.22")
+    ),
+    "UnifiedPageEnvelopeHostPool": Kind(
+        page_geometry.envelopes, TRANSLATED, "kv", Versions("0.5.22")
+    ),
+    "MiniMaxM3Nvfp4IndexKPoolHost": Kind(
+        page_geometry.nvfp4, PAGE_IDS, "indexer", Versions("0.5.23")
+    ),
+    "MiniMaxM3Nvfp4MainKVPoolHost": Kind(page_geometry.nvfp4, PAGE_IDS, "kv", Versions("0.5.23")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Attaches to a running SGLang: finds what exists already, and reports what stays out of reach."""
+"""Attach to a running SGLang: find what exists already, and report what stays out of reach."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.start import begin, sglang_version
 from hicache_dbg.tracer.attach.sglang.transfers import manager_classes
 from hicache_dbg.tracer.runtime import Runtime
-from hicache_dbg.tracer.settings import Settings
+from hicache_dbg.tracer.settings import Native, Settings
 from hicache_dbg.tracer.sink import PoolStateReader, Sink
 
 __all__ = ["LateAttachment", "NoPoolsError", "attach_late"]
@@ -29,7 +29,7 @@ SinksOf = Callable[[Settings, PoolStateReader], Sequence[Sink]]
 
 #: What is out of reach of every late attachment.
 UNDER_WAY = (
-    "loads and hand-overs that are under way now: followed from the next one on",
+    "loads and hand-overs that are in flight now: followed from the next one on",
     "CUDA graphs that were captured before now: replayed as they were captured",
 )
 
@@ -44,8 +44,11 @@ class NoPoolsError(RuntimeError):
 class LateAttachment(SglangAttachment):
     """Finds host pools, gates and managers that exist already."""
 
-    def __init__(self, version: str, start: Callable[[], SglangSession]) -> None:
-        super().__init__(version, start)
+    def __init__(
+        self, version: str, start: Callable[[], SglangSession], native: Native = Native.OFF
+    ) -> None:
+        super().__init__(version, start, native)
+        self.hooks.broadcasts.numbered = False  # other ranks are switched on between other loads
         self.alive = find(
             {
                 *host_pool_classes(),
@@ -66,14 +69,14 @@ class LateAttachment(SglangAttachment):
         self._wrap_all()  # the wrappers pass everything on, as long as the observer is not on
         for name in _bound_before(self.alive):
             self.observer.registry.inventory.not_recognised(
-                f"{name}: bound before we came, called as it was"
+                f"{name}: bound before we attached, so not followed"
             )
         self.observer.on = True
         session = self.observer.started()
-        if session is None:  # said, with its cause
+        if session is None:  # the reason was logged
             return
         self._adopt(session, self.alive)
-        self.alive = Alive((), ())  # nothing is kept alive for our sake
+        self.alive = Alive((), ())  # our references keep nothing alive
         self.observer.announce()
 
     def _adopt(self, session: SglangSession, alive: Alive) -> None:
@@ -99,12 +102,12 @@ def attach_late(settings: Settings, sinks_of: SinksOf) -> tuple[Runtime, tuple[s
     place = of_running()
     ranked = placed(settings, place)
     made: list[SglangSession] = []
-    attachment = LateAttachment(sglang_version(), lambda: made[0])
+    attachment = LateAttachment(sglang_version(), lambda: made[0], settings.native)
     movers = {*host_pool_classes(), *manager_classes()}
     if not attachment.alive.of(movers):
         raise NoPoolsError(
-            f"process {os.getpid()} imports SGLang and has built no host pool: the schedulers have "
-            "them, one a rank (processes named sglang::scheduler...)"
+            f"process {os.getpid()} imports SGLang and has built no host pool: name a scheduler, one "
+            "of the processes called sglang::scheduler..."
         )
     sinks = sinks_of(ranked, attachment.pool_state)
     runtime, _ = begin(ranked, attachment, sinks, place, made.append)
@@ -112,19 +115,20 @@ def attach_late(settings: Settings, sinks_of: SinksOf) -> tuple[Runtime, tuple[s
 
 
 def _bound_before(alive: Alive) -> list[str]:
-    """Return the methods that are still bound to functions that are wrapped now."""
-    old = {_name(method) for method in alive.methods if _is_old(method)}
-    return sorted(old - _OF_ONE_LOAD)
+    """Return the names of methods whose objects still hold the function that we have wrapped."""
+    unwrapped = {_name(method) for method in alive.methods if _is_unwrapped(method)}
+    return sorted(unwrapped - _OF_ONE_LOAD)
 
 
-def _is_old(method: MethodType) -> bool:
+def _is_unwrapped(method: MethodType) -> bool:
+    """Return whether a bound method is the original of what its class now has as our wrapper."""
     function: Any = method.__func__
     if is_ours(function):
         return False
-    now = getattr(type(method.__self__), getattr(function, "__name__", ""), None)
-    while now is not None and is_ours(now):
-        now = getattr(now, "__wrapped__", None)
-        if now is function:
+    current = getattr(type(method.__self__), getattr(function, "__name__", ""), None)
+    while current is not None and is_ours(current):
+        current = getattr(current, "__wrapped__", None)
+        if current is function:
             return True
     return False
 

@@ -44,7 +44,7 @@ class LateDesk:
 
     def push(self, record: Note) -> bool:
         """Run a note in its turn, once its indices are here; return False if there was no room for it."""
-        if isinstance(record.about, Kept) and not record.about.here:
+        if isinstance(record.about, Kept) and not record.about.settled:
             return self.session.bus.push(_LateNote(record, record.about, self))
         return self.session.push(record)
 
@@ -58,7 +58,7 @@ class _LateNote:
     desk: LateDesk
 
     def ready(self) -> bool:
-        return self.desk.indices.come(self.about)
+        return self.desk.indices.poll(self.about)
 
     def events(self) -> Sequence[Event]:
         self.desk.say.publish(self.note.events())

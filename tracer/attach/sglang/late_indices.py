@@ -29,18 +29,18 @@ class Kept:
 
     slots: Pages | None = None
     lost: bool = False
-    line: "_Line | None" = None
+    queue: "_DeviceQueue | None" = None
 
     @property
-    def here(self) -> bool:
+    def settled(self) -> bool:
         """Whether there is nothing to wait for."""
         return self.lost or self.slots is not None
 
 
 class Reading(Protocol):
-    """Copies that are under way to the host."""
+    """Copies to the host that are in flight."""
 
-    def come(self) -> list[Pages] | None:
+    def poll(self) -> list[Pages] | None:
         """Return the indices, flat int64, in order; None while the device is not done."""
         ...
 
@@ -61,7 +61,7 @@ class CudaReader:
     """Copies indices within the device, behind the caller's work, then all of them to the host at once."""
 
     def __init__(self, device: torch.device) -> None:
-        driver()  # there is none on ROCm
+        driver()  # fails on ROCm, which has none
         self._device = device
         self._index = device.index or 0
         self._stream = torch.cuda.Stream(device)
@@ -111,18 +111,18 @@ class _CudaReading:
     flat: torch.Tensor
     done: torch.cuda.Event
 
-    def come(self) -> list[Pages] | None:
+    def poll(self) -> list[Pages] | None:
         return self.reader.finish(self) if self.done.query() else None
 
 
-class _Line:
+class _DeviceQueue:
     """The indices that wait on one device, in the order of the calls."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Kept, Any, int]] = deque()
-        self._read: list[tuple[Kept, Any, int]] = []
+        self._in_flight: list[tuple[Kept, Any, int]] = []
         self._reading: Reading | None = None
         self._calls = self._bytes = 0
 
@@ -134,11 +134,11 @@ class _Line:
                 return None
             self._calls += 1
             self._bytes += size
-        kept = Kept(line=self)
+        kept = Kept(queue=self)
         try:
             copy = self._reader.keep(indices)
         except BaseException:
-            self._less(1, size)
+            self._release(1, size)
             raise
         self._waiting.append((kept, copy, size))
         return kept
@@ -147,26 +147,26 @@ class _Line:
         """Take what was read, then begin to read what waits. Runs on the bus's thread."""
         try:
             if self._reading is not None:
-                arrays = self._reading.come()
+                arrays = self._reading.poll()
                 if arrays is None:
                     return
-                for (kept, _, _), slots in zip(self._read, arrays, strict=True):
+                for (kept, _, _), slots in zip(self._in_flight, arrays, strict=True):
                     kept.slots = slots
-                self._over()
+                self._finish()
             if self._waiting:
-                self._read = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                self._reading = self._reader.read([copy for _, copy, _ in self._read])
+                self._in_flight = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                self._reading = self._reader.read([copy for _, copy, _ in self._in_flight])
         except BaseException:
-            for kept, _, _ in self._read:
+            for kept, _, _ in self._in_flight:
                 kept.lost = kept.slots is None
-            self._over()
+            self._finish()
             raise
 
-    def _over(self) -> None:
-        self._less(len(self._read), sum(size for _, _, size in self._read))
-        self._read, self._reading = [], None
+    def _finish(self) -> None:
+        self._release(len(self._in_flight), sum(size for _, _, size in self._in_flight))
+        self._in_flight, self._reading = [], None
 
-    def _less(self, calls: int, size: int) -> None:
+    def _release(self, calls: int, size: int) -> None:
         with self._lock:
             self._calls -= calls
             self._bytes -= size
@@ -187,7 +187,7 @@ class LateIndices:
     ) -> None:
         self._reader = reader
         self._is_late = is_late
-        self._lines: dict[torch.device, _Line | None] = {}
+        self._queues: dict[torch.device, _DeviceQueue | None] = {}
         self._lock = threading.Lock()
 
     def keep(self, indices: Any) -> Kept | None:
@@ -199,23 +199,23 @@ class LateIndices:
         if not isinstance(indices, torch.Tensor):
             return None
         if self._is_late(indices):
-            line = self._line(indices.device)
-            return None if line is None else line.keep(indices) or Kept(lost=True)
+            queue = self._queue(indices.device)
+            return None if queue is None else queue.keep(indices) or Kept(lost=True)
         if indices.device.type != "cpu":
             return None
         return Kept(np.array(indices.reshape(-1).numpy(), np.int64))
 
-    def come(self, kept: Kept) -> bool:
-        """Return whether the indices are here, or never will be. Runs on the bus's thread."""
-        if not kept.here and kept.line is not None:
-            kept.line.advance()
-        return kept.here
+    def poll(self, kept: Kept) -> bool:
+        """Return whether the indices have been read, or never will be. Runs on the bus's thread."""
+        if not kept.settled and kept.queue is not None:
+            kept.queue.advance()
+        return kept.settled
 
-    def _line(self, device: torch.device) -> _Line | None:
-        """Return a device's line; None if it has no reader, which its first call was told."""
-        if device not in self._lines:
+    def _queue(self, device: torch.device) -> _DeviceQueue | None:
+        """Return a device's queue; None if it has no reader, which its first call was told."""
+        if device not in self._queues:
             with self._lock:
-                if device not in self._lines:
-                    self._lines[device] = None
-                    self._lines[device] = _Line(self._reader(device))
-        return self._lines[device]
+                if device not in self._queues:
+                    self._queues[device] = None
+                    self._queues[device] = _DeviceQueue(self._reader(device))
+        return self._queues[device]

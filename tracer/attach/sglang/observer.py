@@ -18,6 +18,8 @@ from hicache_dbg.tracer.attach.sglang.gpu_calls import DeviceCalls
 from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_pools import DevicePools
 from hicache_dbg.tracer.attach.sglang.kinds import ARGUMENTS, BACKUP, LOAD
+from hicache_dbg.tracer.attach.sglang.native.build import Unavailable, wanted
+from hicache_dbg.tracer.attach.sglang.native.helper import Helper
 from hicache_dbg.tracer.attach.sglang.owners import Owners
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe, OpenLoad
 from hicache_dbg.tracer.attach.sglang.registry import PoolRecord, Registry
@@ -25,10 +27,10 @@ from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.attach.sglang.storage import Storage
 from hicache_dbg.tracer.attach.sglang.transfers import Transfers
-from hicache_dbg.tracer.attach.sglang.versions import layers_sent
 from hicache_dbg.tracer.checks.index_space import check_indices
 from hicache_dbg.tracer.events import Op
 from hicache_dbg.tracer.mirror import Copy
+from hicache_dbg.tracer.settings import Native
 
 __all__ = ["Observer", "Seen"]
 
@@ -52,6 +54,7 @@ class Observer:
         version: The version of SGLang.
         start: Starts the session; called once.
         announce: Reports what is attached to what.
+        native: Whether usual operations run in compiled code.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Observer:
         version: str,
         start: Callable[[], SglangSession],
         announce: Callable[[SglangSession], None],
+        native: Native = Native.OFF,
     ) -> None:
         self._counted = version in versions.COUNTED
         self.registry = Registry()
@@ -73,6 +77,7 @@ class Observer:
             *(self.gates, self.over, self.entered),
         )
         self.frames = self.calls.frames
+        self.calls.helper = self._helper(native)
         self.storage = Storage(self.say, self.registry)
         self.transfers = Transfers(self.say, self.started)
         #: The session, while nothing needs to be asked as SGLang begins an operation.
@@ -85,6 +90,23 @@ class Observer:
         self._failed = False
         self._lock = threading.RLock()
 
+    def _helper(self, native: Native) -> Helper | None:
+        """Return what makes compiled wrappers; None if there is none, and why is reported."""
+        try:
+            module = wanted(native)
+        except Unavailable as error:
+            self.registry.inventory.not_recognised(f"compiled helper: {error}")
+            return None
+        if module is None:
+            return None
+        return Helper(module, self.calls, self.gates.here, self.gates.sent)
+
+    def _be_ready(self, session: SglangSession | None) -> None:
+        """Note whether an operation can begin without a question."""
+        self.ready = session
+        if self.calls.helper is not None:
+            self.calls.helper.ready(None if session is None else session.probe)
+
     @property
     def on(self) -> bool:
         """Whether anything is traced."""
@@ -92,7 +114,8 @@ class Observer:
 
     @on.setter
     def on(self, on: bool) -> None:
-        self._on, self.ready = on, None
+        self._on = on
+        self._be_ready(None)
 
     def session(self) -> SglangSession | None:
         """Return the session, if there is one already."""
@@ -141,7 +164,8 @@ class Observer:
         with session.errors.at("attach/pool"):
             if type(pool).__name__ == ANCHOR:
                 self.registry.inventory.built.add(ANCHOR)
-                self._announced, self.ready = False, None
+                self._announced = False
+                self._be_ready(None)
                 return
             self._add(session, pool)
             for argument in arguments:
@@ -207,7 +231,7 @@ class Observer:
         if session.stops:
             session.enforce()
         else:
-            self.ready = session
+            self._be_ready(session)
         return session
 
     def read(self, seen: Seen, op_id: int) -> Copy:
@@ -244,14 +268,6 @@ class Observer:
         history, running = self.devices.history, self.calls.running
         return Booked(history, running, probe.booked, probe.judged, read)
 
-    def sent(self, *call: Any) -> None:
-        """Note that a load's operation, a :data:`~.frames.Call`, has submitted all its layers."""
-        try:
-            self.gates.sent(layers_sent(*call))
-        except Exception as error:  # noqa: BLE001 - SGLang goes on without us
-            if self._session is not None:
-                self._session.errors.record("attach/load ends", error)
-
     def _tell(self, session: SglangSession, reading: Reading, given: Given, op_id: int) -> None:
         """Check a call's indices, and count the bytes it moved."""
         if reading.use is not None and session.settings.traces(reading.copy.mirror.pool):
@@ -273,7 +289,8 @@ class Observer:
                 )
         with session.errors.at("attach/device"):
             self.devices.add(pool, record)
-        self._announced, self.ready = False, None
+        self._announced = False
+        self._be_ready(None)
         if record.geometry is not None and session.is_wrong(record.mirror):
             self.announce()  # at once: the first copy may be the one that corrupts
         return record

@@ -276,7 +276,7 @@ class OpenCopies:
         mirror, writes = copy.mirror, copy.op is not Op.LOAD
         record = self._registry.by_mirror(mirror)
         own, ends = record.sources[0], list[_End]()
-        counts_alike = not (record.geometry and record.geometry.lives)
+        counts_alike = not (record.geometry and record.geometry.generations)
         if counts_alike:  # as its allocator does
             for source in record.sources:
                 pages = _at_host(copy, source.pages)

@@ -77,17 +77,18 @@ def placed(settings: Settings, place: Place | None) -> Settings:
     return replace(settings, rank=distributed.get_rank(), ranks=distributed.get_world_size())
 
 
-def _place(told: dict[str, Any]) -> Place | None:
-    server = told.get("server_args")
-    if "tp_rank" not in told or server is None:
+def _place(arguments: dict[str, Any]) -> Place | None:
+    """Return the place that a scheduler process was started with, from its function's arguments."""
+    server = arguments.get("server_args")
+    if "tp_rank" not in arguments or server is None:
         return None
-    dp = told.get("dp_rank")
+    dp = arguments.get("dp_rank")
     replicas = int(getattr(server, "dp_size", 1) or 1)
     if getattr(server, "enable_dp_attention", False):
         replicas = 1
     return Place(
-        tp=int(told["tp_rank"]),
-        pp=int(told.get("pp_rank") or 0),
+        tp=int(arguments["tp_rank"]),
+        pp=int(arguments.get("pp_rank") or 0),
         dp=int(os.environ.get(_DP_RANK, "0")) if dp is None else int(dp),
         tp_size=int(getattr(server, "tp_size", 1) or 1),
         pp_size=int(getattr(server, "pp_size", 1) or 1),

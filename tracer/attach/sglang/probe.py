@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.events import Event, Op
@@ -49,7 +48,7 @@ class LayerProbe(Probe):
     def wants(self, pool: str, op: Op) -> bool:
         """Return whether copies of this kind are traced."""
         settings = self._settings
-        return settings.traces(pool) and any(fnmatchcase(op, glob) for glob in settings.ops)
+        return settings.traces(pool) and settings.traces_op(op)
 
     @property
     def bus(self) -> Bus:

@@ -14,16 +14,13 @@ from hicache_dbg.tracer.attach.sglang.classes import is_host_pool
 from hicache_dbg.tracer.attach.sglang.geometry import Geometry
 from hicache_dbg.tracer.attach.sglang.inventory import Inventory
 from hicache_dbg.tracer.attach.sglang.kinds import KINDS, Kind
+from hicache_dbg.tracer.attach.sglang.pool_mirrors import mirror_views, page_indices
 from hicache_dbg.tracer.inside import inside
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.sink import PoolPages
-from hicache_dbg.tracer.view import View
 
-__all__ = ["UNREAD", "PoolRecord", "Registry"]
-
-#: The device of an end that nobody can read: its class has no view here.
-UNREAD = "unread"
+__all__ = ["Allocations", "PoolRecord", "Registry"]
 
 
 class Allocations:
@@ -38,15 +35,15 @@ class Allocations:
         """Count indices that were just handed out."""
         if isinstance(indices, torch.Tensor) and indices.device.type == "cpu":
             pages = indices.numpy() // self.page
-            # A page that is named by many indices counts once: so numpy adds.
+            # Fancy indexing with += counts a page once, however many indices name it.
             self._counts[pages[pages < len(self._counts)]] += 1
 
     def at(self, pages: Pages) -> Pages:
         """Return the counts of ``pages``; 0 for pages outside this pool."""
         if inside(pages, len(self._counts)):
-            return self._counts[pages]  # as nearly always
-        ours = (pages >= 0) & (pages < len(self._counts))
-        return np.where(ours, self._counts[np.where(ours, pages, 0)], 0)
+            return self._counts[pages]  # the usual case
+        known = (pages >= 0) & (pages < len(self._counts))
+        return np.where(known, self._counts[np.where(known, pages, 0)], 0)
 
 
 @dataclass(slots=True)
@@ -68,8 +65,8 @@ class PoolRecord:
 
 
 def _generation(pages: Pages, sources: list[Allocations], geometry: Geometry | None) -> Pages:
-    if geometry is not None and geometry.lives is not None:
-        return geometry.lives(pages)
+    if geometry is not None and geometry.generations is not None:
+        return geometry.generations(pages)
     counts = sources[0].at(pages)
     for other in sources[1:]:
         counts = counts + other.at(pages)
@@ -94,22 +91,10 @@ class Registry:
     def add(self, pool: Any) -> PoolRecord:
         """Read a pool that was just built; one that cannot be read is noted as not recognised."""
         cls = type(pool).__name__
-        kind, geometry = KINDS.get(cls), None
+        kind = KINDS.get(cls)
         name = self._name(pool, kind)
-        if _is_dummy(pool):
-            self.inventory.not_recognised(
-                f"{cls} (pool {name}): no bytes on this rank, another one loads and broadcasts them"
-            )
-        elif kind is None:
-            self.inventory.not_recognised(f"{cls} (pool {name}): no view of this class")
-        else:
-            try:
-                geometry = kind.read(pool, name)
-            except Exception as error:  # noqa: BLE001 - whatever a class of another version lacks
-                self.inventory.not_recognised(
-                    f"{cls} (pool {name}): {type(error).__name__}: {error}"
-                )
-        record = PoolRecord(_mirror(pool, name, geometry), kind, geometry)
+        geometry = self._geometry(pool, name, kind)
+        record = PoolRecord(mirror_views(pool, name, geometry), kind, geometry)
         # Not the record's own method: a mirror that refers to its record is kept until garbage is
         # collected, and the pool's pinned memory with it.
         generation = partial(_generation, sources=record.sources, geometry=geometry)
@@ -125,6 +110,20 @@ class Registry:
             self.inventory.add(record.mirror)
         return record
 
+    def _geometry(self, pool: Any, name: str, kind: Kind | None) -> Geometry | None:
+        """Read a pool's geometry; return None, with the reason noted, if that is impossible."""
+        if _is_dummy(pool):
+            reason = "no bytes on this rank, another one loads and broadcasts them"
+        elif kind is None:
+            reason = "no view of this class"
+        else:
+            try:
+                return kind.read(pool, name)
+            except Exception as error:  # noqa: BLE001 - whatever a class of another version lacks
+                reason = f"{type(error).__name__}: {error}"
+        self.inventory.not_recognised(f"{type(pool).__name__} (pool {name}): {reason}")
+        return None
+
     def follow(self, pool: Any, anchor: Any) -> None:
         """Note that ``pool`` uses the indices of ``anchor``."""
         record, source = self.of(pool), self.allocations(anchor)
@@ -135,7 +134,7 @@ class Registry:
         """Return how often a pool's pages were handed out, also for an anchor that holds no bytes."""
         known = self._allocations.get(id(pool))
         if known is None:
-            page = _page_indices(pool)
+            page = page_indices(pool)
             # Device pools reserve one page per rank in front of those that are handed out.
             front = 0 if is_host_pool(pool) else int(getattr(pool, "shard_size", 1))
             known = Allocations(page, -(-int(pool.size) // page) + front)
@@ -166,8 +165,8 @@ class Registry:
 
     def _name(self, pool: Any, kind: Kind | None) -> str:
         """Return the pool's own name, numbered from the second pool on; a name is never reused."""
-        given = getattr(pool, "pool_name", None) or getattr(pool, "pool_label", None)
-        name = str(given or (kind.name if kind else type(pool).__name__))
+        own = getattr(pool, "pool_name", None) or getattr(pool, "pool_label", None)
+        name = str(own or (kind.name if kind else type(pool).__name__))
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}#{self._names[name]}"
 
@@ -179,59 +178,6 @@ def _is_dummy(pool: Any) -> bool:
 def _free_pages(pool: Any) -> int | None:
     """Return the free pages; None if the pool has no allocator, or is being torn down."""
     try:
-        return int(pool.available_size()) // _page_indices(pool)
+        return int(pool.available_size()) // page_indices(pool)
     except Exception:  # noqa: BLE001 - a scrape goes on with the other pools
         return None
-
-
-def _page_indices(pool: Any) -> int:
-    """Return how many of a pool's indices make up a page for its allocator."""
-    return int(getattr(pool, "logical_page_size", 0) or getattr(pool, "page_size", 1))
-
-
-def _mirror(pool: Any, name: str, geometry: Geometry | None) -> MirrorViews:
-    device = getattr(pool, "device_pool", None)
-    page = geometry.slot_page if geometry else _page_indices(pool)
-    return MirrorViews(
-        pool=name,
-        device=geometry.device if geometry else {"page": _unread(pool, name, "device")},
-        host=geometry.host if geometry else {"page": _unread(pool, name, "host")},
-        device_cls=type(device).__name__ if device is not None else "tensors",
-        host_cls=type(pool).__name__,
-        index_unit=geometry.index_unit if geometry else "token",
-        slot_page=page,
-        tokens_per_page=(geometry.tokens_per_page if geometry else 0) or page,
-        page_indexed=bool(geometry and geometry.page_indexed),
-        one_item=bool(geometry and geometry.page_indexed),
-        pinned=_pinned(geometry),
-    )
-
-
-def _pinned(geometry: Geometry | None) -> bool | None:
-    """Return whether the host tensors are really pinned; None without a GPU to tell."""
-    if geometry is None or not torch.cuda.is_available():
-        return None
-    return all(layer.is_pinned() for view in geometry.host.values() for layer in _owned(view))
-
-
-def _owned(view: View) -> tuple[torch.Tensor, ...]:
-    return view.owner if isinstance(view.owner, tuple) else ()
-
-
-def _unread(pool: Any, name: str, tier: str) -> View:
-    """Return an end of an unknown class: the layers and pages that the pool names, no bytes."""
-    return View(
-        pool=name,
-        component="page",
-        tier=tier,
-        layout=str(getattr(pool, "layout", "none")),
-        dtype=str(getattr(pool, "dtype", "none")).removeprefix("torch."),
-        itemsize=1,
-        bases=(0,) * max(1, int(getattr(pool, "layer_num", 1))),
-        page_stride=0,
-        page_span=0,
-        pages=max(1, int(getattr(pool, "page_num", 1))),
-        slots_per_page=1,
-        runs=(),
-        device=UNREAD,
-    )

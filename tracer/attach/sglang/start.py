@@ -47,7 +47,7 @@ def trace(settings: Settings, *, sinks: Sequence[Sink] | None = None) -> SglangA
         atexit.register(runtime.stop)
         return session
 
-    attachment = SglangAttachment(sglang_version(), start)
+    attachment = SglangAttachment(sglang_version(), start, settings.native)
     attachment.attach()
     return attachment
 
@@ -57,11 +57,12 @@ def begin(
     attachment: SglangAttachment,
     sinks: Sequence[Sink] | None,
     place: Place | None,
-    made: Callable[[SglangSession], object] = lambda _: None,
+    on_session: Callable[[SglangSession], object] = lambda _: None,
 ) -> tuple[Runtime, SglangSession]:
     """Create the session of an attachment, and the runtime that ends both.
 
-    ``settings`` are this rank's own; ``made`` gets the session before anything is attached.
+    ``settings`` are this rank's own. ``on_session`` is called with the session before anything is
+    attached.
     """
     sessions: list[SglangSession] = []
 
@@ -77,7 +78,7 @@ def begin(
             place=str(place or ""),
         )
         sessions.append(session)
-        made(session)
+        on_session(session)
         return session, attachment
 
     return Runtime.start(settings, sinks=sinks, build=build), sessions[0]

@@ -10,7 +10,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import wraps
 from typing import Any
 from zlib import crc32
@@ -62,6 +61,8 @@ class Storage:
         self._digester = CpuDigester()
         self._judge: StorageJudge | None = None
         self._thread = threading.local()
+        self._lock = threading.Lock()
+        self._gap = False  # whether a store found no room in the ring
 
     # -- wrappers -------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Storage:
             return None
         settings, mirror = session.settings, record.mirror
         pages = _pages(record, indices, len(keys))
-        if pages is None or not _traced(settings, mirror.pool, op):
+        if pages is None or not (settings.traces(mirror.pool) and settings.traces_op(op)):
             return None
         if op is Op.FETCH:
             mirror.writes[pages] += 1
@@ -210,8 +211,9 @@ class Storage:
         crossing.duration_us, crossing.time_ns = spent * 1e6, time.time_ns()
         if crossing.op is Op.FETCH:
             crossing.after = self._digests(crossing)
-        if session.bus.push(crossing):
-            session.check(crossing.found)
+        with self._lock:
+            crossing.after_gap = self._gap
+            self._gap = not session.push(crossing) and (self._gap or crossing.op is Op.STORE)
 
     def _digests(self, crossing: Crossing) -> dict[str, Digests]:
         """Digest the chosen host pages as they are: by component, uint64 ``[layers, pages]``."""
@@ -222,10 +224,6 @@ class Storage:
             component: self._digester.digest(view, range(view.layers), pages)
             for component, view in crossing.mirror.host.items()
         }
-
-
-def _traced(settings: Settings, pool: str, op: Op) -> bool:
-    return settings.traces(pool) and any(fnmatchcase(op, glob) for glob in settings.ops)
 
 
 def _chosen(settings: Settings, keys: Sequence[str]) -> np.ndarray:

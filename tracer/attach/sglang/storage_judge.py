@@ -59,19 +59,16 @@ class Crossing:
     began: float = 0.0
     duration_us: float = 0.0
     time_ns: int = 0
-    findings: tuple[Finding, ...] = ()
+    #: Whether an earlier store was not followed to its end.
+    after_gap: bool = False
 
     def ready(self) -> bool:
         """Return True: everything was digested synchronously."""
         return True
 
     def events(self) -> Sequence[Event]:
-        """Return the event of the crossing; its findings come from :meth:`found`."""
+        """Return the crossing's event and its findings."""
         return self.judge(self)
-
-    def found(self) -> Sequence[Finding]:
-        """Return what is wrong, after :meth:`events` was called."""
-        return self.findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +111,27 @@ class _Tally:
 
 
 class StorageJudge:
-    """Remembers what was stored under each key, and compares what comes back."""
+    """Remembers what was stored under each key, and compares what comes back.
+
+    After a gap (a store whose record found no room, tracing switched off) it starts over: a key may
+    have been stored again since, with other contents.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._pages = _Pages()
         self._keys: dict[int, str] = {}  # key by a digest over all tiles of a page
+        session.on_gap.append(self.forget)
+
+    def forget(self) -> None:
+        """Forget what was stored under every key."""
+        self._pages = _Pages()
+        self._keys.clear()
 
     def __call__(self, crossing: Crossing) -> list[Event]:
-        """Return the crossing's event; its findings are stored in the crossing."""
+        """Return the crossing's event and its findings."""
+        if crossing.after_gap:
+            self.forget()
         tally = _Tally()
         tiles = sum(view.layers for view in crossing.mirror.host.values())
         columns = {at: n for n, at in enumerate(np.flatnonzero(crossing.chosen).tolist())}
@@ -138,8 +147,8 @@ class StorageJudge:
                 self._fetched(crossing, at, columns[at], tally)
         if crossing.op is Op.FETCH:
             self._witness(crossing, columns)
-        crossing.findings = tuple(self._findings(crossing, tally))
-        return [_copied(crossing, tally, self.session.settings.rank)]
+        copied = _copied(crossing, tally, self.session.settings.rank)
+        return [copied, *self._findings(crossing, tally)]
 
     # -- one page -------------------------------------------------------------------------------
 

@@ -48,13 +48,12 @@ def survey() -> Survey:
     failed = dict(_import_all())
     classes = {cls.__name__: cls for cls in host_pool_classes()}
     rows = [_class_row(name, classes, failed) for name in sorted(known_classes(version))]
-    others = sorted(set(classes) - set(KINDS) - {BASE, ANCHOR})
+    unknown = sorted(set(classes) - set(KINDS) - {BASE, ANCHOR})
     rows += [
-        Row(name, "events only", "no view of this class: no tile is compared") for name in others
+        Row(name, "events only", "no view of this class: no tile is compared") for name in unknown
     ]
-    mine = [operation for operation in versions.OPERATIONS if version in operation.versions]
-    rows += [_operation_row(operation) for operation in mine]
-    rows += [_followed_row(*place) for place in FOLLOWED]
+    rows += [_operation_row(op) for op in versions.OPERATIONS if version in op.versions]
+    rows += [_followed_row(*methods) for methods in FOLLOWED]
     return Survey(version, versions.supported(version), tuple(rows), failed)
 
 
@@ -87,7 +86,7 @@ def _class_row(name: str, classes: dict[str, type], failed: dict[str, str]) -> R
         return Row(name, "missing", why)
     missing = [method for method in methods_of(name) if not hasattr(cls, method)]
     if missing:
-        return Row(name, "attached", f"without {', '.join(missing)}, which this version has not")
+        return Row(name, "attached", f"without {', '.join(missing)}, which this version lacks")
     return Row(name, "attached", f"{_short(cls.__module__)}, both ends")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class End:
     pool: str
     component: str
     tier: str
-    layout: str
+    layout: str = "layer_first"
 
 
 def layer_slices(buffer: torch.Tensor, layout: str) -> list[torch.Tensor]:
@@ -61,22 +62,31 @@ def of_rows(end: End, layers: Sequence[torch.Tensor], page: int, *, paged: bool 
         pages, page_stride, slot_stride = first.shape[0] // page, strides[0] * page, strides[0]
         inner = 1
     rows, row_stride, row_bytes = _inner_rows(list(first.shape[inner:]), strides[inner:], size)
-    run = Run(0, slot_stride, row_bytes, rows, row_stride)
+    return _view(
+        end,
+        layers,
+        pages=pages,
+        page_stride=page_stride,
+        page_span=page * rows * row_bytes,
+        slots_per_page=page,
+        runs=(Run(0, slot_stride, row_bytes, rows, row_stride),),
+    )
+
+
+def _view(end: End, layers: Sequence[torch.Tensor], **shape: Any) -> View:
+    """Return a view of ``layers``; ``shape`` says how many pages they have and where those lie."""
+    first = layers[0]
     return View(
         pool=end.pool,
         component=end.component,
         tier=end.tier,
         layout=end.layout,
-        dtype=_dtype(first),
-        itemsize=size,
+        dtype=str(first.dtype).removeprefix("torch."),
+        itemsize=first.element_size(),
         bases=tuple(layer.data_ptr() for layer in layers),
-        page_stride=page_stride,
-        page_span=page * rows * row_bytes,
-        pages=pages,
-        slots_per_page=page,
-        runs=(run,),
         device=str(first.device),
         owner=tuple(layers),
+        **shape,
     )
 
 
@@ -91,14 +101,14 @@ def _inner_rows(shape: list[int], strides: list[int], size: int) -> tuple[int, i
     while axis and (shape[axis - 1] == 1 or strides[axis - 1] == row_bytes):
         row_bytes *= shape[axis - 1]
         axis -= 1
-    left = [at for at in range(axis) if shape[at] > 1]
-    if not left:
+    outer = [at for at in range(axis) if shape[at] > 1]
+    if not outer:
         return 1, 0, row_bytes
-    if len(left) > 1:
+    if len(outer) > 1:
         raise ValueError(
-            f"a slot of shape {shape} with strides {strides} (bytes) is no set of equal rows"
+            f"a slot of shape {shape} with strides {strides} (bytes) is not a set of equal rows"
         )
-    return shape[left[0]], strides[left[0]], row_bytes
+    return shape[outer[0]], strides[outer[0]], row_bytes
 
 
 def of_pages(
@@ -121,21 +131,14 @@ def of_pages(
             f"{end.pool}.{end.component}: a {end.tier} page of shape {tuple(first.shape[1:])} is not {slots} "
             f"equal slots in one piece"
         )
-    return View(
-        pool=end.pool,
-        component=end.component,
-        tier=end.tier,
-        layout=end.layout,
-        dtype=_dtype(first),
-        itemsize=size,
-        bases=tuple(layer.data_ptr() for layer in layers),
+    return _view(
+        end,
+        layers,
+        pages=first.shape[0],
         page_stride=first.stride(0) * size,
         page_span=span,
-        pages=first.shape[0],
         slots_per_page=slots,
         runs=runs or (Run(0, span // slots, span // slots),),
-        device=str(first.device),
-        owner=tuple(layers),
     )
 
 
@@ -147,7 +150,3 @@ def bytes_like(host: View, device: View) -> View:
     if host.dtype != "uint8" or host.page_span != device.page_span:
         return host
     return replace(host, dtype=device.dtype, itemsize=device.itemsize)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -100,4 +100,4 @@ def peer_fields(info: Any, *, split: str, tp: int, like: Mapping[str, str]) -> d
 
 
 def _lists(lists: Sequence[Sequence[int]] | None) -> str:
-    return ";".join(",".join(str(int(one)) for one in inner) for inner in lists or ())
+    return ";".join(",".join(str(int(number)) for number in inner) for inner in lists or ())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "ACKNOWLEDGED",
     "ALLOCATOR_MODULES",
     "ANY",
     "COUNTED",
@@ -76,20 +77,20 @@ _BEFORE_ENGINE = Versions(OLDEST, "0.5.17")
 _WITH_ENGINE = Versions("0.5.18")
 
 
-def _both(module: str, cls: str, methods: str, versions: Versions) -> Iterator[Operation]:
+def _operations(module: str, cls: str, methods: str, versions: Versions) -> Iterator[Operation]:
     for method in methods.split():
         yield Operation(module, cls, method, versions)
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    *_both(
+    *_operations(
         f"{_MANAGERS}.cache_controller",
         "HiCacheController",
         "start_writing start_loading",
         _BEFORE_ENGINE,
     ),
-    *_both(_HYBRID, "HybridCacheController", "start_writing start_loading", _BEFORE_ENGINE),
-    *_both(
+    *_operations(_HYBRID, "HybridCacheController", "start_writing start_loading", _BEFORE_ENGINE),
+    *_operations(
         f"{_MEM}.l2_transfer",
         "L2TransferEngine",
         "submit_device_to_host submit_host_to_device",
@@ -144,7 +145,6 @@ GATES_MODULE = f"{_MANAGERS}.cache_controller"
 #: Modules that move pages to storage: the controllers, and the base of all backends.
 STORAGE_MODULES: tuple[str, ...] = (GATES_MODULE, _HYBRID, f"{_MEM}.hicache_storage")
 
-
 #: Every module that defines prefix trees.
 TREE_MODULES: tuple[str, ...] = tuple(
     f"{_MEM}.{name}"
@@ -162,7 +162,7 @@ TREE_MODULES: tuple[str, ...] = tuple(
 
 
 #: The attribute in which a controller keeps the events of its operations, newest last.
-_ACKNOWLEDGED = {"start_writing": "ack_write_queue", "start_loading": "ack_load_queue"}
+ACKNOWLEDGED = {"start_writing": "ack_write_queue", "start_loading": "ack_load_queue"}
 
 
 def events_of(owner: Any, method: str, result: Any) -> tuple[Any, Any, bool]:
@@ -173,12 +173,12 @@ def events_of(owner: Any, method: str, result: Any) -> tuple[Any, Any, bool]:
     translate the indices on the way.
     """
     if not hasattr(result, "finish_event"):
-        waiting = getattr(owner, _ACKNOWLEDGED.get(method, ""), None)
-        if not waiting:
+        queue = getattr(owner, ACKNOWLEDGED.get(method, ""), None)
+        if not queue:
             return None, None, False
-        result = waiting[-1]
+        result = queue[-1]
     timed = bool(getattr(result, "timing_enabled", False))
-    hybrid = method in _ACKNOWLEDGED and type(owner).__name__ != "HiCacheController"
+    hybrid = method in ACKNOWLEDGED and type(owner).__name__ != "HiCacheController"
     return None if hybrid and not timed else result.start_event, result.finish_event, timed
 
 
@@ -201,14 +201,15 @@ def layers_brought(owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[
     It is unsure if a pool occurs twice, or its layers under other numbers.
     """
     if method == "start_loading":
-        alone = type(owner).__name__ == "HiCacheController"  # others load what rides on it as well
-        return layers_sent(owner, method, args, kwargs) if alone else 0
+        # Other controllers also load the pools that ride on theirs.
+        single_pool = type(owner).__name__ == "HiCacheController"
+        return layers_sent(owner, method, args, kwargs) if single_pool else 0
     transfers = args[0] if args else kwargs.get("transfers", ())
     if len(transfers) == 1 and getattr(transfers[0], "layer_mapper", None) is None:
         return int(kwargs.get("transfer_layer_id_max") or kwargs.get("layer_num") or 0)
-    mapped = any(getattr(each, "layer_mapper", None) is not None for each in transfers)
-    once = len({id(each.host_pool) for each in transfers}) == len(transfers)
-    return layers_sent(owner, method, args, kwargs) if once and not mapped else 0
+    mapped = any(getattr(transfer, "layer_mapper", None) is not None for transfer in transfers)
+    distinct = len({id(transfer.host_pool) for transfer in transfers}) == len(transfers)
+    return layers_sent(owner, method, args, kwargs) if distinct and not mapped else 0
 
 
 def rides_on(pool: str) -> str:

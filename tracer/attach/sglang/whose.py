@@ -49,14 +49,14 @@ class _Here(threading.local):
 HERE = _Here()
 
 
-def request_of(told: Any) -> Request | None:
-    """Return the request that ``told`` is, names, or has as its ``req``; None if there is none."""
-    if isinstance(told, str):
-        return Request(told, _span(None))
-    if not hasattr(told, "rid"):
-        told = getattr(told, "req", None)
-    name = getattr(told, "rid", None)
-    return Request(str(name), _span(told)) if name is not None else None
+def request_of(argument: Any) -> Request | None:
+    """Return the request that ``argument`` is, names, or has as its ``req``; None if there is none."""
+    if isinstance(argument, str):
+        return Request(argument, _span(None))
+    if not hasattr(argument, "rid"):
+        argument = getattr(argument, "req", None)
+    name = getattr(argument, "rid", None)
+    return Request(str(name), _span(argument)) if name is not None else None
 
 
 def _span(request: Any) -> SpanIds | None:

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any
 
 from hicache_dbg.tracer.attach.sglang.classes import is_ours, ours
-from hicache_dbg.tracer.attach.sglang.frames import Frame
+from hicache_dbg.tracer.attach.sglang.frames import Frame, status_of
 from hicache_dbg.tracer.attach.sglang.observer import Observer
 from hicache_dbg.tracer.attach.sglang.versions import LOADS, events_of
 
@@ -102,15 +102,16 @@ class Wrappers:
                 except Exception as error:  # noqa: BLE001 - the copies' own streams are followed
                     session.errors.record("attach/operation", error)
             except BaseException as error:
-                frame.status = f"{type(error).__name__}: {error}"
+                frame.status = status_of(error)
                 raise
             finally:
                 end(frame)
                 if loading is not None and loading.loading is not None:
-                    observer.sent(owner, name, args, kwargs)
+                    observer.gates.sent(owner, name, args, kwargs)
             return result
 
-        return ours(operation)
+        helper = observer.calls.helper
+        return ours(operation) if helper is None else helper.operation(original, ours(operation))
 
     def backup(self, original: Function, method: str, cls: type) -> Function:
         """Wrap a method of ``cls`` that copies all layers of some indices to the host."""

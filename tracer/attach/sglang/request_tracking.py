@@ -1,4 +1,4 @@
-"""For which requests SGLang copies pages.
+"""Track which requests SGLang copies pages for.
 
 A method of the tree runs for one request. A node that is queued meanwhile belongs to that request, and an
 operation that processes the queue belongs to the requests of its nodes. Only the name and the span of a
@@ -16,13 +16,13 @@ from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.whose import HERE, Request, request_of
 
-__all__ = ["FOR_REQUESTS", "MOST_NODES", "QUEUES", "Asked"]
+__all__ = ["MOST_NODES", "QUEUES", "TREE_METHODS", "RequestTracker"]
 
 Function = Callable[..., Any]
 
 #: Methods of SGLang's trees that are called for one request. Their first argument is the request, its
 #: name, or parameters that hold it.
-FOR_REQUESTS = frozenset(
+TREE_METHODS = frozenset(
     {
         *("match_prefix", "init_load_back", "prefetch_from_storage"),
         *("cache_finished_req", "cache_unfinished_req", "checkpoint", "checkpoint_into_tree"),
@@ -38,35 +38,36 @@ MOST_NODES = 4096
 
 
 class _Latest(OrderedDict[Any, tuple[Request, ...]]):
-    """The requests of the latest nodes."""
+    """The requests of the latest nodes, or of the latest storage operations."""
 
     def keep(self, key: Any, requests: tuple[Request, ...]) -> None:
+        """Remember the requests of ``key``, and forget the oldest ones beyond the limit."""
         self[key] = requests
         self.move_to_end(key)
         while len(self) > MOST_NODES:
             self.popitem(last=False)
 
 
-class Asked:
+class RequestTracker:
     """Follows SGLang's requests through its tree and its controllers' queues."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._nodes = _Latest()
-        self._stored = _Latest()
+        self._stores = _Latest()
 
     # -- wrappers -------------------------------------------------------------------------------
 
     def asking(self, original: Function) -> Function:
         """Wrap a method of the tree that is called for one request."""
-        told = argument(original, "", at=1)
+        request_argument = argument(original, "", at=1)
 
         @wraps(original)
         def for_request(*args: Any, **kwargs: Any) -> Any:
             request: Request | None = None
             if self._say.on():
                 with self._say.errors("attach/request"):
-                    request = request_of(told(args, kwargs))
+                    request = request_of(request_argument(args, kwargs))
             if request is None:
                 return original(*args, **kwargs)
             with HERE.asking((request,)):
@@ -81,8 +82,8 @@ class Asked:
         """
         node_of = argument(original, "node_id")
 
-        def before(*given: Any) -> None:
-            node = node_of(*given) if HERE.asked else None
+        def before(*call: Any) -> None:
+            node = node_of(*call) if HERE.asked else None
             if node is not None:
                 self._nodes.keep(node, HERE.asked)
 
@@ -96,8 +97,10 @@ class Asked:
             requests: tuple[Request, ...] = ()
             if self._nodes and self._say.on():
                 with self._say.errors("attach/queue"):
-                    waiting = getattr(args[0], queue, ())
-                    requests = self._behind(node for one in waiting for node in one.node_ids)
+                    queued = getattr(args[0], queue, ())
+                    requests = self._requests_of(
+                        node for operation in queued for node in operation.node_ids
+                    )
             if not requests:
                 return original(*args, **kwargs)
             with HERE.carrying(requests):
@@ -115,7 +118,7 @@ class Asked:
             if self._nodes:
                 with self._say.errors("attach/queue"):
                     node = node_of(args, kwargs)
-                    requests = self._behind([getattr(node, "id", node)])
+                    requests = self._requests_of([getattr(node, "id", node)])
             if not requests:
                 return original(*args, **kwargs)
             with HERE.asking(requests):
@@ -128,22 +131,23 @@ class Asked:
 
         def after(requests: Any, operation: Any, _: BaseException | None) -> None:
             if operation is not None:
-                self._stored.keep(operation, requests)
+                self._stores.keep(operation, requests)
 
         def before(*_: Any) -> Any:
             return HERE.asked or None
 
         return around(self._say, "attach/queue", original, before, after)
 
-    # -- what is asked --------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------
 
     def of_storage(self, operation: Any) -> tuple[Request, ...]:
         """Return the requests of an operation of the controller's storage threads."""
         name = getattr(operation, "request_id", None)
         if name is not None:
             return (Request(str(name)),)
-        return self._stored.get(getattr(operation, "id", None), ())
+        return self._stores.get(getattr(operation, "id", None), ())
 
-    def _behind(self, nodes: Iterable[Any]) -> tuple[Request, ...]:
-        found = (request for node in nodes for request in self._nodes.get(node, ()))
-        return tuple(dict.fromkeys(found))
+    def _requests_of(self, nodes: Iterable[Any]) -> tuple[Request, ...]:
+        """Return the requests that ``nodes`` belong to, each once."""
+        requests = (request for node in nodes for request in self._nodes.get(node, ()))
+        return tuple(dict.fromkeys(requests))
