@@ -1,6 +1,5 @@
 """Hand a copy over to a device that follows it by itself, part by part."""
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from hicache_dbg.tracer.digest.watch import MOST_PAGES, Wanted, Watch
@@ -66,8 +65,12 @@ def let_go(parts: list[Part]) -> None:
         part.watch.drop()
 
 
-def free(parts: Sequence[Part]) -> None:
-    """Drop watches without waiting; the room of one that a device still writes to is not reused."""
-    for part in parts:
+def free(parts: list[Part]) -> None:
+    """Drop watches without waiting, and take them off the list: a room that is freed twice is shared.
+
+    The room of one that a device still writes to is not reused.
+    """
+    while parts:
+        part = parts.pop()
         if part.watch.ready():
             part.watch.drop()

@@ -195,7 +195,7 @@ class Followed:
 
     def drop(self) -> None:
         """Free the rooms of watches that nobody has read: they never will be."""
-        free(self.watched or ())
+        free(self.watched or [])
 
 
 @dataclass(slots=True, eq=False)

@@ -62,7 +62,7 @@ class Session:
         self.on_judged: list[Callable[[CopyRecord], None]] = []
         #: Called on the bus's thread when the contents of pages are no longer known.
         self.on_gap: list[Callable[[], None]] = []
-        self._on = True
+        self._on = self._counted = True  # until :meth:`unwatch`, writes to pages are counted
         # Gaps in what is traced, by number: the latest, and the latest that the bus's thread has met.
         self._gap, self._met = 0, 0
         self.judge = Judge(settings, digester, self.watched)
@@ -196,12 +196,11 @@ class Session:
 
     def watched(self) -> bool:
         """Return whether every page write has been counted since the ledger was last cleared."""
-        return self._on and self._gap == self._met
+        return self._counted and self._on and self._gap == self._met
 
     def unwatch(self) -> None:
-        """Stop trusting the write counts: the wrappers that count are about to be removed."""
-        with self._lock:
-            self._gap += 1
+        """Stop trusting the write counts for good: the wrappers that count are about to be removed."""
+        self._counted = False
 
     def _forget(self, gap: int) -> Sequence[Finding]:
         self.judge.ledger.forget()

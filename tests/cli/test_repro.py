@@ -89,7 +89,7 @@ def test_a_run_without_a_host_hit_is_no_pass(capsys: pytest.CaptureFixture[str])
 def test_a_report_begins_with_the_verdict_and_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What is wrong follows, then what else was asked; nothing of the verdict is said twice."""
+    """What is wrong follows, then what else was asked; the last line is the verdict's again."""
     assert main(["repro", *SMALL, "--fault", "host_sized_for_fp8"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("verdict: the host mirror is sized for another dtype")
@@ -104,8 +104,9 @@ def test_a_report_begins_with_the_verdict_and_what_to_do(
     ]
     at = [next(n for n, line in enumerate(lines) if line.startswith(word)) for word in headings]
     assert at == sorted(at)
-    assert lines[-1].startswith("CORRUPTION sessions: ")
-    said = " ".join(" ".join(lines[2:]).split())
+    assert lines[-2].startswith("CORRUPTION sessions: ")
+    assert lines[-1] == lines[0]
+    said = " ".join(" ".join(lines[2:-1]).split())
     assert "the formula of fp8 with one fp32 scale per 128" not in said
     assert "host_sized_for_another_dtype" in said
 

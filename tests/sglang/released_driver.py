@@ -149,7 +149,6 @@ class DriverLane(host_lane.HostLane):
                 "cuStreamIsCapturing",
             )
         )
-        self.made = 0
 
     def mark(self, stream: int) -> Any:
         """Record an event of the begin."""
@@ -160,7 +159,6 @@ class DriverLane(host_lane.HostLane):
         """Return a free slot if it is large enough, else a new one."""
         slot = self.slots.popleft() if self.slots else None
         if slot is None or slot.size < words:
-            self.made += 1
             slot = host_lane.HostSlot(max(words, 8), _Event(2))
         slot.parts, slot.words, slot.refused = [], 0, ""
         return slot

@@ -298,7 +298,7 @@ class Rig:
             list(history._open),
             len(history._log),
             [set(vars(s.pool)) == f for s, f in zip(self.setups, self.fields, strict=True)],
-            [(lane.lock.locked(), lane.made) for lane in self.lanes],
+            [lane.lock.locked() for lane in self.lanes],
         ]
         return seen
 

@@ -122,3 +122,13 @@ def test_without_a_driver_nothing_is_compiled_unless_asked(
         "off",
     ]
     assert os.listdir(folder) == []  # noqa: PTH208
+
+
+def test_asking_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor asks: neither a folder nor a file comes of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_missing", str)
+    assert build.state(Native.ON) == "compiled at SGLang's first start"
+    monkeypatch.setattr(build, "_missing", lambda: "no C compiler")
+    assert build.state(Native.ON) == "none, no C compiler"
+    assert list(tmp_path.iterdir()) == []

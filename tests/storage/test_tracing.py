@@ -117,9 +117,14 @@ def test_an_operation_that_finds_no_room_keeps_no_page(
     with cache_of(FileStore(tmp_path)) as controller:
         take_turns(controller, sequences(THREE))
     with watching() as watched:
-        monkeypatch.setattr(watched.runtime.session.bus, "push", lambda _record: False)
+        refused: list[object] = []
+        # As push without room: it keeps nothing, and says so by None's being false.
+        monkeypatch.setattr(watched.runtime.session.bus, "push", refused.append)
         with cache_of(FileStore(tmp_path)) as controller:
             take_turns(controller, sequences(THREE) * 3)
+            assert controller.storage is not None
+            assert controller.storage.stats.fetched_pages > 0
+        assert refused
         monkeypatch.undo()
         storage = watched.runtime.attachment._storage  # type: ignore[attr-defined]
         assert all(record.judged for _, record in storage._unread._waiting)

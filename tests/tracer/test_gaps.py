@@ -131,6 +131,17 @@ def test_what_was_found_has_room_beside_copies_and_tiles() -> None:
     assert [one.message for one in found] == ["found"]
 
 
+def test_writes_that_are_no_longer_counted_are_trusted_by_no_later_switch() -> None:
+    """A signal's handler may switch tracing on while the wrappers are removed."""
+    with Runtime.start(Settings(gate=Gate.ON), sinks=[MemorySink()]) as runtime:
+        session = runtime.session
+        assert session.watched()
+        session.unwatch()
+        runtime.switch(on=True)
+        assert runtime.flush()
+        assert not session.watched()
+
+
 def test_a_lost_switch_is_made_good_by_the_next() -> None:
     """A forked child starts with an empty ring: a switch that the parent's bus had not met is lost."""
     rig = Rig(Checksum.LOADS)

@@ -273,6 +273,22 @@ def test_a_copy_that_cannot_be_judged_gives_every_room_back(
     internal_errors.clear()
 
 
+def test_a_room_is_given_back_once_however_much_fails(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """Two operations would share a room that is given back twice, and accuse each other."""
+    monkeypatch.setattr(following, "MOST_PAGES", 1)
+    rig = watched_rig()
+    rig.session.bus.flush()
+    monkeypatch.setattr(Room, "seen", _broken)
+    monkeypatch.setattr(Judge, "__call__", _broken)
+    rig.backup([5, 6, 7], [1, 2, 3])
+    rig.finish()
+    assert watcher_of(rig).under_way == 0
+    assert internal_errors == ["digest/read: OSError: planted", "bus: OSError: planted"]
+    internal_errors.clear()
+
+
 def test_a_watch_that_cannot_be_read_vouches_for_nothing(
     monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
 ) -> None:
@@ -291,7 +307,7 @@ def test_a_watch_that_cannot_be_read_vouches_for_nothing(
     internal_errors.clear()
 
 
-def _broken(_: Room) -> Seen:
+def _broken(*_: object) -> Seen:
     raise OSError("planted")
 
 

@@ -12,7 +12,7 @@ from hicache_dbg.tracer.cli.doctor_checks import examine
 from hicache_dbg.tracer.cli.doctor_parts import Part, State
 from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
-from hicache_dbg.tracer.settings import Settings
+from hicache_dbg.tracer.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.attach.sglang.survey import Row
@@ -69,7 +69,11 @@ def _sglang() -> list[Part]:
     for why in dict.fromkeys(found.unimportable.values()):
         names = [name for name, reason in found.unimportable.items() if reason == why]
         head += f"\ncannot be imported ({why}): {', '.join(names)}"
-    head += f"\ncompiled helper: {state(Settings.from_environ().native)}"
+    try:
+        helper = state(Settings.from_environ().native)
+    except SettingsError as error:
+        helper = str(error)
+    head += f"\ncompiled helper: {helper}"
     return [
         Part("sglang", State.OK, head),
         *(Part(row.name, states[row.state], _detail(row)) for row in found.rows),

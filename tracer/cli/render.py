@@ -14,26 +14,32 @@ from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
 from hicache_dbg.tracer.diagnose.report import PathRow, Report
 from hicache_dbg.tracer.events import MirrorInfo
 
-__all__ = ["render_report", "render_verdict", "show_report", "table"]
+__all__ = ["render_advice", "render_report", "render_verdict", "show_report", "table"]
 
 _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
 
 def show_report(report: Report) -> None:
-    """Print the whole report."""
+    """Print the whole report. It begins with the verdict, and ends with it, which a terminal shows."""
     console = Console(markup=False)
     render_verdict(console, report)
+    render_advice(console, report)
     render_report(console, report)
+    render_verdict(console, report)
 
 
 def render_verdict(console: Console, report: Report) -> None:
-    """Print the verdict, and what to do about it. Never wrapped, so that they can be searched for."""
+    """Print the verdict. Never wrapped, so that it can be searched for."""
     style = "bold red" if report.corrupt else ""
-    lines = [(f"verdict: {printable(report.verdict)}", style)]
+    line = f"verdict: {printable(report.verdict)}"
+    console.print(line, highlight=False, soft_wrap=True, style=style)
+
+
+def render_advice(console: Console, report: Report) -> None:
+    """Print what to do, if there is anything to do."""
     if report.advice:
-        lines.append((f"do: {printable(report.advice)}", "cyan"))
-    for line, look in lines:
-        console.print(line, highlight=False, soft_wrap=True, style=look)
+        line = f"do: {printable(report.advice)}"
+        console.print(line, highlight=False, soft_wrap=True, style="cyan")
 
 
 def render_report(console: Console, told: Report) -> None:

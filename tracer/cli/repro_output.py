@@ -9,7 +9,12 @@ from rich.table import Table
 
 from hicache_dbg.repro.result import RunResult, corruption_line, wall_line
 from hicache_dbg.tracer.cli.exits import CORRUPT, INTERRUPTED, OK, USAGE
-from hicache_dbg.tracer.cli.render import render_report, render_verdict, table
+from hicache_dbg.tracer.cli.render import (
+    render_advice,
+    render_report,
+    render_verdict,
+    table,
+)
 from hicache_dbg.tracer.diagnose.report import Report
 from hicache_dbg.tracer.words import counted
 
@@ -81,13 +86,14 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcome: Outcome) -> None:
-    """Print the whole outcome: the verdict first, and how many sessions are corrupted last."""
+    """Print the whole outcome. It begins with the verdict, and ends with it, which a terminal shows."""
     result, console = outcome.result, Console(markup=False)
     if result.config.tag:
         console.print(f"run {result.config.tag}", style="bold")
     _reservations(console, outcome)
     if outcome.report is not None:
         render_verdict(console, outcome.report)
+        render_advice(console, outcome.report)
         render_report(console, outcome.report)
     if result.exchanges:
         console.print(_replies(result))
@@ -98,6 +104,8 @@ def show(outcome: Outcome) -> None:
         (corruption_line(result), _verdict_style(outcome)),
     ):
         console.print(line, highlight=False, style=style, soft_wrap=True)
+    if outcome.report is not None:
+        render_verdict(console, outcome.report)
 
 
 def _reservations(console: Console, outcome: Outcome) -> None:

@@ -167,9 +167,7 @@ class Gates:
             with self._say.errors("attach/gates"):
                 self._gate(pool, getattr(pool, "layer_transfer_counter", None))
 
-    def sent(
-        self, owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def sent(self, owner: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that this thread's load, a :data:`~.frames.Call`, has submitted all its layers."""
         here = self.here
         loading, here.loading = here.loading, None

@@ -42,14 +42,18 @@ def wanted(native: Native) -> ModuleType | None:
 
 
 def state(native: Native) -> str:
-    """Return in a few words whether there is a helper here, or why not."""
+    """Return in a few words whether there is a helper here, or why not; changes nothing."""
+    if native is Native.OFF:
+        return "off"
+    if native is Native.AUTO and not _has_driver():
+        return "none, no CUDA driver"
     try:
-        made = wanted(native)
+        path = _target(_place())
     except Unavailable as error:
         return f"none, {error}"
-    if made is None:
-        return "off" if native is Native.OFF else "none, no CUDA driver"
-    return str(made.__file__)
+    if path.exists():
+        return str(path)
+    return f"none, {why}" if (why := _missing()) else "compiled at SGLang's first start"
 
 
 def _has_driver() -> bool:
@@ -87,18 +91,27 @@ def folder() -> Path:
     Raises:
         Unavailable: If there is none, or it is not the user's alone.
     """
+    path = _place()
     try:
-        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        path = (named if named.is_absolute() else Path.home() / ".cache") / "hicache-dbg"
-        if not path.is_absolute():
-            raise Unavailable(f"no cache folder: this user's home is {path.parent.parent}")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         known = path.lstat()
-    except (OSError, RuntimeError) as error:  # a container's user may have no home
+    except OSError as error:
         raise Unavailable(f"no cache folder: {error}") from error
     alone = known.st_uid == os.geteuid() and not known.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not alone or not stat.S_ISDIR(known.st_mode):
         raise Unavailable(f"{path}: expected a folder that only this user can write")
+    return path
+
+
+def _place() -> Path:
+    """Return where the cache folder is, or would be."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        path = (named if named.is_absolute() else Path.home() / ".cache") / "hicache-dbg"
+    except RuntimeError as error:  # a container's user may have no home
+        raise Unavailable(f"no cache folder: {error}") from error
+    if not path.is_absolute():
+        raise Unavailable(f"no cache folder: this user's home is {path.parent.parent}")
     return path
 
 
@@ -108,22 +121,28 @@ def built(cache_folder: Path) -> Path:
     Raises:
         Unavailable: If there is no compiler, no header of Python's, or compiling fails.
     """
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise Unavailable("this Python has no GIL, which the helper relies on")
-    sources = sorted(HERE.glob("*.[ch]"))
-    target = cache_folder / f"{NAME}-{_key(sources)}.so"
+    target = _target(cache_folder)
     if not target.exists():
-        _compile([str(path) for path in sources if path.suffix == ".c"], target)
+        _compile(target)
     return target
 
 
-def _key(sources: list[Path]) -> str:
-    """Return what distinguishes one compiled helper from another."""
+def _target(cache_folder: Path) -> Path:
+    """Return the helper's file, whose name distinguishes it from every other one."""
     told = hashlib.sha256()
-    for path in sources:
+    for path in sorted(HERE.glob("*.[ch]")):
         told.update(path.read_bytes())
     told.update(repr((FLAGS, sysconfig.get_config_var("SOABI"), _include())).encode())
-    return told.hexdigest()[:24]
+    return cache_folder / f"{NAME}-{told.hexdigest()[:24]}.so"
+
+
+def _missing() -> str:
+    """Return what compiling lacks here, or nothing."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "this Python has no GIL, which the helper relies on"
+    if not Path(_include(), "Python.h").exists():
+        return f"no Python.h in {_include()}: install this Python's development files"
+    return "" if any(_compilers()) else "no C compiler (CC, cc, gcc or clang)"
 
 
 def _include() -> str:
@@ -135,11 +154,11 @@ def _compilers() -> Iterator[str]:
     yield from filter(shutil.which, filter(None, names))
 
 
-def _compile(sources: list[str], target: Path) -> None:
+def _compile(target: Path) -> None:
     """Compile with the first compiler that can; readers see the whole file or none."""
-    if not Path(_include(), "Python.h").exists():
-        raise Unavailable(f"no Python.h in {_include()}: install this Python's development files")
-    why = "no C compiler (CC, cc, gcc or clang)"
+    if why := _missing():
+        raise Unavailable(why)
+    sources = [str(path) for path in sorted(HERE.glob("*.c"))]
     for compiler in _compilers():
         try:
             with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
