@@ -148,6 +148,8 @@ class DecodeEnd:
             message = self._link.channel.receive(patience)
             while message is not None:
                 self._hear(message)
+                if self.lost:
+                    return IDLE_S
                 message = self._link.channel.receive()
             self._link.channel.keep()
         except PeerLost as error:
@@ -244,8 +246,8 @@ class DecodeEnd:
     def _ended(self, message: Ended) -> None:
         receiving = self._granted.get(message.attempt)
         if message.torn:
-            self._lose(message.reason)
-            self._release_all()  # prefill released the handle, and the wire is closed
+            self._notifications()  # what landed before counts
+            self._lose(message.reason)  # its other writes end when it closes its end, as it will
         elif receiving is not None:
             self.fail(receiving, message.reason)
             self._release(message.attempt)
@@ -284,7 +286,7 @@ class DecodeEnd:
         with self._changed:
             if self.lost:
                 return
-            self.lost = reason
+            self.lost = reason = reason or "no reason was given"
         self._link.wire.close()
         self._link.channel.hang_up(reason)
         for receiving in self._waiting():
@@ -300,7 +302,7 @@ class DecodeEnd:
         message = None
         with suppress(PeerLost):
             message = self._link.channel.receive(patience)
-        if isinstance(message, Ended):
+        if isinstance(message, Ended) and not message.torn:
             self._release(message.attempt)
         if not self._link.channel.is_open:
             self._release_all()

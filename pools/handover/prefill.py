@@ -146,7 +146,8 @@ class PrefillEnd:
         except PeerLost as error:
             self._lose(str(error))
         for sending in self._writing():
-            self._look_after(sending)
+            if not self.lost:  # with one of them, all are given up
+                self._look_after(sending)
         return WRITING_S if self._writing() else IDLE_S
 
     def post(self, sending: Sending) -> None:

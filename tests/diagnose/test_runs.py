@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.diagnose.test_compare import BROKEN, MENDED
 
 from hicache_dbg.exporters.recording_format import FORMAT, Header
+from hicache_dbg.tracer.cli import diagnose
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.diagnose import runs as diagnose_runs
 from hicache_dbg.tracer.diagnose.database import Database
@@ -93,6 +95,36 @@ def test_a_recording_may_lose_its_oldest_part_at_any_time(
     told = msgspec.json.decode(capsys.readouterr().out)
     assert told["tiles"]["verified"] == 3 * sum(e.verified for e in MENDED if isinstance(e, Copied))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", ["RecordingSource", "processes_of"])
+def test_a_part_that_goes_before_it_is_opened_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its writer may remove it after the files were chosen, and again before they are joined."""
+    parts = [recording(tmp_path, f"r.{n:04}", 10 * n + 1, 10 * n + 3) for n in range(3)]
+    original = getattr(diagnose, step)
+
+    def late(files: Sequence[Path], *more: Any) -> Any:
+        parts[0].unlink()
+        return original(files, *more)
+
+    monkeypatch.setattr(diagnose, step, late)
+    assert main(["diagnose", str(tmp_path), "--together"]) == 0
+
+
+@pytest.mark.parametrize("last", [(), ("--last",)])
+def test_a_folder_whose_recordings_all_went_is_told(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    last: tuple[str, ...],
+) -> None:
+    """Between the listing of its files and the first look at one."""
+    gone = tmp_path / "r.jsonl"
+    monkeypatch.setattr(diagnose_runs, "files_at", lambda _: [gone])
+    assert main(["diagnose", str(tmp_path), *last]) == 2
+    assert "its writer has removed all recordings meanwhile" in capsys.readouterr().err
 
 
 def test_with_too_many_files_open_none_is_held(

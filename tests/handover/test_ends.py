@@ -6,7 +6,7 @@ from tests.handover.pair import WAIT_S, HandWire, Pair, Write, arrived, handmade
 
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
 from hicache_dbg.pools.handover.frames import POLL_S
-from hicache_dbg.pools.handover.messages import Beat
+from hicache_dbg.pools.handover.messages import Beat, Ended, Message
 from hicache_dbg.pools.handover.requests import RecvState, SendState
 
 __all__ = ["handmade"]
@@ -189,3 +189,48 @@ def test_a_late_write_gives_the_peer_up(handmade: Pair) -> None:
     wire = handmade.decode.link.wire
     assert isinstance(wire, HandWire)
     assert wire.closed
+
+
+def test_a_write_that_goes_on_beside_a_late_one_keeps_its_pages(
+    handmade: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode hears of the late one, once, before prefill has released the others and closed its wire."""
+    tell, held = handmade.prefill.link.channel.tell, list[int]()
+
+    def told(message: Message) -> None:
+        tell(message)
+        if isinstance(message, Ended):
+            handmade.decode.step()
+            assert not all(write.released for write in _wire(handmade).writes)
+            held.append(handmade.decode.quarantined.size)
+
+    monkeypatch.setattr(handmade.prefill.link.channel, "tell", told)
+    late, other = (handmade.decode.expect(name, handmade.alloc(2), 8) for name in "ab")
+    for name, pages in ("a", (1, 2)), ("b", (3, 4)):
+        handmade.prefill.send(name, np.array(pages), 8)
+    handmade.decode.step()
+    handmade.prefill.step()
+    handmade.prefill.step()
+    handmade.prefill._timeout = 0.0
+    handmade.prefill.step()
+    assert held == [4]
+    assert (late.state, other.state) == (RecvState.FAILED, RecvState.FAILED)
+    handmade.settle()
+    assert handmade.pages.available == 16
+
+
+def test_a_late_write_takes_nothing_from_one_that_has_landed(handmade: Pair) -> None:
+    """Its notification has arrived, and prefill may have called it done."""
+    late, landed = (handmade.decode.expect(name, handmade.alloc(2), 8) for name in "ab")
+    sendings = [handmade.prefill.send(name, np.array([1, 2]), 8) for name in "ab"]
+    handmade.decode.step()
+    handmade.prefill.step()
+    handmade.prefill.step()
+    wire = _wire(handmade)
+    while not wire.writes[1].done:
+        wire.move(1)
+    handmade.prefill._torn(sendings[0], "the write failed")
+    handmade.settle()
+    assert (late.state, landed.state) == (RecvState.FAILED, RecvState.LANDED)
+    assert handmade.pages.available == 14
+    assert not handmade.decode.quarantined.size

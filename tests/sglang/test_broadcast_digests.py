@@ -1,6 +1,8 @@
 """Broadcast loads as several ranks state them, joined."""
 
+import sys
 from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,10 @@ from hicache_dbg.tracer.attach.sglang.broadcast_digests import Arrival, Broadcas
 from hicache_dbg.tracer.attach.sglang.broadcast_loads import Load
 from hicache_dbg.tracer.attach.sglang.dedup_broadcasts import DedupBroadcasts
 from hicache_dbg.tracer.attach.sglang.late_indices import LateIndices
+from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import (
+    OWNER_BROADCAST,
+    LayerSplitBroadcasts,
+)
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.session import SglangSession
 from hicache_dbg.tracer.checks.join import join
@@ -22,6 +28,17 @@ PAGES, LAYERS = 2, 3
 
 class Broadcaster:
     """Whoever a rank counts loads of."""
+
+    layer_num = LAYERS
+
+
+class SplitPool:
+    """A pool whose layers are divided among ranks."""
+
+    layer_shard_enabled, layer_num, start_layer, page_size = True, LAYERS, 0, 1
+
+    def __init__(self) -> None:
+        self.remote_kv_buffer = torch.zeros(PAGES, 16, dtype=torch.uint8)
 
 
 def recorded(
@@ -75,3 +92,46 @@ def test_loads_are_counted_while_nobody_traces() -> None:
     source = Broadcaster()
     assert [prepare(source) for _ in range(2)] == ["prepared"] * 2
     assert digests.count(source) == 3
+
+
+def test_a_load_of_several_pools_is_counted_once_traced_or_not() -> None:
+    """A broadcaster of 0.5.23 prepares each of its pools by the method that it extends."""
+    session = SglangSession(Settings(gate=Gate.ON), [MemorySink()], TileDigester(), version="0")
+    digests = BroadcastDigests(Say(lambda: session, {}), LateIndices())
+    dedup = DedupBroadcasts(digests)
+    one = dedup.preparing(lambda _: object())
+    several = dedup.preparing(lambda source: [one(source) for _ in range(3)])
+    source = Broadcaster()
+    for on in (True, False, True):
+        session.switch(on=on)
+        several(source)
+    session.close()
+    assert digests.count(source) == 4
+
+
+def test_what_arrives_of_an_untraced_load_is_not_the_previous_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tracing goes off before a load and on again while its layers arrive."""
+    monkeypatch.setitem(sys.modules, OWNER_BROADCAST[0], ModuleType("split"))
+    sink = MemorySink()
+    settings = Settings(gate=Gate.ON, ranks=2)
+    session = SglangSession(settings, [sink], TileDigester(), version="0")
+    split = LayerSplitBroadcasts(BroadcastDigests(Say(lambda: session, {}), LateIndices()))
+    pool = SplitPool()
+    queue = [SimpleNamespace(device_indices=torch.arange(PAGES))]
+    controller = SimpleNamespace(mem_pool_device=pool, load_queue=queue)
+    load = split.loading(lambda _: None)
+    arrive = split.shared(lambda pool, tensor, layer_id: None)  # noqa: ARG005
+    load(controller)
+    arrive(pool, pool.remote_kv_buffer, 0)
+    session.switch(on=False)
+    load(controller)
+    session.switch(on=True)
+    arrive(pool, pool.remote_kv_buffer, 1)
+    load(controller)
+    session.close()
+    stated = [event for event in sink.events if isinstance(event, Stated)]
+    assert [(one.request, one.page, one.layers) for one in stated] == [
+        ("load 1", page, (0,)) for page in range(PAGES)
+    ]

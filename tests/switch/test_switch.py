@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import typer
 from tests.test_gate import SCRIPT
 
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.transfer import TransferEngine
 from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.cli.on import finish
+from hicache_dbg.tracer.diagnose.evidence import Evidence
+from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.switch import client, listener
 from hicache_dbg.tracer.switch.client import SwitchError, ask
 from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receive, send
@@ -366,6 +371,19 @@ def test_a_forked_child_does_not_answer_in_its_parents_name() -> None:
         parent, child = map(int, process.stdout.readline().split())
         process.wait(WAIT_S)
         assert (listens(parent), listens(child)) == (False, True)
+
+
+def test_the_report_of_a_process_that_runs_older_code_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The package may be upgraded under a server: its report lacks what was added since."""
+    report = msgspec.to_builtins(build_report(Evidence()))
+    del report["advice"]
+    for answer in report["hypotheses"]:
+        answer.pop("cause", None)
+    with pytest.raises(typer.Exit):
+        finish(Reply(done=True, text="over", report=report), as_json=False)
+    assert "verdict: " in capsys.readouterr().out
 
 
 def test_a_run_that_was_ended_early_does_not_end_the_next() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hicache_dbg.exporters.recording_format import read_header, run_of
+from hicache_dbg.exporters.recording_format import RecordingError, run_of
 from hicache_dbg.tracer.checks.join import join
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
@@ -27,7 +27,16 @@ def processes_of(files: Sequence[Path], say: Callable[[str], None]) -> list[Iter
     runs: dict[tuple[Path, str], list[Path]] = {}
     for file in files:
         runs.setdefault((file.parent, run_of(file)), []).append(file)
-    return [_rare(recordings_at(own, say), _removed(own)) for own in runs.values()]
+    processes: list[Iterator[Event]] = []
+    for own in runs.values():
+        try:
+            source = recordings_at(own, say)
+        except RecordingError:
+            if any(file.exists() for file in own):
+                raise
+            continue  # its writer has removed all of it meanwhile, to make room
+        processes.append(_rare(source))
+    return processes
 
 
 def joined(evidence: Evidence, processes: Sequence[Iterable[Event]]) -> list[Finding]:
@@ -41,14 +50,9 @@ def joined(evidence: Evidence, processes: Sequence[Iterable[Event]]) -> list[Fin
     return join(recordings)
 
 
-def _removed(files: Sequence[Path]) -> int:
-    """Return how many parts of a process's recording are missing."""
-    parts = {read_header(file).part for file in files}
-    return max(parts) + 1 - len(parts)
-
-
-def _rare(source: RecordingSource, removed: int) -> Iterator[Event]:
+def _rare(source: RecordingSource) -> Iterator[Event]:
     """Yield the statements of a process, and that it lost events if parts were removed."""
+    removed = max(source.parts) + 1 - len(source.parts)
     with Database(source) as database:
         for event in database.rare():
             if not isinstance(event, Event):

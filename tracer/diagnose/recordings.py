@@ -20,7 +20,8 @@ __all__ = ["RecordingSource"]
 class RecordingSource:
     """Recordings, plain or compressed; ``say`` gets one sentence per file with damaged lines.
 
-    What is removed from now on can still be read.
+    What is removed from now on can still be read. Of several files, those that their writer has
+    removed already, to make room, are left out.
 
     Raises:
         RecordingError: a file cannot be read, is not a recording, or has a newer schema.
@@ -28,18 +29,32 @@ class RecordingSource:
 
     def __init__(self, files: Sequence[Path], say: Callable[[str], None]) -> None:
         self.unread = 0
+        #: Numbers of the parts of a recording that were there.
+        self.parts: set[int] = set()
         self._held = HeldFiles()
+        self._files: list[str] = []
         for file in files:
-            read_header(file)
-            self._held.hold(str(file))
-            if whole(str(file)) != str(file):
-                raise RecordingError(
-                    f"cannot read {str(file)!r}: its name is no UTF-8; link to it by another name"
-                )
-        self._files = [str(file) for file in files]
+            try:
+                self._open(file)
+            except RecordingError:
+                if file.exists() or (file is files[-1] and not self._files):
+                    raise
         #: What is read in the place of each file.
         self._readable = {file: file for file in self._files}
         self._say = say
+
+    def _open(self, file: Path) -> None:
+        header = read_header(file)
+        try:
+            self._held.hold(str(file))
+        except FileNotFoundError as error:
+            raise RecordingError(f"cannot read {file}: {error.strerror}") from error
+        if whole(str(file)) != str(file):
+            raise RecordingError(
+                f"cannot read {str(file)!r}: its name is no UTF-8; link to it by another name"
+            )
+        self.parts.add(header.part)
+        self._files.append(str(file))
 
     @property
     def name(self) -> str:

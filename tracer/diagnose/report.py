@@ -54,7 +54,8 @@ class Report(msgspec.Struct, kw_only=True):
     """Paths, tiles, findings, geometry and hypotheses; ``repro`` adds session results."""
 
     verdict: str
-    advice: str
+    #: Empty too if a process that still runs older code made the report.
+    advice: str = ""
     tiles: TileCounts
     skipped: dict[str, int]
     paths: list[PathRow]

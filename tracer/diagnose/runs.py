@@ -70,6 +70,8 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
         if not place.is_dir():
             read_header(place)
         runs = runs_of(files)
+        if not runs:
+            raise RecordingError(f"{place}: its writer has removed all recordings meanwhile")
         read = {file for run in (runs[-1:] if last else runs) for file in run.files}
         files = [file for file in files if file in read]
         if not last and len(runs) > 1:

@@ -5,6 +5,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from released_driving import backup, controller, indices, operation
 from released_rows import mha_of_sglang
 from released_streams import Delayed, device_events
 from released_traced import Start, Traced
+from sglang.srt.managers.cache_controller import CacheOperation
 
 from hicache_dbg.tracer.events import FaultClass, Finding
 
@@ -145,3 +147,41 @@ def test_a_method_that_somebody_else_put_on_a_loads_events_stays(traced: Start) 
         owner.layer_done_counter.wait_until(1)
     assert layers == list(range(LAYERS))
     assert all("complete" in vars(events) for events in owner.layer_done_counter.events)
+
+
+@pytest.mark.parametrize("trouble", ["switched off", "failed"])
+def test_a_load_that_nobody_followed_to_its_end_accuses_nobody(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Neither its own readers nor those of the next loads in its set."""
+    run, setup, owner = prepared(traced)
+    session = run.attachment.observer.session()
+    assert session is not None
+    merge = CacheOperation.merge_ops
+
+    def amid(operations: Any) -> Any:
+        if trouble == "failed":
+            raise MemoryError
+        session.switch(on=False)
+        return merge(operations)
+
+    def read() -> None:
+        for layer in range(LAYERS):
+            setup.pool_device._get_key_buffer(layer)
+
+    with monkeypatch.context() as patch, suppress(MemoryError):
+        patch.setattr(CacheOperation, "merge_ops", amid)
+        owner.start_loading()
+    session.switch(on=True)
+    read()
+    for _ in owner.layer_done_counter.events:
+        owner.load_queue[:] = [
+            operation(indices([PAGE], setup.page), indices([ELSEWHERE], setup.page))
+        ]
+        owner.layer_done_counter.set_consumer(owner.start_loading())
+        read()
+    assert run.sink.of(Finding) == []
+    gates = run.attachment.observer.gates
+    assert not gates._sending
+    assert not gates._on_way
+    assert not any("complete" in vars(events) for events in owner.layer_done_counter.events)

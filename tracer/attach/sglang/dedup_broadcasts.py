@@ -44,10 +44,7 @@ class DedupBroadcasts:
 
         def before(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
             if self._inside.load is not None:
-                return None
-            if not self._say.on():
-                self._digests.count(args[0])  # the other ranks may be traced
-                return None
+                return None  # a part of that one
             self._inside.load = load = Load("", 0)
             return args[0], load
 
@@ -56,8 +53,11 @@ class DedupBroadcasts:
             self._inside.load = None
             if error is not None:
                 return
+            number = self._digests.count(broadcaster)  # traced or not: other ranks may be
+            if not self._say.on():
+                return
             load.layers = int(broadcaster.layer_num)
-            load.name = f"broadcast {self._digests.count(broadcaster)}"
+            load.name = f"broadcast {number}"
             in_flight = self._prepared.setdefault(broadcaster, OrderedDict())
             in_flight[id(prepared)] = prepared, load
             while len(in_flight) > _IN_FLIGHT:

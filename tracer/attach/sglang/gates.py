@@ -96,6 +96,7 @@ class Gates:
                 if id(events) not in self._current:
                     finalize(events, self._current.pop, id(events), None)
                 self._current[id(events)] = self._on_way[events] = loading
+                self._sending.pop(self.here.loading, None)  # one that nobody followed to its end
                 self.here.loading = loading
                 if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
                     self._let_pass(loading, events)
@@ -222,8 +223,8 @@ class Gates:
         It is set as an attribute. Reading ``__dict__`` would slow every later access to an attribute of
         ``events`` on CPython 3.11 and 3.12.
         """
-        inherited = getattr(events.complete, "__func__", None) is type(events).complete
-        if self._complete is not None and inherited:
+        function = getattr(events.complete, "__func__", None)
+        if self._complete is not None and function in {type(events).complete, self._complete}:
             events.complete = MethodType(self._complete, events)
             self._sending[loading] = threading.get_ident(), events
 
@@ -231,7 +232,8 @@ class Gates:
         """Update the progress of a load that another thread is submitting."""
         sender, _ = self._sending.get(loading, (0, None))
         if sender:
-            loading.open(_layer_at(sender) - 1)
+            layer = _layer_at(sender)
+            loading.open((loading.layers if layer is None else layer) - 1)
 
     def _gate(self, pool: Any, counter: Any) -> None:
         if hasattr(counter, "wait_until"):
@@ -261,15 +263,18 @@ class Gates:
             self._say.found(loading.read(threading.get_ident(), layer, one, by), one)
 
 
-def _layer_at(thread: int) -> int:
-    """Return the layer that a thread is submitting, read from its loop variable."""
+def _layer_at(thread: int) -> int | None:
+    """Return the layer that a thread is submitting, read from its loop variable; None if it has ended."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to other threads
+    begun = False
     while frame is not None:
-        layer = frame.f_locals.get(LOOPS.get(frame.f_code.co_name, ""))
-        if isinstance(layer, int):
-            return layer
+        variable = LOOPS.get(frame.f_code.co_name)
+        if variable is not None:
+            begun, layer = True, frame.f_locals.get(variable)
+            if isinstance(layer, int):
+                return layer
         frame = frame.f_back
-    return 0
+    return 0 if begun else None
 
 
 def _capturing() -> bool:

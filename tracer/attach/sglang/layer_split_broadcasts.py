@@ -44,6 +44,7 @@ class LayerSplitBroadcasts:
             if not self._say.on():
                 if args[0].load_queue:
                     self._digests.count(pool)  # the other ranks may be traced
+                    self._close(pool)
                 return None
             return pool, [operation.device_indices for operation in args[0].load_queue]
 
@@ -68,6 +69,12 @@ class LayerSplitBroadcasts:
             self._digests.finish(previous)
         name = f"load {self._digests.count(device_pool)}"
         self._loads[device_pool] = Load(name, int(device_pool.layer_num), torch.cat(list(indices)))
+
+    def _close(self, device_pool: Any) -> None:
+        """Take no more arrivals for the previous load: those of a load that is not traced follow."""
+        previous = self._loads.get(device_pool)
+        if previous is not None:
+            previous.indices = None
 
     def shared(self, original: Function) -> Function:
         """Wrap the owner's broadcast of one layer's tensor."""

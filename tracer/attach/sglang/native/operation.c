@@ -18,9 +18,10 @@ static PyObject *frame_of(Wrapper *self, PyObject *probe, PyObject *const *args,
     if (!frame)
         Py_XDECREF(call);
     else if (PUT_FRAME(frame, call, call) || PUT_FRAME(frame, probe, Py_NewRef(probe)) ||
-        PUT_FRAME(frame, op_id, PyIter_Next(HAS(numbers))) ||
-        PUT_FRAME(frame, began_ns, PyLong_FromLongLong(clock_ns(CLOCK_REALTIME))) ||
-        PUT_FRAME(frame, on_device, PyList_New(0)) || PySet_Add(HAS(running), OF_FRAME(frame, op_id)))
+             PUT_FRAME(frame, op_id, PyIter_Next(HAS(numbers))) ||
+             PUT_FRAME(frame, began_ns, PyLong_FromLongLong(clock_ns(CLOCK_REALTIME))) ||
+             PUT_FRAME(frame, on_device, PyList_New(0)) ||
+             PySet_Add(HAS(running), OF_FRAME(frame, op_id)))
         Py_CLEAR(frame);
     return frame;
 }
