@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 import torch
 
 from hicache_dbg.pools.buffer import Buffer, host_buffer
+from hicache_dbg.pools.captures import guard_for
 from hicache_dbg.pools.device import DevicePool
 from hicache_dbg.pools.geometry import GeometryError, Layout, PoolGeometry
 from hicache_dbg.pools.pinning import PinState, pin, unpin
@@ -109,7 +110,9 @@ class HostPool:
 
 def _unpin(memory: list[torch.Tensor], registered_by: int) -> None:
     if os.getpid() == registered_by:  # a forked child cannot call CUDA, and has nothing registered
-        unpin(memory)
+        # The garbage collector may call it beside a graph capture, which it must not invalidate.
+        with guard_for(torch.device("cuda"))():
+            unpin(memory)
 
 
 class LatentHostPool(HostPool):

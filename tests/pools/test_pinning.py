@@ -1,7 +1,8 @@
 """What becomes of a host pool's registration with CUDA, on a stand-in for it and on a device."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -21,12 +22,23 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Stand in for CUDA: the sum of the bytes of each memory that is unregistered."""
     sums: list[int] = []
 
+    guarded = False
+
+    @contextmanager
+    def guard() -> Iterator[None]:
+        nonlocal guarded
+        guarded = True
+        yield
+        guarded = False
+
     def give_back(memory: Sequence[torch.Tensor]) -> None:
+        assert guarded  # a graph may be captured meanwhile
         sums.append(sum(int(part.sum()) for part in memory))
 
     whole = PinState(requested=True, pinned=True, return_code=0, bytes=1, chunks=1)
     monkeypatch.setattr(host, "pin", lambda _: whole)
     monkeypatch.setattr(host, "unpin", give_back)
+    monkeypatch.setattr(host, "guard_for", lambda _: guard)
     return sums
 
 

@@ -11,6 +11,7 @@ from tests.services import require
 from hicache_dbg.tracer.attach.sglang.native import build
 from hicache_dbg.tracer.attach.sglang.native.build import Unavailable
 from hicache_dbg.tracer.settings import Native
+from hicache_dbg.tracer.switch.client import GRACE_S
 
 
 @pytest.fixture
@@ -51,6 +52,21 @@ def test_a_compiler_that_fails_gives_way_to_the_next(
     """CC may name one for another machine."""
     monkeypatch.setenv("CC", "false")
     assert build.built(folder).exists()
+
+
+def test_what_a_compiler_says_in_another_encoding_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a reason like any other."""
+    compiler = tmp_path / "odd"
+    compiler.write_text("#!/bin/sh\nprintf 'fatal: \\377 broken' >&2; exit 1\n")
+    compiler.chmod(0o700)
+    assert build._run([str(compiler), str(folder / "none")]) == "fatal: \ufffd broken"
+
+
+def test_the_command_that_switches_on_waits_for_the_compiler() -> None:
+    """Otherwise it would say that nobody answers, and tracing would go on."""
+    assert GRACE_S > build.LIMIT_S
 
 
 def test_without_a_compiler_the_reason_is_said(

@@ -13,8 +13,9 @@ from hicache_dbg.tracer.switch.messages import Ask, Reply, address, peer, receiv
 
 __all__ = ["SwitchError", "ask"]
 
-#: How long the report may take after the agreed end of the run, in seconds.
-GRACE_S = 30.0
+#: How long an answer may take in seconds, or the report after the agreed end of the run: the process may
+#: compile SGLang's helper first.
+GRACE_S = 90.0
 
 
 class SwitchError(Exception):

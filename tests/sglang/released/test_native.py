@@ -141,13 +141,20 @@ def test_sglangs_functions_are_back_after_a_detach(traced: Start) -> None:
     assert not is_ours(original)
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (build.Unavailable("no C compiler"), "no C compiler"),
+        (PermissionError("no such luck"), "PermissionError: no such luck"),
+    ],
+)
 def test_without_a_helper_the_start_up_line_says_why(
-    traced: Start, monkeypatch: pytest.MonkeyPatch
+    traced: Start, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
 ) -> None:
     """Operations run in Python then, and are traced alike."""
 
     def missing() -> None:
-        raise build.Unavailable("no C compiler")
+        raise error
 
     monkeypatch.setattr(build, "module", missing)
     run = traced(checksum=Checksum.LOADS, native=Native.ON)
@@ -155,5 +162,5 @@ def test_without_a_helper_the_start_up_line_says_why(
     beside(run, setup, at_once=True)
     _round_trip(run, setup)
     (started,) = run.sink.of(Started)
-    assert "compiled helper: no C compiler" in started.unrecognised
+    assert f"compiled helper: {why}" in started.unrecognised
     assert run.sink.of(Copied)[-1].verified == LAYERS * len(HOST)

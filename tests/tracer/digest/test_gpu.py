@@ -174,6 +174,7 @@ def test_a_capture_is_refused(digester: "GpuDigester", pair: _Pair, pages: torch
     digester.prepare(pair.on_device)
     out, value = _out(pages), torch.zeros(1, device="cuda")
     graph = torch.cuda.CUDAGraph()
+    gc.collect()  # graphs of other tests: one that is destroyed during a capture invalidates it
     with torch.cuda.graph(graph):
         value.add_(1)
         refused = digester.digest(pair.on_device, range(_LAYERS), pages, out=out)

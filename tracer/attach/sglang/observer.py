@@ -94,12 +94,14 @@ class Observer:
         """Return what makes compiled wrappers; None if there is none, and why is reported."""
         try:
             module = wanted(native)
+            if module is not None:
+                return Helper(module, self.calls, self.gates.here, self.gates.sent)
         except Unavailable as error:
             self.registry.inventory.not_recognised(f"compiled helper: {error}")
-            return None
-        if module is None:
-            return None
-        return Helper(module, self.calls, self.gates.here, self.gates.sent)
+        except Exception as error:  # noqa: BLE001 - operations run in Python then
+            why = f"{type(error).__name__}: {error}"
+            self.registry.inventory.not_recognised(f"compiled helper: {why}")
+        return None
 
     def _be_ready(self, session: SglangSession | None) -> None:
         """Note whether an operation can begin without a question."""

@@ -189,6 +189,7 @@ def _run(command: list[str]) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=LIMIT_S,
         check=False,
     )
