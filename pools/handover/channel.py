@@ -27,7 +27,7 @@ class Channel:
     at once, a hanging one after ``silence_s``.
 
     Attributes:
-        is_open: The peer has not closed its end. It may be silent, or talk nonsense.
+        is_open: The peer has not closed its end. It may be silent, or speak another format.
     """
 
     def __init__(self, connection: Connection, silence_s: float = SILENCE_S) -> None:
@@ -104,7 +104,7 @@ class Channel:
         return PeerLost(f"the other process does not listen: {type(error).__name__}: {error}")
 
     def hang_up(self, reason: str) -> None:
-        """Say nothing more, which the peer notices at once. It can still be heard."""
+        """Stop sending, which the peer notices at once. Its messages are still received."""
         self._mute = self._mute or reason
         with suppress(OSError), _socket_of(self._connection) as same:  # it may be gone
             same.shutdown(socket.SHUT_WR)

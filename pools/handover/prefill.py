@@ -183,7 +183,7 @@ class PrefillEnd:
         if sending is None:
             self._link.channel.tell(Ended(attempt=room.attempt, reason="it is over"))
             return
-        if sending.state is not SendState.OFFERED:  # said twice; its write is under way
+        if sending.state is not SendState.OFFERED:  # a repeated answer; the write is under way
             return
         outside = [page for page in room.pages if not 0 <= page < self._theirs.pages]
         if outside or len(room.pages) != len(sending.pages):

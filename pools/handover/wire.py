@@ -187,7 +187,7 @@ def _api() -> Any:
         # UCX's InfiniBand module is useless without devices, and crashes the process at exit if the
         # system has an ibverbs library beside the wheel's.
         os.environ.setdefault("UCX_MODULES", "^ib")
-    # UCX would take SIGHUP, which ends a process whose terminal closes, as a wish for its debug log.
+    # UCX uses SIGHUP as its debug signal; it must still end a process whose terminal closes.
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
     for name in packages_for(torch.version.cuda):
         try:

@@ -76,7 +76,7 @@ class StorageRecord:
         return self.judge(self)
 
     def drop(self) -> None:
-        """Need its pages no longer: it will not be judged."""
+        """Release the pages: the record will not be judged."""
         self.judged = True
 
     def still(self, at: int) -> bool:

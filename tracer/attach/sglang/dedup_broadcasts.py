@@ -44,7 +44,7 @@ class DedupBroadcasts:
 
         def before(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
             if self._inside.load is not None:
-                return None  # a part of that one
+                return None  # part of the load that is being prepared
             self._inside.load = load = Load("", 0)
             return args[0], load
 

@@ -96,7 +96,7 @@ class Gates:
                 if id(events) not in self._current:
                     finalize(events, self._current.pop, id(events), None)
                 self._current[id(events)] = self._on_way[events] = loading
-                self._sending.pop(self.here.loading, None)  # one that nobody followed to its end
+                self._sending.pop(self.here.loading, None)  # a load that nobody followed to its end
                 self.here.loading = loading
                 if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
                     self._let_pass(loading, events)

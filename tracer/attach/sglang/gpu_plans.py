@@ -88,7 +88,7 @@ class Plan:
     Attributes:
         begins_with: The layers of a new call: all for a backup, none for a load.
         booked: What operations need once they are over; set before the first one.
-        compiled: Makes what the compiled helper needs of a way; None without a helper.
+        compiled: Prepares a way for the compiled helper; None without a helper.
         driver: The driver's functions, for the helper.
         highest: The highest layer number that the method is given.
         ordinal: The device that a launch of whole pages reads indices from; -1 for the CPU.

@@ -48,7 +48,7 @@ class LateAttachment(SglangAttachment):
         self, version: str, start: Callable[[], SglangSession], native: Native = Native.OFF
     ) -> None:
         super().__init__(version, start, native)
-        self.hooks.broadcasts.numbered = False  # other ranks are switched on between other loads
+        self.hooks.broadcasts.numbered = False  # each rank is switched on at another load
         self.alive = find(
             {
                 *host_pool_classes(),

@@ -71,7 +71,7 @@ class LayerSplitBroadcasts:
         self._loads[device_pool] = Load(name, int(device_pool.layer_num), torch.cat(list(indices)))
 
     def _close(self, device_pool: Any) -> None:
-        """Take no more arrivals for the previous load: those of a load that is not traced follow."""
+        """Take no more arrivals for the previous load: the next ones are of a load that is not traced."""
         previous = self._loads.get(device_pool)
         if previous is not None:
             previous.indices = None

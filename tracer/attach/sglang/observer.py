@@ -91,7 +91,7 @@ class Observer:
         self._lock = threading.RLock()
 
     def _helper(self, native: Native) -> Helper | None:
-        """Return what makes compiled wrappers; None if there is none, and why is reported."""
+        """Return what makes compiled wrappers, or None; the reason is reported."""
         try:
             module = wanted(native)
             if module is not None:
@@ -104,7 +104,7 @@ class Observer:
         return None
 
     def _be_ready(self, session: SglangSession | None) -> None:
-        """Note whether an operation can begin without a question."""
+        """Note the session while an operation can begin without asking anything, else None."""
         self.ready = session
         if self.calls.helper is not None:
             self.calls.helper.ready(None if session is None else session.probe)

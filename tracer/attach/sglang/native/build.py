@@ -177,7 +177,7 @@ def _compile(target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Write a file to the disk: half of one, after a power cut, would crash whoever loads it."""
+    """Write a file to the disk: after a power cut, half of it would crash the process that loads it."""
     with path.open("rb") as made:
         os.fsync(made.fileno())
 

@@ -150,7 +150,7 @@ typedef struct running {
     int64_t cost_ns;       /* our own time so far */
     PyObject *op;          /* the last copy noted */
     int64_t count, stream; /* its number of device indices, and its stream */
-    PyObject *interrupt;   /* an exception that is no failure, such as KeyboardInterrupt */
+    PyObject *interrupt;   /* an exception that is not a failure, such as KeyboardInterrupt */
 } Running;
 
 /* A function of ours in place of one of SGLang's. */

@@ -68,7 +68,7 @@ class Helper:
         )
 
     def ready(self, probe: LayerProbe | None) -> None:
-        """Take the probe of the session, while nothing has to be asked as an operation begins."""
+        """Take the session's probe while an operation can begin without asking anything, else None."""
         self._calls.probe = probe
 
     def copying(self, original: Function, python: Function, method: str) -> Function:
