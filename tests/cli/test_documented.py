@@ -43,7 +43,9 @@ def taken(arguments: list[str]) -> None:
         context = command.make_context(name, arguments, parent=context)
         if not hasattr(command, "resolve_command"):
             return
-        rest = [*context._protected_args, *context.args]
+        # Click 8.2 renamed it.
+        held = vars(context).get("_protected_args") or vars(context).get("protected_args", ())
+        rest = [*held, *context.args]
         name, command, arguments = command.resolve_command(context, rest)
 
 

@@ -7,7 +7,8 @@ Every source provides the same table ``copies``, one row per operation, with the
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +20,6 @@ from hicache_dbg.tracer.events import Event, Finding
 
 __all__ = ["COLUMNS", "WHOLE", "Database", "Source", "listed"]
 
-#: All that DuckDB says of Ctrl-C during a query, as a plain ``RuntimeError``.
-INTERRUPTED = "Query interrupted"
 #: DuckDB's memory limit; the rest is spilled to disk.
 MEMORY = "1GB"
 
@@ -150,15 +149,19 @@ class Database:
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of ``query``."""
+        given = list(parameters)
         with _told(self._source):
-            return self._connection.execute(query, list(parameters)).fetchall()
+            return _interruptible(
+                self._connection, lambda: self._connection.execute(query, given).fetchall()
+            )
 
     def batches(
         self, query: str, parameters: Sequence[Any] = (), size: int = 10_000
     ) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows of ``query``, ``size`` at a time, however many there are."""
+        cursor, given = self._connection.cursor(), list(parameters)
         with _told(self._source):
-            cursor = self._connection.cursor().execute(query, list(parameters))
+            _interruptible(cursor, lambda: cursor.execute(query, given))
         while rows := _fetched(cursor, size, self._source):
             yield rows
 
@@ -220,16 +223,12 @@ class Database:
 
 @contextmanager
 def _told(source: Source) -> Iterator[None]:
-    """Turn DuckDB's multi-line errors into one line, and its interrupt into Ctrl-C."""
+    """Turn DuckDB's multi-line errors into one line, and its interrupt into Ctrl-C's."""
     import duckdb
 
     try:
         yield
     except duckdb.InterruptException as error:
-        raise KeyboardInterrupt from error
-    except RuntimeError as error:
-        if str(error) != INTERRUPTED:
-            raise
         raise KeyboardInterrupt from error
     except (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException) as error:
         first = str(error).strip().splitlines()[0]
@@ -238,8 +237,24 @@ def _told(source: Source) -> Iterator[None]:
 
 def _fetched(cursor: Any, size: int, source: Source) -> list[tuple[Any, ...]]:
     with _told(source):
-        rows: list[tuple[Any, ...]] = cursor.fetchmany(size)
+        rows: list[tuple[Any, ...]] = _interruptible(cursor, lambda: cursor.fetchmany(size))
     return rows
+
+
+def _interruptible(connection: Any, call: Callable[[], Any]) -> Any:
+    """Run a call of DuckDB's on another thread, so that Ctrl-C reaches this one and ends it.
+
+    On the main thread DuckDB looks for a Ctrl-C between pieces of its work, or never.
+    """
+    with ThreadPoolExecutor(1, "hicache-dbg-query") as thread:
+        asked = thread.submit(call)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            while not asked.done():  # the first may come before DuckDB has begun
+                connection.interrupt()
+                wait([asked], 0.1)
+            raise
 
 
 def listed(files: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,19 @@ from hicache_dbg.tracer.cli.interrupts import kept_interrupts
 
 SMALL = ["--sessions", "12", "--rounds", "3"]
 WAIT_S = 100.0
+
+
+@pytest.fixture(autouse=True)
+def _default_signals() -> Iterator[None]:
+    """Let signals end a process, also where whoever started the tests ignores them (``nohup``)."""
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    usual = {signal.SIGINT: signal.default_int_handler}
+    before = {
+        number: signal.signal(number, usual.get(number, signal.SIG_DFL)) for number in numbers
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _threads(process: "subprocess.Popen[str]", _folder: Path) -> bool:
