@@ -151,9 +151,10 @@ class Database:
         """Return the rows of ``query``."""
         given = list(parameters)
         with _told(self._source):
-            return _interruptible(
+            rows: list[tuple[Any, ...]] = _interruptible(
                 self._connection, lambda: self._connection.execute(query, given).fetchall()
             )
+        return rows
 
     def batches(
         self, query: str, parameters: Sequence[Any] = (), size: int = 10_000
