@@ -280,7 +280,10 @@ def test_ctrl_c_in_a_query_is_an_interrupt(tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             asking.wait(0.3)  # the query has begun by then
         asking.send_signal(signal.SIGINT)
-        assert asking.communicate(timeout=60) == ("interrupted\n", "")
+        try:
+            assert asking.communicate(timeout=60) == ("interrupted\n", "")
+        finally:
+            asking.kill()
 
 
 def test_a_quote_in_a_file_name_is_a_quote(tmp_path: Path) -> None:
