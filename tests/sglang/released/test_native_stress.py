@@ -11,6 +11,7 @@ import pickle
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -148,6 +149,20 @@ def test_nothing_is_kept_of_an_operation(
         assert [ids() for ids in ended if ids() is not None] == []
 
 
+@pytest.fixture
+def brisk() -> Iterator[None]:
+    """Let threads take turns every 0.1 ms.
+
+    A torch call gives the interpreter's lock away, and beside a thread that never does it comes back an interval
+    later: with the usual 5 ms a digest takes seconds.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("brisk")
 def test_threads_that_submit_while_another_detaches(
     traced: Start, internal_errors: list[str]
 ) -> None:
