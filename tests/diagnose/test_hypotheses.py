@@ -441,3 +441,42 @@ def test_who_came_late_does_not_vouch_for_the_books() -> None:
     closed = Health(time_ns=1, copies=4, closing=True)
     assert answers(*CLEAN, closed)["bookkeeping_is_broken"].verdict is Verdict.FALSIFIED
     assert answers(*CLEAN[1:], closed)["bookkeeping_is_broken"].verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("beside", "verdict", "evidence"),
+    [
+        (
+            "GPU 0: ecc_errors corrected 2, ecc_errors uncorrected 0",
+            Verdict.CONFIRMED,
+            "beside the changed bytes the GPU counts ecc_errors corrected 2",
+        ),
+        (
+            "GPU 0: ecc_errors corrected 1.5e+06; GPU 1: pcie_replays 3",
+            Verdict.CONFIRMED,
+            "beside the changed bytes the GPU counts ecc_errors corrected 1500000, pcie_replays 3",
+        ),
+        (
+            "GPU 0: ",
+            Verdict.UNDECIDED,
+            "bytes changed, and no counter of a GPU stands beside it",
+        ),
+        (
+            "GPU 0: ; GPU 1: pcie_replays 0",
+            Verdict.FALSIFIED,
+            "the GPU's counters beside the changed bytes are all 0",
+        ),
+    ],
+)
+def test_counters_of_a_gpu_are_read_whatever_their_size(
+    beside: str, verdict: Verdict, evidence: str
+) -> None:
+    """A large counter is written with an exponent, and a GPU without ECC memory has none to read."""
+    flip = Finding(
+        time_ns=0,
+        cls=FaultClass.BIT_FLIP,
+        pool="mla",
+        message=f"host page 3 changed at rest; GPU counters: {beside}",
+    )
+    (hardware,) = (one for one in ask_all(Evidence.of([flip])) if one.name == "hardware")
+    assert (hardware.verdict, hardware.evidence) == (verdict, evidence)

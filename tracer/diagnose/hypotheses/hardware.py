@@ -7,8 +7,9 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass
 
-#: A GPU counter in the message of a bit flip that the scrubber found: a name and a number.
-_COUNTER = re.compile(r"([a-z_][a-z_ ]*) ([0-9.]+)(?=,|;|$)")
+#: A GPU counter in the message of a bit flip that the scrubber found: a name and a number, as
+#: ``1.5e+06`` if it is large.
+_COUNTER = re.compile(r"([a-z_][a-z_ ]*) ([0-9.]+(?:e[+]?[0-9]+)?)(?=,|;|$)")
 _BESIDE = "; GPU counters: "
 
 
@@ -19,12 +20,13 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         if reason is not None:
             return Verdict.FALSIFIED, reason
         return Verdict.UNDECIDED, "no tile is known to have changed at rest"
-    beside = [f.message.partition(_BESIDE)[2] for f in flips if _BESIDE in f.message]
+    # Empty for a GPU that has no counters, such as one without ECC memory.
+    beside = [match for f in flips for match in _COUNTER.findall(f.message.partition(_BESIDE)[2])]
     if not beside:
         return Verdict.UNDECIDED, "bytes changed, and no counter of a GPU stands beside it"
-    counted = [match for text in beside for match in _COUNTER.findall(text) if float(match[1])]
+    counted = [(name.strip(), float(count)) for name, count in beside if float(count)]
     if counted:
-        told = ", ".join(f"{name.strip()} {count}" for name, count in counted)
+        told = ", ".join(f"{name} {count:.0f}" for name, count in counted)
         return Verdict.CONFIRMED, f"beside the changed bytes the GPU counts {told}"
     return Verdict.FALSIFIED, "the GPU's counters beside the changed bytes are all 0"
 
