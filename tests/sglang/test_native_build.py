@@ -34,7 +34,8 @@ def test_it_compiles_once_and_without_a_warning(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time the file is there already; a changed flag is another file."""
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-Werror"))
+    strict = ("-Wconversion", "-Wshadow", "-Werror")
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, *strict))
     made = build.built(folder)
     before = made.stat()
     assert build.built(folder) == made

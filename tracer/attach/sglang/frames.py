@@ -71,6 +71,7 @@ class Frame:
         start: SGLang's event of the operation's begin.
         over: SGLang's event of its end; None where the operation is over when the call returns.
         timed: Whether the two events tell the time.
+        cost_s: What it has cost SGLang's thread so far, in seconds.
         status: ``ok``, or the exception of SGLang's call.
         on_device: Its copies whose device end is on a GPU, each a
             :class:`~hicache_dbg.tracer.attach.sglang.gpu_ops.DeviceOp`.
@@ -79,7 +80,17 @@ class Frame:
 
     # The compiled helper creates these as well, and reads them by the places of their slots.
     __slots__ = (
-        *("alone", "began_ns", "call", "ended_ns", "on_device", "on_host", "op_id", "over"),
+        *(
+            "alone",
+            "began_ns",
+            "call",
+            "cost_s",
+            "ended_ns",
+            "on_device",
+            "on_host",
+            "op_id",
+            "over",
+        ),
         *("probe", "start", "status", "thread", "timed", "whom"),
     )
 
@@ -88,7 +99,7 @@ class Frame:
         self.op_id, self.began_ns = next(NUMBERS), time.time_ns()
         self.start: Any = None
         self.over: Any = None
-        self.timed, self.status = False, "ok"
+        self.timed, self.status, self.cost_s = False, "ok", 0.0
         self.on_device: list[Any] = []
         self.on_host: HostCopies | None = None
         self.ended_ns, self.thread = 0, ""

@@ -83,6 +83,7 @@ class DeviceCalls:
 
         @wraps(original)
         def copy(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            since = time.perf_counter()
             known, frame = pools.get(id(pool)), frames.current
             if known is None or known.lane.captures():
                 return elsewhere(copy, pool, args, kwargs)
@@ -114,6 +115,7 @@ class DeviceCalls:
                         op = DeviceOp(plan, frame, pool, host, device, args, kwargs)
             except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
                 frame.probe.errors.record("digest/device", error)
+            frame.cost_s += time.perf_counter() - since
             if op is None:
                 return original(pool, *args, **kwargs)
             inside.add(id(pool))
@@ -125,16 +127,21 @@ class DeviceCalls:
             finally:
                 inside.discard(id(pool))
             if layer is not None:
+                since = time.perf_counter()
                 self._came(op, layer, original)
+                frame.cost_s += time.perf_counter() - since
             return result
 
         helper = self.helper
         return ours(copy) if helper is None else helper.copying(original, ours(copy), method)
 
     def end(self, frame: Frame) -> None:
-        """End an operation, which was submitted or has failed: enqueue its digests, and tell the bus."""
+        """End an operation, which was submitted or has failed: enqueue its digests, and tell the bus.
+
+        An interrupt, such as KeyboardInterrupt, is raised again when that is done.
+        """
         self._frames.current = None
-        since = time.perf_counter()
+        since, interrupt = time.perf_counter(), None
         ops: list[DeviceOp] = frame.on_device
         probe, history = frame.probe, self.history
         frame.ended_ns, frame.whom, frame.thread = time.time_ns(), HERE.carried, self._frames.thread
@@ -148,19 +155,21 @@ class DeviceCalls:
                 one = ops[0]
                 if len(ops) > 1 or one.status != "ok" or not one.at_once():
                     self._enqueue(frame)
-        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
-            probe.errors.record("digest/device", error)
+        except BaseException as error:  # noqa: BLE001 - SGLang's call goes on without us
+            interrupt = _interrupt(probe, error)
             for op in ops:
                 op.give_up()
         for op in ops:
-            self._tell(op)
+            interrupt = self._tell(op) or interrupt
         ops.clear()  # they refer to the frame: no cycle is left to the garbage collector
         self.running.discard(frame.op_id)
-        probe.overhead_s += time.perf_counter() - since
+        probe.overhead_s += frame.cost_s + time.perf_counter() - since
+        if interrupt is not None:
+            raise interrupt
 
-    def _tell(self, op: DeviceOp) -> None:
-        """Tell the bus and the books of a copy, or forget it."""
-        plan, told = op.plan, False
+    def _tell(self, op: DeviceOp) -> BaseException | None:
+        """Tell the bus and the books of a copy, or forget it; return what interrupted that."""
+        plan, told, interrupt = op.plan, False, None
         try:
             if plan.loads:
                 self._loaded(op)
@@ -171,10 +180,11 @@ class DeviceCalls:
             told = plan.push(op)
             if told:
                 self.under_way[op.stream].append(op)
-        except Exception as error:  # noqa: BLE001 - SGLang's call goes on without us
-            op.frame.probe.errors.record("digest/device", error)
+        except BaseException as error:  # noqa: BLE001 - SGLang's call goes on without us
+            interrupt = _interrupt(op.frame.probe, error)
         if not told:
             op.drop()
+        return interrupt
 
     def _enqueue(self, frame: Frame) -> None:
         """Enqueue the digests of an operation that takes more than one launch a component."""
@@ -212,14 +222,18 @@ class DeviceCalls:
             self._frames.end(frame)
 
     def _plan(self, known: DevicePool, method: str, probe: LayerProbe) -> Plan:
-        """Return the plan of a method under this session's settings, made when it is first called."""
-        plan = known.plan(method, probe)
+        """Return the plan of a method under this session's settings, made when it is first called.
+
+        Other threads find it once it is complete.
+        """
+        plan = Plan(known, method, probe)
         books = self._books
         if books is None or books[0] is not probe:
             books = self._books = probe, self._booked(probe)
         plan.booked = books[1]
         if self.helper is not None:
             self.helper.compile(plan)
+        known.plans[method] = plan
         return plan
 
     # -- loads, a call a layer ------------------------------------------------------------------
@@ -295,6 +309,14 @@ class DeviceCalls:
             )
             plain = self._plain[type(pool)] = sum(map(is_ours, methods)) == 1
         return plain
+
+
+def _interrupt(probe: LayerProbe, error: BaseException) -> BaseException | None:
+    """Count a failure of ours; return what is none, such as KeyboardInterrupt."""
+    if not isinstance(error, Exception):
+        return error
+    probe.errors.record("digest/device", error)
+    return None
 
 
 def _same(op: DeviceOp, bound: Function, wrapped: Function) -> Function:

@@ -271,7 +271,9 @@ class DeviceOp:
         return self.plan.booked.has_time(self.time_ns) and self.query()
 
     def events(self) -> Sequence[Event]:
-        """Return the copy's event and its findings."""
+        """Return the copy's event and its findings; none if it was dropped."""
+        if self._read:
+            return ()
         plan, frame, booked, lane = self.plan, self.frame, self.plan.booked, self.pool.lane
         self._read, self.over_ns = True, booked.clock()
         if self._way is not None:

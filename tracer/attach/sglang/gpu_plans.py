@@ -43,13 +43,6 @@ class DevicePool:
     whole: "tuple[tuple[str, WholePages], ...]" = ()
     plans: "dict[str, Plan]" = field(default_factory=dict)
 
-    def plan(self, method: str, probe: LayerProbe) -> "Plan":
-        """Return the plan of one of the pool's methods under this session's settings."""
-        plan = self.plans.get(method)
-        if plan is None or plan.probe is not probe:
-            plan = self.plans[method] = Plan(self, method, probe)
-        return plan
-
 
 class AtOnce(NamedTuple):
     """How to digest all layers of a call with one launch per component.

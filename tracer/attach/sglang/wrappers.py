@@ -1,6 +1,7 @@
 """The functions that replace SGLang's; each calls the original once, with the same arguments."""
 
 import threading
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -86,11 +87,13 @@ class Wrappers:
 
         @wraps(original)
         def operation(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            since = time.perf_counter()
             session = observer.ready or observer.entered()
             if frames.current is not None or session is None or not session.probe.enabled:
                 return original(owner, *args, **kwargs)
             frames.current = frame = Frame(session.probe, (owner, name, args, kwargs))
             running.add(frame.op_id)
+            frame.cost_s = time.perf_counter() - since
             try:
                 result = original(owner, *args, **kwargs)
                 try:
@@ -107,7 +110,9 @@ class Wrappers:
             finally:
                 end(frame)
                 if loading is not None and loading.loading is not None:
+                    since = time.perf_counter()
                     observer.gates.sent(owner, name, args, kwargs)
+                    session.probe.overhead_s += time.perf_counter() - since
             return result
 
         helper = observer.calls.helper

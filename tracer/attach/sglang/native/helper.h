@@ -16,7 +16,7 @@
 
 /* Attributes and methods that are asked for by name. */
 #define NAMES(X) \
-    X(append) X(carried) X(cuda_event) X(current) X(data_ptr) X(device) X(drop) X(dtype) X(enabled) \
+    X(_capacity) X(_ring) X(_stop) X(append) X(carried) X(cuda_event) X(current) X(data_ptr) X(device) X(drop) X(dtype) X(enabled) \
     X(errors) X(finish_event) X(get_device) X(give_up) X(layer_mapper) X(layer_num) X(loading) X(mark) \
     X(now) X(numel) X(overhead_s) X(pools) X(popleft) X(record) X(slot) X(start_event) X(stride) \
     X(pages) X(thread) X(timing_enabled) X(transfer_layer_id_max) X(used_on) X(way)
@@ -88,11 +88,11 @@ int enqueue(Way *way, const Work *work, const char **call);
 #define HELD(X) \
     X(probe) X(pools) X(frames) X(here) X(gates) X(history) X(begun) X(running) X(under_way) X(numbers) \
     X(frame) X(op) X(DevicePool) X(Plan) X(Slot) X(int64) X(brings_every) X(end) X(moved_over) \
-    X(sent) X(check) X(no_pages)
+    X(sent) X(check) X(no_pages) X(push)
 /* Slots of Frame, DeviceOp, Plan, Slot and DevicePool. */
 #define FRAME(X) \
-    X(probe) X(call) X(op_id) X(began_ns) X(on_device) X(on_host) X(start) X(over) X(timed) X(status) \
-    X(ended_ns) X(thread) X(whom)
+    X(probe) X(call) X(op_id) X(began_ns) X(cost_s) X(on_device) X(on_host) X(start) X(over) X(timed) \
+    X(status) X(ended_ns) X(thread) X(whom)
 #define OP(X) \
     X(plan) X(frame) X(owner) X(host) X(device) X(args) X(kwargs) X(layers) X(stream) X(moment) X(_mark) \
     X(status) X(slot) X(handle) X(clock) X(_way) X(is_aside)

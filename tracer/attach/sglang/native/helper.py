@@ -17,6 +17,7 @@ from hicache_dbg.tracer.attach.sglang.kinds import LOAD
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
 from hicache_dbg.tracer.attach.sglang.versions import ACKNOWLEDGED, LOADS, events_of
 from hicache_dbg.tracer.attach.sglang.whose import HERE
+from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.digest.driver import check
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Helper:
             sent=sent,
             check=check,
             no_pages=NO_PAGES,
+            push=Bus.push,
         )
 
     def ready(self, probe: LayerProbe | None) -> None:
@@ -88,8 +90,8 @@ class Helper:
 
     def compile(self, plan: Plan) -> None:
         """Let a plan's usual copies run in the compiled wrappers."""
-        plan.driver = self._module.Driver(*plan.lane.addresses)
-        plan.compiled = partial(self._way, plan.driver)
+        driver = self._module.Driver(*plan.lane.addresses)
+        plan.compiled, plan.driver = partial(self._way, driver), driver
 
     def _way(self, driver: Any, way: AtOnce) -> Any:
         launches = tuple(

@@ -212,6 +212,40 @@ static int load_ended(Calls *calls, PyObject *op)
     return failed ? -1 : 0;
 }
 
+/* Append a copy to the ring of the bus if it has room; returns 0 where Bus.push has to be asked.
+ *
+ * None of it is Python code, in which a signal's handler could run and raise between the append and its result.
+ */
+static int pushed_here(PyObject *bus, PyObject *op)
+{
+    PyObject *stop = PyObject_GetAttr(bus, n__stop), *ring = NULL, *capacity = NULL;
+    int kept = -1;
+    if (stop == Py_False && (ring = PyObject_GetAttr(bus, n__ring)) &&
+        (capacity = PyObject_GetAttr(bus, n__capacity))) {
+        Py_ssize_t held = PyObject_Size(ring), most = PyLong_AsSsize_t(capacity);
+        if (held >= 0 && !PyErr_Occurred())
+            kept = held < most && !done(PyObject_CallMethodOneArg(ring, n_append, op));
+    }
+    Py_XDECREF(stop);
+    Py_XDECREF(ring);
+    Py_XDECREF(capacity);
+    if (kept != 1)
+        PyErr_Clear();
+    return kept == 1;
+}
+
+/* Give a copy to the bus; returns 0 if it has no room. */
+static int push(const Calls *calls, PyObject *method, PyObject *op)
+{
+    int usual = PyMethod_Check(method) && PyMethod_GET_FUNCTION(method) == HAS(push);
+    if (usual && pushed_here(PyMethod_GET_SELF(method), op))
+        return 1;
+    PyObject *kept = PyObject_CallOneArg(method, op);
+    int held = kept ? PyObject_IsTrue(kept) : -1;
+    Py_XDECREF(kept);
+    return held;
+}
+
 /* Tell the bus and the books of a copy; sets `pushed` once the bus has been asked. */
 static int tell(Running *now, int *pushed)
 {
@@ -225,11 +259,7 @@ static int tell(Running *now, int *pushed)
     void *over = PyTuple_GET_ITEM(OF_OP(op, args), 0);
     if (PyLong_AsVoidPtr(OF_PLAN(plan, over)) != over && done(PyObject_CallOneArg(HAS(moved_over), op)))
         return -1;
-    PyObject *kept = PyObject_CallOneArg(OF_PLAN(plan, push), op);
-    if (!kept)
-        return -1;
-    int held = PyObject_IsTrue(kept);
-    Py_DECREF(kept);
+    int held = push(calls, OF_PLAN(plan, push), op);
     if (held < 0)
         return -1;
     *pushed = 1;
@@ -290,6 +320,17 @@ static void end_usual(Running *now, PyObject *at_once, Way *way, Work *work)
         mishap(now, place);
 }
 
+/* Leave an operation's end to DeviceCalls.end, which adds what it has cost so far. */
+static int end_in_python(Running *now)
+{
+    Calls *calls = now->calls;
+    double before = PyFloat_AsDouble(OF_FRAME(now->frame, cost_s));
+    PyObject *cost = PyErr_Occurred() ? NULL : PyFloat_FromDouble(before + (double)now->cost_ns * 1e-9);
+    if (PUT_FRAME(now->frame, cost_s, cost))
+        PyErr_Clear();
+    return done(PyObject_CallOneArg(HAS(end), now->frame));
+}
+
 /* End an operation; return whether that was done here, rather than by DeviceCalls.end. */
 static int end(Running *now)
 {
@@ -308,7 +349,7 @@ static int end(Running *now)
     else {
         if (usual < 0 && left_to_python())
             mishap(now, "digest/device");
-        if (done(PyObject_CallOneArg(HAS(end), frame)))
+        if (end_in_python(now))
             mishap(now, "digest/device");
     }
     Py_XDECREF(at_once);
@@ -354,14 +395,16 @@ PyObject *operation(PyObject *callable, PyObject *const *args, size_t flags, PyO
     PyObject *error = result ? NULL : taken_error();
     if (error ? PUT_FRAME(frame, status, status_of(error)) : note_events(self, frame, result))
         mishap(&now, place);
-    int here = end(&now);
+    int64_t until = clock_ns(CLOCK_MONOTONIC);
+    now.cost_ns += until - since;
+    since = end(&now) ? until - now.cost_ns : clock_ns(CLOCK_MONOTONIC);
     if (self->loads) {
         PyObject *loading = PyObject_GetAttr(HAS(gates), n_loading);
         Py_XDECREF(loading);
         if (!loading || (loading != Py_None && done(PyObject_CallObject(HAS(sent), OF_FRAME(frame, call)))))
             mishap(&now, place);
     }
-    if (here && add_cost(OF_FRAME(frame, probe), now.cost_ns + clock_ns(CLOCK_MONOTONIC) - since))
+    if (add_cost(OF_FRAME(frame, probe), clock_ns(CLOCK_MONOTONIC) - since))
         mishap(&now, place);
     Py_XDECREF(now.op);
     Py_DECREF(frame);
