@@ -1,7 +1,7 @@
 """A folder shared by the recordings of many processes, kept within a size limit.
 
 Beside the parts of a run lies a lock file, held as long as its process lives and marked if the run
-has a finding. Whole runs are removed, least recently written first, and only if their lock file
+has a finding. Whole runs are removed, the one whose last event is oldest first, and only if their lock file
 exists, is free and unmarked. So a run is never removed while it is being written, if somebody may
 want to examine it, or if it was copied here by hand.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hicache_dbg.exporters.descriptors import Opened, opened, there
 from hicache_dbg.exporters.recording_format import recordings_in, run_of
+from hicache_dbg.exporters.recording_stamps import oldest_first
 from hicache_dbg.tracer.events import Event, Finding
 
 __all__ = ["Tenant", "prune"]
@@ -109,8 +110,10 @@ def prune(folder: Path, most_bytes: float) -> list[str]:
         except FileNotFoundError:  # another process removed it meanwhile
             continue
     sizes = {run: sum(found.st_size for _, found in parts) for run, parts in runs.items()}
-    total, gone = sum(sizes.values()), []
-    for run in sorted(runs, key=lambda run: max(found.st_mtime for _, found in runs[run])):
+    total, gone = sum(sizes.values()), list[str]()
+    if total <= most_bytes:
+        return gone
+    for run in oldest_first({run: [path for path, _ in parts] for run, parts in runs.items()}):
         if total <= most_bytes:
             break
         with _let_go(folder, run) as free:

@@ -18,6 +18,7 @@ __all__ = [
     "SUFFIX",
     "Header",
     "RecordingError",
+    "opened_recording",
     "read",
     "read_header",
     "recordings_in",
@@ -96,7 +97,7 @@ def read_header(path: Path) -> Header:
                 f"cannot read {path}: a recording is read more than once, and this is a pipe or a device: "
                 "write it to a file first"
             )
-        with _open(path) as file:
+        with opened_recording(path) as file:
             first = file.readline()
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
@@ -122,7 +123,7 @@ def read_header(path: Path) -> Header:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
+def opened_recording(path: Path) -> Iterator[IO[bytes]]:
     """Open a recording, decompressing it if necessary."""
     if path.suffix != PACKED:
         with path.open("rb") as file:
@@ -143,7 +144,7 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
 def _events(path: Path, say: Callable[[str], None]) -> Iterator[Event]:
     decoder = msgspec.json.Decoder(Event)
-    with _open(path) as file:
+    with opened_recording(path) as file:
         file.readline()
         for number, text in enumerate(file, start=2):
             try:

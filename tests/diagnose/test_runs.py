@@ -5,7 +5,7 @@ import re
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.diagnose.test_compare import BROKEN, MENDED
 
 from hicache_dbg.exporters.recording_format import FORMAT, Header
+from hicache_dbg.exporters.recording_part import compressor, pack
 from hicache_dbg.tracer.cli import diagnose
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.diagnose import runs as diagnose_runs
@@ -60,16 +61,35 @@ def test_parts_of_one_recording_are_one_run(tmp_path: Path) -> None:
     assert (set(run.files), run.began_ns, run.ended_ns) == (set(parts), 1, 23)
 
 
-def test_a_last_event_longer_than_the_end_that_is_looked_at(tmp_path: Path) -> None:
-    """If the last event is longer than the tail that is read, the file's modification time is used."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_run_ends_with_its_last_event_whatever_was_done_to_the_file(
+    tmp_path: Path, packed: bool
+) -> None:
+    """A copy is as new as its events, even if the last one is longer than the tail that is read."""
     large = msgspec.structs.replace(
         next(event for event in MENDED if isinstance(event, Copied)),
         host_pages=tuple(range(20_000)),
     )
     file = recording(tmp_path, "killed", 10, 20, [*MENDED, large])
+    if packed:
+        file = pack(file, compressor())
     os.utime(file, ns=(5000, 5000))
     (run,) = runs_of([file])
-    assert (run.began_ns, run.ended_ns) == (10, 5000)
+    assert (run.began_ns, run.ended_ns) == (10, 20)
+
+
+def test_a_compressed_part_that_is_cut_short_ends_with_what_can_be_read(tmp_path: Path) -> None:
+    """Its reader says that it is damaged; which run it belongs to is still known."""
+    copy = next(event for event in MENDED if isinstance(event, Copied))
+    pages = iter(range(10**9, 10**12, 123_456_789))
+    large = [
+        msgspec.structs.replace(copy, host_pages=tuple(islice(pages, 700)), time_ns=n)
+        for n in range(11, 90)
+    ]
+    file = pack(recording(tmp_path, "r", 10, 90, large), compressor())
+    file.write_bytes(file.read_bytes()[:-9])
+    (run,) = runs_of([file])
+    assert (run.began_ns, run.ended_ns) == (10, 10)
 
 
 @pytest.mark.parametrize("options", [(), ("--together",)])

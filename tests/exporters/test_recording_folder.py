@@ -14,7 +14,14 @@ from tests.exporters.samples import copied, finding, started
 
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
 from hicache_dbg.exporters.recording_folder import Tenant, prune
-from hicache_dbg.exporters.recording_format import read, recordings_in, run_of
+from hicache_dbg.exporters.recording_format import (
+    SUFFIX,
+    Header,
+    read,
+    recordings_in,
+    run_of,
+)
+from hicache_dbg.exporters.recording_part import compressor, pack
 from hicache_dbg.tracer.events import Copied, Event, Finding
 
 PART = 4096
@@ -57,15 +64,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def record(folder: Path, run_id: str, events: Sequence[Event], age_s: float) -> None:
-    """Write a run that ended so many seconds ago."""
+    """Write a run that ended so many seconds ago, and touch its files in the opposite order."""
     tenant = Tenant(folder, 1e12)
     sink = RecordingSink(folder, run_id, rotation=Rotation(PART), tenant=tenant)
+    then = time.time_ns() - int(age_s * 1e9)
     for event in events:
-        sink.emit([event])
+        sink.emit([msgspec.structs.replace(event, time_ns=then)])
     sink.close()
-    then = time.time() - age_s
-    for path in folder.glob(f"{run_id}.*"):
-        os.utime(path, (then, then))
+    for path in folder.glob(f"{run_id}.*{SUFFIX}"):
+        _begun(path, time_ns=then, boot_id="")
+        os.utime(path, (age_s, age_s))
+
+
+def _begun(path: Path, **clocks: int | str) -> None:
+    """Change when a recording says that it was begun."""
+    header, _, rest = path.read_bytes().partition(b"\n")
+    began = msgspec.structs.replace(msgspec.json.decode(header, type=Header), **clocks)
+    path.write_bytes(msgspec.json.encode(began) + b"\n" + rest)
 
 
 def runs(folder: Path) -> set[str]:
@@ -86,6 +101,27 @@ def test_ended_runs_go_oldest_first_until_the_rest_fits(tmp_path: Path) -> None:
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"run1"}
     assert prune(tmp_path, NO_ROOM) == ["run1"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_age_of_a_run_is_what_its_last_readable_part_says(tmp_path: Path) -> None:
+    """A compressed part is as old as its begin; a file that cannot be read, as its last change."""
+    for run_id, age in (("packed", 30.0), ("plain", 20.0), ("torn", 10.0)):
+        record(tmp_path, run_id, [started()], age)
+    pack(tmp_path / "packed.0000.jsonl", compressor())
+    torn = tmp_path / "torn.0000.jsonl"
+    torn.write_bytes(b"{")
+    now = time.time()
+    os.utime(torn, (now, now))
+    assert prune(tmp_path, NO_ROOM) == ["packed", "plain", "torn"]
+
+
+def test_a_clock_that_was_set_back_makes_no_run_older(tmp_path: Path) -> None:
+    """Runs of one boot are ordered by the machine's own clock."""
+    for number, age in enumerate((10.0, 99.0)):
+        record(tmp_path, f"run{number}", [started()], age)
+        (path,) = tmp_path.glob(f"run{number}.*{SUFFIX}")
+        _begun(path, boot_id="boot", boot_ns=(number + 1) * 10**9)
+    assert prune(tmp_path, NO_ROOM) == ["run0", "run1"]
 
 
 def test_what_may_be_wanted_stays(tmp_path: Path, start: Start) -> None:

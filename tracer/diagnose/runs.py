@@ -6,14 +6,15 @@ machine's own clock tells the order.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hicache_dbg.exporters.recording_format import RecordingError, read_header, run_of
+from hicache_dbg.exporters.recording_stamps import Stamp, began, ends_of, steps
 from hicache_dbg.tracer.diagnose.places import files_at
-from hicache_dbg.tracer.diagnose.stamps import Stamp, ends_of, steps
 
 __all__ = ["Run", "chosen_at", "runs_of"]
 
@@ -85,22 +86,37 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
 
 def _by_process(files: Sequence[Path]) -> list[Run]:
     """Return each process's recording, which may have several parts."""
-    parts: defaultdict[tuple[Path, str], list[Path]] = defaultdict(list)
-    stamps: dict[Path, tuple[Stamp, Stamp, Stamp]] = {}
+    parts: defaultdict[tuple[Path, str], dict[Path, Stamp]] = defaultdict(dict)
     for file in files:
-        try:
-            stamps[file] = ends_of(file)
-        except (FileNotFoundError, RecordingError):
-            if file.exists():
-                raise
-            continue  # its writer has removed it meanwhile, to make room
-        parts[file.parent, run_of(file)].append(file)
-    ahead = steps(known for _, known, _ in stamps.values())
+        with _may_go(file):
+            parts[file.parent, run_of(file)][file] = began(file)
+    ends: dict[tuple[Path, str], tuple[Stamp, Stamp]] = {}
+    for run, own in parts.items():
+        last = max(own, key=lambda file: (own[file].boot_ns, own[file].wall_ns))
+        ends[run] = own[last], own[last]
+        with _may_go(last):
+            ends[run] = ends_of(last)[1:]
+    ahead = steps(
+        [
+            *(stamp for own in parts.values() for stamp in own.values()),
+            *(known for known, _ in ends.values()),
+        ]
+    )
     return [
         Run(
             tuple(own),
-            min(stamps[file][0].corrected_ns(ahead) for file in own),
-            max(stamps[file][2].corrected_ns(ahead) for file in own),
+            min(stamp.corrected_ns(ahead) for stamp in own.values()),
+            ends[run][1].corrected_ns(ahead),
         )
-        for own in parts.values()
+        for run, own in parts.items()
     ]
+
+
+@contextmanager
+def _may_go(file: Path) -> Iterator[None]:
+    """Pass over a file that its writer has removed meanwhile, to make room."""
+    try:
+        yield
+    except (FileNotFoundError, RecordingError):
+        if file.exists():
+            raise
