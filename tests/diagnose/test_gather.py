@@ -31,7 +31,7 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.gather import gather
 from hicache_dbg.tracer.diagnose.journal import JournalError, JournalSource
 from hicache_dbg.tracer.diagnose.places import recordings_at
-from hicache_dbg.tracer.events import Event, Op, SkipReason
+from hicache_dbg.tracer.events import Event, Health, Op, SkipReason
 
 LOAD = {"op": Op.LOAD, "witnessed": 0, "skipped": {}}
 
@@ -174,6 +174,28 @@ def test_processes_of_one_rank_are_told_apart_in_the_journal(tmp_path: Path) -> 
         with Database(source) as database:
             found = gather(database)
         assert [word.events for word in found.last_words] == ([5, 9] if writer else [9])
+
+
+def test_entries_of_one_microsecond_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """What the journal wrote later is later, in whatever order its query prints the entries."""
+    entries = tmp_path / "entries"
+    words = [health(events=n, copies=0, dropped={}) for n in range(8, 24)]
+    lines = [
+        msgspec.json.encode(
+            {
+                "__CURSOR": f"s=5e1;i={number:x};b=b0;m=1e;t=1;x=2",
+                "__REALTIME_TIMESTAMP": "1",
+                "__MONOTONIC_TIMESTAMP": "30",
+                **fields(word),
+            }
+        )
+        for number, word in enumerate(words, start=8)  # from 8 to 17 in hexadecimal
+    ]
+    for order in (lines, lines[::-1], sorted(lines)):
+        entries.write_bytes(b"\n".join(order))
+        with Database(JournalSource([sys.executable, "-c", SHOW, str(entries)], print)) as database:
+            found = [event for event in database.rare() if isinstance(event, Health)]
+        assert [word.events for word in found] == [word.events for word in words]
 
 
 @pytest.mark.parametrize("name", ["run.gz", "run.jsonl.zst"])

@@ -53,14 +53,18 @@ _DERIVED = {
 _WRITER = ("_BOOT_ID", "_SYSTEMD_INVOCATION_ID", "_PID")
 #: A clock that nobody sets, in microseconds since the boot.
 _SINCE_BOOT = "__MONOTONIC_TIMESTAMP"
-#: Rare events, one process after the other, each in the order in which it wrote.
+#: Holds the number that journald gave an entry when it wrote it, as ``;i=1f;`` in hexadecimal.
+_CURSOR = "__CURSOR"
+#: Rare events, one process after the other, each in the order in which it wrote. Entries of one
+#: microsecond have only their numbers to tell their order.
 _BY_PROCESS = f"""
     SELECT {_RECORD}, process FROM (
         SELECT {_RECORD}, concat_ws('/', {", ".join(_WRITER)}) AS process,
                TRY_CAST({_SINCE_BOOT} AS BIGINT) AS since_boot,
+               lpad(regexp_extract({_CURSOR}, ';i=([0-9a-f]+)', 1), 16, '0') AS number,
                TRY_CAST(__REALTIME_TIMESTAMP AS BIGINT) AS time
         FROM entries WHERE {_RECORD} IS NOT NULL)
-    ORDER BY min(time) OVER (PARTITION BY process), process, since_boot
+    ORDER BY min(time) OVER (PARTITION BY process), process, since_boot, number
 """  # noqa: S608 - nothing of it comes from outside
 _FIELDS = sorted(
     {
@@ -130,7 +134,7 @@ class JournalSource:
             )
         fields = ", ".join(
             f"{name}: '{'JSON' if name in _REPEATED else 'VARCHAR'}'"
-            for name in ("__REALTIME_TIMESTAMP", _SINCE_BOOT, *_FIELDS)
+            for name in ("__REALTIME_TIMESTAMP", _SINCE_BOOT, _CURSOR, *_FIELDS)
         )
         database.sql(
             f"CREATE VIEW entries AS SELECT * FROM read_json({listed([str(entries)])}, "  # noqa: S608 - a path of ours
