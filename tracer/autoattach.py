@@ -7,14 +7,12 @@ the host itself imports a module that defines pools.
 import atexit
 import sys
 from collections.abc import Callable
-from multiprocessing import util
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import wrapt
-
 from hicache_dbg.tracer.saying import say
+from hicache_dbg.tracer.words import failure
 
 if TYPE_CHECKING:
     from hicache_dbg.tracer.runtime import Runtime
@@ -34,26 +32,33 @@ _state: dict[str, "Runtime | bool | None"] = {
 
 
 def install() -> None:
-    """Register the post-import hooks if the gate is set.
+    """Register the post-import hooks, or start the listener, as the gate says.
 
-    Report a bad value in one line on stderr.
+    Report in one line on stderr what is wrong with the gate, or why it cannot be followed.
     """
-    from hicache_dbg.tracer.settings import Gate, Settings, SettingsError
+    from hicache_dbg.tracer.settings import SettingsError
 
     try:
-        settings = Settings.from_environ()
+        _follow_the_gate()
     except SettingsError as error:
         say(f"{error}; tracing stays off")
-        return
-    if settings.gate is Gate.OFF:
-        return
-    if settings.gate is Gate.ARMED:
+    except Exception as error:  # noqa: BLE001 - the host's import must not fail for our sake
+        say(f"cannot start: {failure(error)}; tracing stays off")
+
+
+def _follow_the_gate() -> None:
+    from hicache_dbg.tracer.settings import Gate, Settings
+
+    gate = Settings.from_environ().gate
+    if gate is Gate.ARMED:
         from hicache_dbg.tracer.switch.listener import listen
 
         listen(_answer)
-        return
-    for name in _pool_modules():
-        wrapt.register_post_import_hook(_attach, name)
+    if gate is Gate.ON:
+        import wrapt  # no process needs it whose gate is off or armed
+
+        for name in _pool_modules():
+            wrapt.register_post_import_hook(_attach, name)
 
 
 def _pool_modules() -> list[str]:
@@ -104,10 +109,12 @@ def _attach(module: ModuleType) -> None:
 
         runtime = Runtime.start(Settings.from_environ())
     except Exception as error:  # noqa: BLE001 - the host's import must not fail for our sake
-        say(f"cannot start: {type(error).__name__}: {error}; tracing stays off")
+        say(f"cannot start: {failure(error)}; tracing stays off")
         return
     finally:
         _state["starting"] = False
+    from multiprocessing import util
+
     _state["runtime"] = runtime
     atexit.register(runtime.stop)
     # A process forked by multiprocessing exits without running atexit handlers.
@@ -128,4 +135,6 @@ def _half_imported(module: ModuleType) -> bool:
 
 
 def _stop_with_the_child(runtime: "Runtime") -> None:
+    from multiprocessing import util
+
     util.Finalize(None, runtime.stop, exitpriority=0)

@@ -84,7 +84,7 @@ class Beside:
         """Finish the copies: the call is over, and the operation still owns the pages."""
         now = time.time_ns()
         for one in followed:
-            one.time_ns, one.duration_us, one.status = now, duration_us, status
+            one.duration_us, one.status = duration_us, status
             try:
                 if one.watched:
                     for part in one.watched:
@@ -96,6 +96,7 @@ class Beside:
             except Exception as error:  # noqa: BLE001 - what is not there vouches for nothing
                 one.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record("digest/join", error)
+            one.time_ns = now  # last: the mark of a copy that was handed in
             if not self._bus.push(one):
                 with self._errors.at("digest/drop"):
                     one.drop()

@@ -6,10 +6,8 @@ each sink's outbox. The host's threads never wait for the bus.
 """
 
 import math
-import os
 import threading
 import time
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import Protocol, runtime_checkable
 from hicache_dbg.tracer.boot import boot_ns
 from hicache_dbg.tracer.collapse import FindingCollapser
 from hicache_dbg.tracer.events import Copied, Event, Finding, Health
+from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.outbox import Outbox
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.sink import Sink
@@ -118,9 +117,12 @@ class Bus:
         self._prepare = prepare
         self.closed = False
         self._begin()
-        # A forked child has no threads and must not deliver the parent's records.
-        reference: weakref.ref[Bus] = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _restart_in_child(reference))
+        after_fork(self._begin_in_child)
+
+    def _begin_in_child(self) -> None:
+        """Start anew: a forked child has no threads and must not deliver the parent's records."""
+        if not self.closed:
+            self._begin()
 
     def _begin(self) -> None:
         self._ring: deque[Record] = deque()
@@ -329,9 +331,3 @@ class _Ready:
 
     def events(self) -> Iterable[Event]:
         return (self.event,)
-
-
-def _restart_in_child(reference: "weakref.ref[Bus]") -> None:
-    bus = reference()
-    if bus is not None and not bus.closed:
-        bus._begin()  # noqa: SLF001 - the hook is a method that must not keep the bus alive

@@ -1,5 +1,6 @@
 """Which copies are traced, and their records: opened before a copy, handed to the bus after it."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,7 @@ from hicache_dbg.tracer.digest.tiles import DigestRefusedError
 from hicache_dbg.tracer.events import Event, Op, SkipReason
 from hicache_dbg.tracer.following import Watcher, parts_of
 from hicache_dbg.tracer.mirror import Copy
-from hicache_dbg.tracer.record import POINTS, Copies, CopyRecord, Digester, Noted
+from hicache_dbg.tracer.record import POINTS, Copies, CopyRecord, Digester, Followed, Noted
 from hicache_dbg.tracer.sampling import chosen
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Checksum, Settings
@@ -132,11 +133,29 @@ class OpenRecords(ByCall):
                 record.skip = SkipReason.INTERNAL_ERROR
                 self._errors.record("digest/watch", error)
 
-    def _append(self, records: Sequence[CopyRecord], duration_us: float, status: str) -> None:
+    def _append(
+        self, records: Sequence[CopyRecord | Followed], duration_us: float, status: str
+    ) -> None:
         now = time.time_ns()
         for record in records:
-            record.time_ns = now
             record.duration_us = duration_us
             record.status = status
+            record.time_ns = now  # last: the mark of a record that was handed in
             if not self._bus.push(record):
                 record.drop()
+
+    def _cut_short(
+        self, records: Sequence[CopyRecord | Followed], status: str, error: BaseException
+    ) -> bool:
+        """Hand in what ``error`` kept from being handed in: the bytes moved, and nothing vouches for them.
+
+        Return whether the host goes on as if it had not been raised.
+        """
+        left = [record for record in records if not record.time_ns]
+        for record in left:
+            record.skip = record.skip or SkipReason.INTERNAL_ERROR
+            for part in record.watched or ():
+                with contextlib.suppress(Exception):  # counted already
+                    part.watch.finish()  # its room may not be used again while a device writes there
+        self._append(left, 0.0, status)
+        return self._errors.swallows("probe/after", error)

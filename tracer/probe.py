@@ -26,6 +26,7 @@ from hicache_dbg.tracer.record import (
 )
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Settings
+from hicache_dbg.tracer.words import failure
 
 __all__ = ["CopyRecord", "Digester", "Point", "Probe", "digest_tiles"]
 
@@ -183,13 +184,17 @@ class Probe(OpenRecords):
         try:
             call()
         except BaseException as error:
-            status = f"{type(error).__name__}: {error}"
+            status = failure(error)
             raise
         finally:
-            ended = time.perf_counter()
-            took = (ended - started) * 1e6
-            self._bus.push(Noted(self._noted, copies, time.time_ns(), took, status))
-            self.overhead_s += time.perf_counter() - ended
+            try:
+                ended = time.perf_counter()
+                took = (ended - started) * 1e6
+                self._bus.push(Noted(self._noted, copies, time.time_ns(), took, status))
+                self.overhead_s += time.perf_counter() - ended
+            except BaseException as error:
+                if not self._errors.swallows("probe/after", error):
+                    raise
 
     def _describe(self, now: _Operation) -> None:
         """Describe and begin an operation's copies unless that has been done."""
@@ -217,27 +222,30 @@ class Probe(OpenRecords):
         ``take`` digests by call what no device follows, once the bytes have arrived.
         """
         outer, now = self._under_way.now, _Operation(copies)
-        self._under_way.now = now
         status, started = "ok", time.perf_counter()
         try:
+            self._under_way.now = now
             call()
         except BaseException as error:
-            status = f"{type(error).__name__}: {error}"
+            status = failure(error)
             raise
         finally:
-            ended = time.perf_counter()
-            took = (ended - started) * 1e6
-            self._under_way.now = outer
-            self._describe(now)
-            if self._beside is not None and now.followed:
-                self._beside.over(now.followed, took, status)
-            elif now.records:
-                with self._errors.at("probe/after"):
+            try:
+                self._under_way.now = outer
+                ended = time.perf_counter()
+                took = (ended - started) * 1e6
+                self._describe(now)
+                if self._beside is not None and now.followed:
+                    self._beside.over(now.followed, took, status)
+                elif now.records:
                     if status == "ok":
                         take(now.records)
                     self._join(now.records)
                     self._append(now.records, took, status)
-            self.overhead_s += time.perf_counter() - ended
+                self.overhead_s += time.perf_counter() - ended
+            except BaseException as error:
+                if not self._cut_short([*now.followed, *now.records], status, error):
+                    raise
 
     def _by_call(self, record: CopyRecord) -> None:
         """Digest a copy that no device follows, while the operation still owns the pages."""
@@ -258,22 +266,27 @@ class Probe(OpenRecords):
         records = self._opened(self._described(copies))
         with self._errors.at("probe/before"):
             self._take(records, Point.SOURCE_BEFORE)
-        outer, self._under_way.now = self._under_way.now, _Operation(None, records)
+        outer, now = self._under_way.now, _Operation(None, records)
         started = time.perf_counter()
         status, ours = "ok", 0.0  # seconds the instrument spent inside the call
         try:
+            self._under_way.now = now
             ours = call(records)
         except BaseException as error:
-            status = f"{type(error).__name__}: {error}"
+            status = failure(error)
             raise
         finally:
-            ended = time.perf_counter()
-            self._under_way.now = outer
-            with self._errors.at("probe/after"):
+            # Not a context of ours: an interrupt on its way into one would lose the records.
+            try:
+                self._under_way.now = outer
+                ended = time.perf_counter()
                 if status == "ok":
                     after(records)
                     self._take(records, Point.SOURCE_AFTER)
                 self._join(records)
                 self._append(records, (ended - started - ours) * 1e6, status)
-            spent = time.perf_counter() - ended + ours + started - began
-            self.overhead_s += spent  # no call within the addition: other threads add here too
+                spent = time.perf_counter() - ended + ours + started - began
+                self.overhead_s += spent  # no call within the addition: other threads add here too
+            except BaseException as error:
+                if not self._cut_short(records, status, error):
+                    raise

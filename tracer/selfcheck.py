@@ -1,11 +1,15 @@
 """The tracer never breaks the host: its own failures are caught, counted and shown."""
 
+import contextlib
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+from hicache_dbg.tracer.forks import after_fork
+from hicache_dbg.tracer.words import failure
 
 __all__ = ["InternalErrors"]
 
@@ -21,12 +25,17 @@ class InternalErrors:
 
     def __init__(self, *, reraise: bool = False) -> None:
         self.reraise = reraise
+        self._begin()
+        after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may fail within it
 
     def at(self, place: str, lost: Callable[[], None] | None = None) -> "_Guard":
         """Return a context in which an exception is counted under ``place`` and swallowed.
 
+        An interrupt (``KeyboardInterrupt`` and its like) is counted too, and goes on to the host.
         ``lost`` is called if the body did not complete, for whatever reason.
         """
         return _Guard(self, place, lost)
@@ -37,13 +46,19 @@ class InternalErrors:
             self._counts[place] += 1
             first = self._counts[place] == 1
         if first:
-            _log.warning(
-                "hicache-dbg failed at %s: %s: %s (counted from now on, serving goes on)",
-                place,
-                type(error).__name__,
-                error,
-                exc_info=(_log.isEnabledFor(logging.DEBUG) and error) or None,
-            )
+            with contextlib.suppress(Exception):  # the host's handlers and filters may raise
+                _log.warning(
+                    "hicache-dbg %s at %s: %s (counted from now on, serving goes on)",
+                    "failed" if isinstance(error, Exception) else "was interrupted",
+                    place,
+                    failure(error),
+                    exc_info=(_log.isEnabledFor(logging.DEBUG) and error) or None,
+                )
+
+    def swallows(self, place: str, error: BaseException) -> bool:
+        """Count ``error``; return whether the host goes on as if it had not been raised."""
+        self.record(place, error)
+        return isinstance(error, Exception) and not self.reraise
 
     def counts(self) -> dict[str, int]:
         """Return the failures so far, by place."""
@@ -72,7 +87,4 @@ class _Guard:
             return False
         if self._lost is not None:
             self._lost()
-        if not isinstance(error, Exception):
-            return False
-        self._errors.record(self._place, error)
-        return not self._errors.reraise
+        return self._errors.swallows(self._place, error)

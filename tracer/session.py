@@ -14,6 +14,7 @@ from hicache_dbg.tracer.checks.registration import check_mirror
 from hicache_dbg.tracer.checks.shared_space import check_shared_space
 from hicache_dbg.tracer.digest.driver import beside_captures
 from hicache_dbg.tracer.events import Event, Finding, MirrorInfo, Started, Stated, Topic
+from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.host_budget import HostBudget
 from hicache_dbg.tracer.judge import Judge
 from hicache_dbg.tracer.mirror import MirrorViews
@@ -57,7 +58,8 @@ class Session:
         self._built: set[str] = set()
         self._first: Finding | None = None
         self._budget = HostBudget(settings.host_gb)
-        self._lock = threading.RLock()  # a signal's handler may switch tracing
+        self._unlock()
+        after_fork(self._unlock)
         #: Called on the bus's thread with each copy that was judged while tracing is on.
         self.on_judged: list[Callable[[CopyRecord], None]] = []
         #: Called on the bus's thread when the contents of pages are no longer known.
@@ -83,6 +85,9 @@ class Session:
             judge=self._judged,
             enforce=self.enforce,
         )
+
+    def _unlock(self) -> None:
+        self._lock = threading.RLock()  # a signal's handler may switch tracing
 
     def register(
         self,

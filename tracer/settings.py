@@ -5,12 +5,10 @@ which names the variable, the value and what is allowed.
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
@@ -128,6 +126,8 @@ class Listen(int):
 
 
 def _listen(text: str) -> Listen:
+    from ipaddress import ip_address  # few name an address
+
     address, _, port = text.rpartition(":")
     what = "a port from 0 to 65535, or ADDRESS:PORT such as 127.0.0.1:9464"
     bound = whole(0, 65535, what)(port)
@@ -228,6 +228,8 @@ def default_directory(environ: Mapping[str, str]) -> Path:
     try:
         return Path.home() / ".local" / "state" / "hicache-dbg"
     except RuntimeError:  # a container's user may have no home
+        import tempfile  # it imports a lot, and hardly anybody needs it
+
         return Path(tempfile.gettempdir()) / f"hicache-dbg-{os.getuid()}"
 
 

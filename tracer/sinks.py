@@ -116,11 +116,11 @@ def _watched(sink: Sink | None, health: Callable[[], Health]) -> None:
 
 def socket_answers(path: Path) -> bool:
     """Return whether something listens on the datagram socket at ``path``."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             probe.connect(str(path))
-        except OSError:
-            return False
+    except OSError:  # also if the process has no descriptor left
+        return False
     return True
 
 

@@ -1,8 +1,11 @@
-"""Format numbers for messages: with their noun, as ranges, as a whole set."""
+"""Format what messages are made of: numbers with their noun, ranges, whole sets, exceptions."""
 
 from collections.abc import Iterable
 
-__all__ = ["counted", "every", "named", "ranges"]
+__all__ = ["counted", "every", "failure", "named", "ranges"]
+
+#: Most characters of an exception's message that are kept.
+MOST_OF_A_MESSAGE = 1000
 
 
 def ranges(numbers: Iterable[int], *, most: int = 6) -> str:
@@ -32,6 +35,17 @@ def counted(count: int, what: str, spec: str = "") -> str:
 def every(count: int, what: str) -> str:
     """Format a whole set with its noun: ``the one tile``, ``all 9 tiles``."""
     return f"the one {what}" if count == 1 else f"all {counted(count, what)}"
+
+
+def failure(error: BaseException) -> str:
+    """Format an exception, whatever its class makes of itself: ``ValueError: no such page``."""
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except Exception as second:  # noqa: BLE001 - the host's own code
+        message = f"its message raises {type(second).__name__}"
+    cut = message[:MOST_OF_A_MESSAGE] + "..." if len(message) > MOST_OF_A_MESSAGE else message
+    return f"{name}: {cut}"
 
 
 def _noun(what: str, count: int) -> str:

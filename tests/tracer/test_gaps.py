@@ -205,7 +205,7 @@ def test_a_note_lost_between_a_kernel_and_its_copy_accuses_nobody(
     def seen(notes: Notes, *args: Any, **more: Any) -> None:
         if next(taken) == number:
             notes.lose()
-            notes.unsaid.clear()
+            notes.here.turns.clear()
         else:
             take(notes, *args, **more)
 

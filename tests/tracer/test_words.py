@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache_dbg.tracer.words import counted, every, named, ranges
+from hicache_dbg.tracer.words import counted, every, failure, named, ranges
 
 
 def test_numbers_are_shown_as_ranges() -> None:
@@ -43,3 +43,9 @@ def test_a_whole_set_of_one_is_not_all() -> None:
     """One is not called all."""
     assert every(1, "mirror") == "the one mirror"
     assert every(9, "copy") == "all 9 copies"
+
+
+def test_an_exception_is_written_with_its_class_and_at_most_so_much_of_its_message() -> None:
+    """A host's message may be as long as its data."""
+    assert failure(ValueError("no such page")) == "ValueError: no such page"
+    assert failure(ValueError("x" * 10**6)) == f"ValueError: {'x' * 1000}..."

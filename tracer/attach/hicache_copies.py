@@ -20,6 +20,7 @@ from hicache_dbg.tracer.attach.hicache_streams import current_work
 from hicache_dbg.tracer.attach.notes import Notes, Turn
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.words import failure
 
 if TYPE_CHECKING:
     from hicache_dbg.pools.controller import HiCacheController
@@ -121,7 +122,7 @@ class CopyNotes:
             try:
                 original(engine, op)
             except BaseException as error:
-                self._over(flight, f"failed: {error}")
+                self._over(flight, f"failed: {failure(error)}")
                 raise
             self._over(flight, op.status)
 
@@ -144,7 +145,7 @@ class CopyNotes:
             try:
                 original(engine, op, layer_done)
             except BaseException as error:
-                self._over(flight, f"failed: {error}")
+                self._over(flight, f"failed: {failure(error)}")
                 raise
             self._over(flight, op.status)
 
@@ -161,7 +162,7 @@ class CopyNotes:
         flight.arrived.append(layer)
         if not self._notes.ordered:
             return
-        unsaid = self._notes.unsaid
+        unsaid = self._notes.here.turns
         landing = unsaid[-1] if unsaid else None
         if isinstance(landing, _Landing) and landing.flight is flight:
             landing.layers.append(layer)
@@ -173,7 +174,7 @@ class CopyNotes:
             by, layers = access(f"return of {flight.what}"), tuple(flight.arrived)
             moment, actor = next(moments), self._actor()
             turn = partial(_over, self._books, flight, layers, status, by, moment, actor)
-            self._notes.unsaid.append(turn)  # its end is noted next
+            self._notes.here.turns.append(turn)  # its end is noted next
 
     # -- the end --------------------------------------------------------------------------------
 

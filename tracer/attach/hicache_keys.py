@@ -116,12 +116,14 @@ class KeyNotes:
         def insert(
             controller: "HiCacheController", tokens: "Tokens", device_pages: Ids
         ) -> "InsertResult":
-            ids = np.array(device_pages, np.int64).reshape(-1)
+            ids: Ids | None = None
             with self._notes.at("lifetimes/insert"):
+                ids = np.array(device_pages, np.int64).reshape(-1)
                 self._said(controller, tokens, ids)
             result = original(controller, tokens, device_pages)
-            with self._notes.at("lifetimes/insert"):
-                self._taken(controller, ids)
+            if ids is not None:
+                with self._notes.at("lifetimes/insert"):
+                    self._taken(controller, ids)
             return result
 
         return insert

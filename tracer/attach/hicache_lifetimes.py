@@ -49,17 +49,20 @@ class LifetimeAttachment:
         """Wrap what is not wrapped yet."""
         for part in (self._pages, self._copies, self._readers, self._streams, self._cuda):
             for owner, name, make in part.wrappers():
-                self._patches.replace(owner, name, make)
+                self._patches.replace(owner, name, self._notes.closely(make))
 
     def attach_controller(self, controller: type) -> None:
         """Wrap the controller's own methods.
 
         Separate, because its module may still be importing.
         """
-        self._patches.replace(controller, "close", self._copies.around_close)
-        self._patches.replace(controller, "match", self._keys.around_match)
-        self._patches.replace(controller, "insert", self._keys.around_insert)
-        self._patches.replace(controller, "load_back", self._keys.around_load_back)
+        for name, make in (
+            ("close", self._copies.around_close),
+            ("match", self._keys.around_match),
+            ("insert", self._keys.around_insert),
+            ("load_back", self._keys.around_load_back),
+        ):
+            self._patches.replace(controller, name, self._notes.closely(make))
 
     def detach(self) -> None:
         """Restore the engine's own functions."""

@@ -18,6 +18,7 @@ from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.ownership import Ownership, Pages
 from hicache_dbg.tracer.checks.pins import Handle
 from hicache_dbg.tracer.checks.violation import Access, Violation
+from hicache_dbg.tracer.forks import after_fork
 
 __all__ = ["PageNotes", "Together", "Wrappers"]
 
@@ -50,17 +51,13 @@ class Together:
         return True
 
     def __enter__(self) -> Self:
-        self._pages.together.now = self
+        self._pages.here.together = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pages.together.now = None
+        self._pages.here.together = None
         for call in self._calls:
             self._pages.take(*call)
-
-
-class _Now(threading.local):
-    now: Together | None = None
 
 
 class PageNotes:
@@ -69,11 +66,15 @@ class PageNotes:
     def __init__(self, notes: Notes, books: Callable[[], Books]) -> None:
         self._notes = notes
         self._books = books
-        self.together = _Now()
-        # One lock per allocator keeps its notes in the order of its calls. A single lock for all
-        # would make caches wait for each other, or for a thread that a forked child lacks.
-        self._locks: WeakKeyDictionary[PageAllocator, threading.RLock] = WeakKeyDictionary()
+        self.here = notes.here
+        self._unlock()
+        after_fork(self._unlock)  # a lock may be held by a thread that the child lacks
         self._pools: WeakKeyDictionary[PageAllocator, str] = WeakKeyDictionary()
+
+    def _unlock(self) -> None:
+        # One lock per allocator keeps its notes in the order of its calls. A single lock for all
+        # would make caches wait for each other.
+        self._locks: WeakKeyDictionary[PageAllocator, threading.RLock] = WeakKeyDictionary()
 
     def wrappers(self) -> Wrappers:
         """Yield the methods to replace."""
@@ -131,7 +132,7 @@ class PageNotes:
                         refused = False
                     finally:
                         with self._notes.at(place):
-                            together = self.together.now
+                            together = self.here.together
                             if together is not None and held and not refused:
                                 together.add(allocator, name, page_ids)
                             else:

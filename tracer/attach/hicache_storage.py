@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews, SpanIds
 from hicache_dbg.tracer.session import Session
 from hicache_dbg.tracer.settings import Checksum
+from hicache_dbg.tracer.words import failure
 
 __all__ = ["StorageAttachment"]
 
@@ -41,7 +43,8 @@ class StorageAttachment:
 
     A fetched page is compared with what this process stored under its key, or else with the digest
     in its record's header. For that the host memory is read again: by the fetching thread for small
-    operations, by the bus's thread for large ones.
+    operations, by the bus's thread for large ones. After a store that could not be recorded, what
+    was stored is forgotten.
     """
 
     def __init__(self, session: Session, views: Views, filled: Filled, asking: Asking) -> None:
@@ -53,6 +56,8 @@ class StorageAttachment:
         self._judge = StorageJudge(session)
         self._asked = threading.local()
         self._unread = UnreadPages(self._read)
+        self._lock = threading.Lock()
+        self._gap = False  # whether a store was not recorded
 
     def attach(self) -> None:
         """Wrap the engine's functions that are not wrapped yet."""
@@ -144,18 +149,18 @@ class StorageAttachment:
             return
         begun = time.perf_counter()
         record: StorageRecord | None = None
-        with session.errors.at("storage/before"):
+        with session.errors.at("storage/before", partial(self._lose, op)):
             record = self._open(engine, op)
         started, status = time.perf_counter(), "ok"
         try:
             call()
         except BaseException as error:
-            status = f"{type(error).__name__}: {error}"
+            status = failure(error)
             raise
         finally:
             ended = time.perf_counter()
             if record is not None:
-                with session.errors.at("storage/after"):
+                with session.errors.at("storage/after", partial(self._lose, op, record)):
                     self._close(engine, op, record, status, (ended - started) * 1e6)
             session.probe.overhead_s += time.perf_counter() - ended + started - begun
 
@@ -204,8 +209,17 @@ class StorageAttachment:
         record.let_go = self._let_go(engine, record)
         if not record.off:
             self._take(record)
+        with self._lock:
+            record.after_gap, self._gap = self._gap, False
         if not self._session.bus.push(record):
+            self._lose(op, record)
+
+    def _lose(self, op: StorageOp, record: StorageRecord | None = None) -> None:
+        """Note that ``op`` was not recorded: after a store, its keys may hold other contents."""
+        if record is not None:
             record.drop()
+        with self._lock:
+            self._gap = self._gap or op.kind == "store" or (record is not None and record.after_gap)
 
     def _let_go(self, engine: StorageEngine, record: StorageRecord) -> frozenset[int]:
         """Return the missing pages to excuse: the index forgot them too, or the store evicted meanwhile."""

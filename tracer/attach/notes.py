@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import Finding
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Settings
+
+if TYPE_CHECKING:
+    from hicache_dbg.tracer.attach.hicache_pages import Together
 
 __all__ = ["Desk", "Note", "Notes", "Turn"]
 
@@ -91,9 +94,16 @@ class Note:
         ]
 
 
-class _Unsaid(threading.local):
+class _Here(threading.local):
+    """What a thread has yet to note.
+
+    ``turns`` run with its next note, just before that note's own: effects that no other thread can
+    see before. ``together`` collects the holds of the operation that the thread begins or ends.
+    """
+
     def __init__(self) -> None:
         self.turns: list[Turn] = []
+        self.together: Together | None = None
 
 
 class Notes:
@@ -114,7 +124,7 @@ class Notes:
         self._numbers = count(1)
         self._gap, self._closed = 0, 0
         self._pid = os.getpid()
-        self._unsaid = _Unsaid()
+        self.here = _Here()
 
     def at(self, place: str) -> AbstractContextManager[object]:
         """Return a context for taking a note.
@@ -127,13 +137,30 @@ class Notes:
         """Record a gap: something happened that will not be noted."""
         self._gap = next(self._numbers)
 
-    @property
-    def unsaid(self) -> list[Turn]:
-        """Turns to run with the calling thread's next note, just before its own.
+    def closely(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return ``make``, whose replacement leaves a gap if an interrupt ends it.
 
-        For effects that no other thread can see before this thread's next noted action.
+        Nobody knows then whether the call was carried out: the interrupt may come behind it, on the
+        way to its note.
         """
-        return self._unsaid.turns
+
+        def made(original: Any) -> Any:
+            ours = make(original)
+
+            @wraps(ours)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return ours(*args, **kwargs)
+                except Exception:
+                    raise
+                except BaseException:
+                    self._gap = next(self._numbers)  # at once: others may take notes already
+                    self.here.turns, self.here.together = [], None
+                    raise
+
+            return call
+
+        return made
 
     def take(
         self,
@@ -147,7 +174,7 @@ class Notes:
 
         Its violations become findings on ``pool``.
         """
-        desk, unsaid = self._desk, self._unsaid.turns
+        desk, unsaid = self._desk, self.here.turns
         if unsaid:
             turn = partial(_in_turn, (*unsaid, turn))
             unsaid.clear()

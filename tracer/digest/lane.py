@@ -95,7 +95,9 @@ class Lane:
         self._plan = plan
         capacity, device = plan.capacity, plan.digester.device
         #: Pages, entries, generations, writes, and the verdicts on the pages.
-        self._lists = torch.full((5, capacity), -1, dtype=torch.int64, pin_memory=True)
+        self._lists = torch.full(
+            (5, capacity), -1, dtype=torch.int64, device="cpu", pin_memory=True
+        )
         lists = self._lists.numpy()
         self._pages, self._entries, self._generations, self._writes, self._verdicts = lists
         self._wanted: Wanted | None = None

@@ -126,7 +126,7 @@ class _Device:
         with torch.cuda.stream(stream):
             ids = torch.from_numpy(np.ascontiguousarray(pages)).to(self._digester.device)
             out = torch.empty(shape, dtype=torch.int64, device=self._digester.device)
-        host = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+        host = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=True)
         refused = self._digester.digest(
             view, tuple(layers), ids, first, last, out=out, stream=stream.cuda_stream
         )

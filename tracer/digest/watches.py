@@ -33,7 +33,7 @@ class Watches:
     def __init__(self, digester: LaunchMaker) -> None:
         self._digester = digester
         self._bus = torch.cuda.Stream(digester.device)
-        self._home = torch.empty(0, dtype=torch.int64, pin_memory=True)
+        self._home = torch.empty(0, dtype=torch.int64, device="cpu", pin_memory=True)
         self._books: dict[int, _Book] = {}  # by identity of the mirror: looked up at every copy
         self._lock = threading.Lock()
         #: The raw handle of the stream that digests operations concurrently with their copies.
@@ -104,7 +104,9 @@ class Watches:
     def _read(self, words: torch.Tensor, columns: int) -> npt.NDArray[np.int64]:
         """Read the first ``columns`` of ``words`` from the device; called on the bus's thread."""
         if self._home.numel() < words.numel():
-            self._home = torch.empty(words.numel(), dtype=torch.int64, pin_memory=True)
+            self._home = torch.empty(
+                words.numel(), dtype=torch.int64, device="cpu", pin_memory=True
+            )
         home = self._home[: words.numel()].view(words.shape)
         self._digester.send(home.data_ptr(), words.data_ptr(), words.numel(), self._bus.cuda_stream)
         self._bus.synchronize()

@@ -39,14 +39,16 @@ def listen(answer: Answer) -> None:
 
 
 def _start(answer: Answer) -> socket.socket | None:
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server: socket.socket | None = None
     try:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(address(os.getpid()))
         server.listen()
         _thread(_serve, server, answer)
     except (OSError, RuntimeError) as error:
         say(f"cannot listen for the switch: {error}; tracing stays off")
-        server.close()
+        if server is not None:
+            server.close()
         return None
     return server
 
