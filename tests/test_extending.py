@@ -15,7 +15,7 @@ NAMED = re.compile(r"`((?:\.\./)?[\w./]+/[\w./]*|[\w/]+\.(?:py|md|yml))`")
 def test_what_is_shown_works() -> None:
     """The blocks run as they stand, one after the other, and their assertions hold."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     shown: dict[str, object] = {"__name__": "extending"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), shown)  # noqa: S102 - the page's own code
