@@ -72,7 +72,8 @@ class HiCacheController:
     when all its bytes have arrived. Copies run on two worker threads; their errors surface in
     :meth:`wait_layer`, :meth:`flush` and :meth:`close`. Tokens are 1-D int32 or int64 arrays, page
     ids 1-D int64 arrays, timeouts are in seconds. A closed controller refuses new requests with
-    ``ValueError``.
+    ``ValueError``. In a forked child the cache is still the parent's: it refuses requests likewise,
+    and closing it does nothing.
 
     Args:
         pools: the group, or its mirrors with the anchor first.
@@ -169,7 +170,10 @@ class HiCacheController:
         Raises:
             TransferError: a load of the ticket failed.
             TimeoutError: the layer did not arrive within ``timeout`` seconds.
+            ValueError: this is a forked child, in which no load ends.
         """
+        if ticket.loads:
+            self._state.require_own()
         try:
             ticket.wait_layer(layer, timeout)
         except TransferError:
@@ -185,8 +189,10 @@ class HiCacheController:
 
         Raises:
             OutOfPages: all other pages are locked or in use.
+            ValueError: this is a forked child; the pages are the parent's.
         """
         with self._state.changed:
+            self._state.require_own()
             return self._state.alloc_device(pages, owner)
 
     def free_device(self, pages: npt.ArrayLike) -> None:
@@ -272,8 +278,10 @@ class HiCacheController:
         Raises:
             TransferError: a copy failed since the last flush.
             TimeoutError: copies are still in flight after ``timeout`` seconds.
+            ValueError: this is a forked child, in which no copy ends.
         """
         state = self._state
+        state.require_own()
         with state.changed:
             if not state.changed.wait_for(lambda: state.in_flight == 0, timeout):
                 raise TimeoutError(f"{state.in_flight} copies still under way after {timeout} s")
@@ -282,11 +290,13 @@ class HiCacheController:
         self._failures.report()
 
     def close(self) -> None:
-        """Finish all copies and stop the workers.
+        """Finish all copies and stop the workers. In a forked child, do nothing.
 
         Raises:
             TransferError: a copy failed and no caller has seen its error yet.
         """
+        if self._state.forked:  # copies, errors and the store are the parent's, and their locks too
+            return
         with self._state.changed:  # no caller is inside a method that would queue another copy
             self._state.closed = True
         self._backups.close()

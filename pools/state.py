@@ -3,17 +3,16 @@
 Unless stated otherwise, a method expects its caller to hold ``changed``.
 """
 
-import os
 from collections.abc import Callable
 from itertools import count
 from threading import Condition, RLock
 from typing import Literal
-from weakref import WeakSet
 
 import numpy as np
 
 from hicache_dbg.pools.allocator import OutOfPages, PageAllocator
 from hicache_dbg.pools.captures import guard_for
+from hicache_dbg.pools.forks import FORKED, left_to_parent
 from hicache_dbg.pools.geometry import IoBackend
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.indices import Ids
@@ -64,7 +63,7 @@ class CacheState:
         self.beside_captures = guard_for(group.mirrors[0].device.device)
         self._backend = backend
         self._op_ids = count(1)
-        _STATES.add(self)
+        left_to_parent(self)
 
     def leave_to_parent(self) -> None:
         """Close the cache in a forked child: its workers stayed with the parent.
@@ -74,13 +73,19 @@ class CacheState:
         self.changed = Condition(RLock())
         self.closed = self._forked = True
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child's copy of the parent's cache."""
+        return self._forked
+
+    def require_own(self) -> None:
+        """Raise ``ValueError`` if this is a forked child's copy of the parent's cache."""
+        if self._forked:
+            raise ValueError(f"the cache {FORKED}, as do its workers; open a new one here")
+
     def require_open(self) -> None:
         """Raise ``ValueError`` if the cache was closed: its workers take no more copies."""
-        if self._forked:
-            raise ValueError(
-                "the cache belongs to the process that this one was forked from, as do its workers; "
-                "open a new one here"
-            )
+        self.require_own()
         if self.closed:
             raise ValueError("the controller was closed: its workers are gone; open a new one")
 
@@ -174,14 +179,3 @@ class CacheState:
                 cached = np.concatenate([*ids, np.empty(0, dtype=np.int64)])
                 if not allocator.taken(cached).all():
                     raise AssertionError(f"a cached {name} page is free")
-
-
-_STATES: WeakSet[CacheState] = WeakSet()
-
-
-def _in_child() -> None:
-    for state in list(_STATES):
-        state.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -9,8 +9,9 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from hicache_dbg.pools.forks import FORKED, left_to_parent
 from hicache_dbg.pools.handover.errors import PeerLost
-from hicache_dbg.pools.handover.frames import FrameError, Frames
+from hicache_dbg.pools.handover.frames import MOST_BYTES, FrameError, Frames
 from hicache_dbg.pools.handover.messages import Beat, Message, decode, encode
 
 __all__ = ["SILENCE_S", "Channel", "same_host"]
@@ -18,13 +19,18 @@ __all__ = ["SILENCE_S", "Channel", "same_host"]
 #: A peer that is silent for this long is considered lost, in seconds.
 SILENCE_S = 20.0
 BEATS_A_SILENCE = 5
+#: Most bytes that wait for a peer to read. The ids of all pages of a large pool are a few megabytes.
+MOST_UNSENT_BYTES = 4 * MOST_BYTES
+#: How long the end of a channel waits for the peer to read the last messages, in seconds.
+LINGER_S = 1.0
 
 
 class Channel:
     """One end of a duplex pipe or a socket.
 
     Sends a heartbeat after a fifth of ``silence_s`` without other traffic. A closed peer is noticed
-    at once, a hanging one after ``silence_s``.
+    at once; a hanging one, or one that reads nothing, after ``silence_s``. Nothing here waits for the
+    peer to read: what its socket has no room for is written by a later :meth:`receive`.
 
     Attributes:
         is_open: The peer has not closed its end. It may be silent, or speak another format.
@@ -37,19 +43,31 @@ class Channel:
         self._frames = Frames(connection)
         self._sending = threading.Lock()
         self._mute = self._deaf = ""  # why nothing more can be sent, or understood
-        self._heard = self._said = self._kept = time.monotonic()
+        self._heard = self._said = self._kept = self._read = time.monotonic()
+        left_to_parent(self)
+
+    def leave_to_parent(self) -> None:
+        """Close a forked child's copy, which would keep the parent's death from the peer."""
+        self._sending = threading.Lock()
+        self._frames.drop()
+        self._mute, self.is_open = f"the channel {FORKED}", False
+        self._connection.close()
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises :class:`PeerLost` if the peer is gone or does not read."""
+        """Send a message, or queue it. Raises :class:`PeerLost` if the peer is gone or does not read."""
+        raw = encode(message)
         with self._sending:
             if self._mute:
                 raise PeerLost(self._mute)
+            if not self._frames.unsent:
+                self._read = time.monotonic()
+            self._frames.put(raw)
             try:
-                self._frames.write(encode(message), self.silence_s)
+                self._flush()
+                if (unsent := self._frames.unsent) > MOST_UNSENT_BYTES:
+                    raise TimeoutError(f"{unsent} bytes wait to be read")
             except OSError as error:
-                lost = PeerLost(self._mute) if self._mute else self._lost(error)
-                self._mute = str(lost)  # another message behind part of this one would be garbage
-                raise lost from error
+                raise self._muted(error) from error
         self._said = time.monotonic()
 
     def tell(self, message: Message) -> None:
@@ -64,6 +82,7 @@ class Channel:
             PeerLost: The other end is closed, or speaks another format. In the latter case later calls
                 return None until it is closed.
         """
+        self._continue()
         try:
             if self._deaf:
                 self._frames.drain(timeout)
@@ -80,7 +99,7 @@ class Channel:
         return message
 
     def keep(self) -> None:
-        """Send a heartbeat if one is due.
+        """Send a heartbeat if one is due, and what waits for the peer to read.
 
         Raises:
             PeerLost: The peer has gone silent or does not read. Time in which this end did not run, as
@@ -89,7 +108,13 @@ class Channel:
         now, beat_s = time.monotonic(), self.silence_s / BEATS_A_SILENCE
         paused_s = max(0.0, now - self._kept - beat_s)
         self._heard, self._kept = min(now, self._heard + paused_s), now
-        if self._mute or now - self._said > beat_s:
+        self._read = min(now, self._read + paused_s)
+        self._continue()
+        waits = self._frames.unsent
+        if waits and now - self._read > self.silence_s:
+            with self._sending:
+                raise self._muted(TimeoutError(f"no message was read for {now - self._read:.1f} s"))
+        if self._mute or (now - self._said > beat_s and not waits):
             self.send(Beat())
         if now - self._heard > self.silence_s:
             raise PeerLost(
@@ -103,17 +128,52 @@ class Channel:
             return PeerLost("the other process is gone: its end of the channel is closed")
         return PeerLost(f"the other process does not listen: {type(error).__name__}: {error}")
 
+    def _muted(self, error: OSError) -> PeerLost:
+        """Send nothing more: another message behind part of one would be garbage (lock held)."""
+        self._frames.drop()
+        lost = PeerLost(self._mute) if self._mute else self._lost(error)
+        self._mute = str(lost)
+        return lost
+
+    def _flush(self) -> None:
+        """Write what the peer has room for (lock held)."""
+        if self._frames.flush():
+            self._read = time.monotonic()
+
+    def _continue(self) -> None:
+        """Write more of what waits; if the peer is gone, the next :meth:`keep` says so."""
+        if not self._frames.unsent:
+            return
+        with self._sending:
+            try:
+                self._flush()
+            except OSError as error:
+                self._muted(error)
+
+    def _linger(self, reason: str) -> None:
+        """Accept no more messages, and wait a moment until the peer has read the last ones."""
+        with self._sending:
+            self._mute = self._mute or reason
+        until = time.monotonic() + min(LINGER_S, self.silence_s)
+        while self._frames.unsent and (left := until - time.monotonic()) > 0:
+            with suppress(OSError):
+                self._frames.await_room(left)
+            self._continue()
+        with self._sending:
+            self._frames.drop()
+
     def hang_up(self, reason: str) -> None:
         """Stop sending, which the peer notices at once. Its messages are still received."""
-        self._mute = self._mute or reason
+        self._linger(reason)
         with suppress(OSError), _socket_of(self._connection) as same:  # it may be gone
             same.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close this end, which the peer notices."""
         self.is_open = False
-        self._mute = self._mute or "this end is closed"
-        self._connection.close()
+        self._linger("this end is closed")
+        with self._sending:  # nobody writes to a descriptor that is somebody else's by now
+            self._connection.close()
 
 
 def same_host(connection: Connection) -> bool:

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from hicache_dbg.pools.forks import FORKED, left_to_parent
 from hicache_dbg.pools.handover.errors import PeerLost, Refused
 from hicache_dbg.pools.handover.frames import POLL_S
 from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
@@ -23,6 +24,9 @@ Free = Callable[[Ids], None]
 
 class DecodeEnd:
     """Takes requests over. Every method is thread-safe, and only :meth:`wait` blocks.
+
+    In a forked child the handover is still the parent's: it refuses requests, and closing it does
+    nothing.
 
     When a request has landed, its pages belong to the engine again. The pages of a failed request
     stay in quarantine until prefill can no longer write them, and are then passed to ``free`` on the
@@ -54,7 +58,18 @@ class DecodeEnd:
         self._offers: dict[str, Offer] = {}
         self._granted: dict[int, Receiving] = {}
         self._held = Quarantine()
+        left_to_parent(self)
         self._pump = Pump(self.step, self._lose, "hicache-decode", link.device) if pump else None
+
+    def leave_to_parent(self) -> None:
+        """Give every request up in a forked child. Its pages are the parent's, and none is freed."""
+        self._changed = threading.Condition()
+        self.lost = f"the handover {FORKED}"
+        for receiving in self._waiting():
+            receiving.reason, receiving.state = self.lost, RecvState.FAILED
+        self._expected.clear()
+        self._granted.clear()
+        self._held.release_all()
 
     @property
     def link(self) -> Link:
@@ -86,6 +101,8 @@ class DecodeEnd:
                 )
             self._expected[request] = receiving
             offer = self._offers.pop(request, None)
+            if offer is not None:
+                receiving.attempt, receiving.trace = offer.attempt, offer.trace
         if offer is not None:
             self._answer(receiving, offer)
         return receiving
@@ -203,20 +220,32 @@ class DecodeEnd:
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, Offer):
-            with self._changed:
-                receiving = self._expected.get(message.request)
-                if receiving is None:
-                    self._offers[message.request] = message
-            if receiving is not None:
-                self._answer(receiving, message)
+            self._offered(message)
         elif isinstance(message, Ended):
             self._ended(message)
         elif isinstance(message, Abort):
             self._withdrawn(message)
 
+    def _offered(self, offer: Offer) -> None:
+        """Answer an offer if its request is expected; keep it otherwise."""
+        name = offer.request
+        with self._changed:
+            receiving = self._expected.get(name)
+            twice = bool(receiving.attempt) if receiving is not None else name in self._offers
+            if not twice and receiving is None:
+                self._offers[name] = offer
+            elif not twice and receiving is not None:
+                receiving.attempt, receiving.trace = offer.attempt, offer.trace
+        if (
+            twice
+        ):  # two writes into one request's pages: the later one would land after the admission
+            reason = f"request {name} is offered already; give each a name of its own"
+            self._link.channel.tell(Abort(attempt=offer.attempt, reason=reason))
+        elif receiving is not None:
+            self._answer(receiving, offer)
+
     def _answer(self, receiving: Receiving, offer: Offer) -> None:
         """Grant pages for an offer, if both ends agree on the counts."""
-        receiving.attempt, receiving.trace = offer.attempt, offer.trace
         counts = (offer.pages, offer.tokens), (len(receiving.pages), receiving.tokens)
         if counts[0] != counts[1]:
             (pages, tokens), (ours, mine) = counts

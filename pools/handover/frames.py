@@ -4,6 +4,7 @@ import os
 import select
 import struct
 import time
+from collections import deque
 from multiprocessing.connection import Connection
 
 __all__ = ["MOST_BYTES", "POLL_S", "FrameError", "Frames"]
@@ -21,34 +22,62 @@ class FrameError(ValueError):
 
 
 class Frames:
-    """Reads and writes frames. One thread may read while another one writes."""
+    """Reads and writes frames. One thread may read while another one writes.
+
+    Writing never waits. Two ends that wait for room in each other's socket do not read meanwhile, and
+    would wait for ever.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         os.set_blocking(connection.fileno(), False)
         self._inbox = bytearray()
-        self._readable = select.poll()
-        self._readable.register(connection, select.POLLIN)
+        self._outbox: deque[memoryview] = deque()
+        self._ready = select.poll()
+        #: Bytes that the socket had no room for.
+        self.unsent = 0
 
-    def write(self, raw: bytes, seconds: float) -> None:
-        """Write one frame.
+    def put(self, raw: bytes) -> None:
+        """Queue one frame; :meth:`flush` writes it."""
+        self._outbox.append(memoryview(_LENGTH.pack(len(raw)) + raw))
+        self.unsent += _LENGTH.size + len(raw)
+
+    def flush(self) -> bool:
+        """Write as much as the socket has room for; return whether that was anything.
 
         Raises:
-            TimeoutError: The peer did not read it within ``seconds``; part of it may be written.
-            OSError: The connection is closed.
+            OSError: The connection is closed. Nothing is left to be written.
         """
-        left = memoryview(_LENGTH.pack(len(raw)) + raw)
-        until = time.monotonic() + seconds
-        while left:
-            try:
-                sent = os.write(self._connection.fileno(), left)
-            except BlockingIOError:
-                self._await_room(until - time.monotonic(), seconds)
-            else:
-                left = left[sent:]
+        outbox, wrote = self._outbox, False
+        try:
+            while outbox:
+                sent = os.write(self._connection.fileno(), outbox[0])
+                outbox[0], wrote = outbox[0][sent:], True
+                self.unsent -= sent
+                if not outbox[0]:
+                    outbox.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.drop()
+            raise
+        return wrote
+
+    def drop(self) -> None:
+        """Forget what is not written."""
+        self._outbox.clear()
+        self.unsent = 0
+
+    def await_room(self, seconds: float) -> None:
+        """Wait until the socket has room again, for at most ``seconds``."""
+        writable = select.poll()
+        writable.register(self._connection, select.POLLOUT)
+        writable.poll(seconds * 1e3)
 
     def read(self, seconds: float) -> bytes | None:
         """Return the next frame, or None if it is not complete within ``seconds``.
+
+        Returns early if there is room for what is not written yet.
 
         Raises:
             EOFError: The peer closed the connection.
@@ -82,10 +111,13 @@ class Frames:
     def _fill(self, seconds: float) -> bool:
         """Receive what arrives within ``seconds``; return whether anything did."""
         number = self._connection.fileno()
-        if 0.0 < seconds < POLL_S and not self._readable.poll(0):
+        events = select.POLLIN | select.POLLOUT if self.unsent else select.POLLIN
+        self._ready.register(number, events)
+        if 0.0 < seconds < POLL_S and not self._ready.poll(0):
             time.sleep(seconds)  # what arrives meanwhile is seen at its end
             seconds = 0.0
-        if not self._readable.poll(max(0.0, seconds) * 1e3):
+        ready = self._ready.poll(max(0.0, seconds) * 1e3)
+        if not ready or ready[0][1] == select.POLLOUT:
             return False
         try:
             received = os.read(number, CHUNK)
@@ -95,9 +127,3 @@ class Frames:
             raise EOFError
         self._inbox += received
         return True
-
-    def _await_room(self, left: float, seconds: float) -> None:
-        writable = select.poll()
-        writable.register(self._connection, select.POLLOUT)
-        if left <= 0 or not writable.poll(left * 1e3):
-            raise TimeoutError(f"no message was read for {seconds:g} s")

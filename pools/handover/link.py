@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 
 import torch
@@ -10,10 +11,10 @@ import torch
 from hicache_dbg.pools.captures import guard_for
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.channel import SILENCE_S, Channel, same_host
-from hicache_dbg.pools.handover.contract import Fields, contract_of, require_same
-from hicache_dbg.pools.handover.errors import HandoverError, PeerLost
+from hicache_dbg.pools.handover.contract import ABSENT, Fields, contract_of, require_same
+from hicache_dbg.pools.handover.errors import ContractRefused, HandoverError, PeerLost
 from hicache_dbg.pools.handover.messages import Hello
-from hicache_dbg.pools.handover.planes import planes_of, regions_of
+from hicache_dbg.pools.handover.planes import Plane, planes_of, regions_of
 from hicache_dbg.pools.handover.wire import NixlWire, Wire
 
 __all__ = ["IDLE_S", "Link", "Pump", "nixl_wire"]
@@ -70,6 +71,7 @@ class Link:
             self.channel.send(self.ours)
             hello = self._hello()
             require_same(*_ends(self.ours, hello))
+            _require_same_planes(self.ours, hello)
             self.wire.meet(hello.agent)
         except HandoverError:
             self.close()
@@ -116,6 +118,29 @@ def _ends(ours: Hello, theirs: Hello) -> tuple[Fields, Fields]:
             f"this end is {ours.role} and the other {theirs.role}, expected one each"
         )
     return ends["prefill"], ends["decode"]
+
+
+def _require_same_planes(ours: Hello, theirs: Hello) -> None:
+    """Refuse a peer that lists its tiles in another order: bytes would land in another tile's place.
+
+    Raises:
+        ContractRefused: With the first plane that differs.
+    """
+    ends = {hello.role: [_name_of(plane) for plane in hello.planes] for hello in (ours, theirs)}
+    found = (
+        (f"plane {number}", *pair)
+        for number, pair in enumerate(
+            zip_longest(ends["prefill"], ends["decode"], fillvalue=ABSENT)
+        )
+        if pair[0] != pair[1]
+    )
+    first = next(found, None)
+    if first is not None:
+        raise ContractRefused([first])
+
+
+def _name_of(plane: Plane) -> str:
+    return f"{plane.pool}.{plane.component} layer {plane.layer} of {plane.page_bytes} B"
 
 
 class Pump:

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from hicache_dbg.pools.forks import FORKED, left_to_parent
 from hicache_dbg.pools.handover.errors import HandoverError, PeerLost, Refused
 from hicache_dbg.pools.handover.link import IDLE_S, Link, Pump
 from hicache_dbg.pools.handover.messages import Abort, Ended, Landed, Message, Offer, Room, encode
@@ -24,6 +25,9 @@ WRITING_S = 0.0002
 
 class PrefillEnd:
     """Hands requests over. Every method is thread-safe, and only :meth:`wait` blocks.
+
+    In a forked child the handover is still the parent's: it refuses requests, and closing it does
+    nothing.
 
     Args:
         link: The connection to decode; its contract must be agreed on.
@@ -51,7 +55,16 @@ class PrefillEnd:
         self._attempts = count(1)
         self._changed = threading.Condition()
         self._sendings: dict[int, Sending] = {}
+        left_to_parent(self)
         self._pump = Pump(self.step, self._lose, "hicache-prefill", link.device) if pump else None
+
+    def leave_to_parent(self) -> None:
+        """Give every request up in a forked child; the parent goes on with them."""
+        self._changed = threading.Condition()
+        self.lost = f"the handover {FORKED}"
+        for sending in self._open():
+            sending.reason, sending.state = self.lost, SendState.FAILED
+        self._sendings.clear()
 
     @property
     def link(self) -> Link:
@@ -63,13 +76,24 @@ class PrefillEnd:
     def send(
         self, request: str, pages: Ids, tokens: int, trace: tuple[str, str] = ("", "")
     ) -> Sending:
-        """Offer a computed request. Its pages must not change until it is over."""
+        """Offer a computed request. Its pages must not change until it is over.
+
+        Raises:
+            PeerLost: The peer is gone.
+            ValueError: A page is none of this end's.
+        """
+        own = np.array(pages, np.int64)
+        most = self._link.ours.pages
+        outside = own[(own < 0) | (own >= most)]
+        if outside.size:
+            raise ValueError(
+                f"request {request}: {outside.size} of {own.size} pages, the first {outside[0]}, outside "
+                f"of this end's 0..{most - 1}"
+            )
         with self._changed:
             if self.lost:
                 raise PeerLost(self.lost)
-            sending = Sending(
-                next(self._attempts), request, np.asarray(pages, np.int64), tokens, trace
-            )
+            sending = Sending(next(self._attempts), request, own, tokens, trace)
             self._sendings[sending.attempt] = sending
         self.offer(sending)
         return sending
@@ -92,11 +116,10 @@ class PrefillEnd:
             HandoverError: The handover failed, or was aborted after ``timeout`` seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: sending.over, timeout):
-                self.abort(sending, f"not taken over within {timeout:g} s")
-                raise HandoverError(
-                    f"request {sending.request}: not taken over within {timeout:g} s"
-                )
+            over = self._changed.wait_for(lambda: sending.over, timeout)
+        if not over:
+            self.abort(sending, f"not taken over within {timeout:g} s")
+            raise HandoverError(f"request {sending.request}: not taken over within {timeout:g} s")
         if sending.state is SendState.FAILED:
             kind = PeerLost if self.lost else Refused
             raise kind(f"request {sending.request}: {sending.reason}")
@@ -198,7 +221,11 @@ class PrefillEnd:
         try:
             self.post(sending)
         except HandoverError as error:
-            self._torn(sending, str(error))
+            if sending.began:
+                self._torn(sending, str(error))
+            else:  # it could not be prepared: no byte has moved
+                sending.unwanted = str(error)
+                self._never(sending)
 
     def _look_after(self, sending: Sending) -> None:
         state = self._link.wire.state(sending.transfer)

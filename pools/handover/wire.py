@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from hicache_dbg.pools.forks import leak, left_to_parent
 from hicache_dbg.pools.handover.errors import HandoverError, NixlMissing
 from hicache_dbg.pools.handover.planes import Descriptors, merged
 
@@ -97,6 +98,12 @@ class NixlWire:
             self._memory = self._agent.register_memory(rows, kind)
         except Exception as error:
             raise NixlMissing(f"NIXL does not start: {type(error).__name__}: {error}") from error
+        left_to_parent(self)
+
+    def leave_to_parent(self) -> None:
+        """Leak a forked child's copy of the agent: it shares the parent's sockets and epoll instance."""
+        agent, self._agent = self._agent, None
+        leak(agent)
 
     @property
     def agent(self) -> bytes:

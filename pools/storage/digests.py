@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import xxhash
 
@@ -57,7 +58,10 @@ class Digests:
 
     def begin(self, payload: Payload) -> Job:
         """Queue ``payload`` for hashing."""
-        begun = None if self._threads is None else self._threads.submit(digest_of, payload)
+        begun = None
+        if self._threads is not None:
+            with suppress(RuntimeError):  # out of threads: the caller hashes
+                begun = self._threads.submit(digest_of, payload)
         return Job(payload, begun)
 
     def close(self) -> None:

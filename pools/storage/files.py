@@ -12,6 +12,7 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from threading import Lock
 
+from hicache_dbg.pools.forks import left_to_parent
 from hicache_dbg.pools.storage.file_io import (
     begins_in_memory,
     read_at_once,
@@ -45,6 +46,8 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 class FileStore:
     """Pages as files under ``folder``, bounded by ``max_bytes`` with LRU eviction. Thread-safe.
 
+    A forked child may go on with its copy, as any other process with a store of its own.
+
     A full disk evicts too. The bound covers the files that this process knows: those it found at
     the start, wrote or read.
 
@@ -69,6 +72,12 @@ class FileStore:
         for digit in "0123456789abcdef":
             (self.folder / digit).mkdir(parents=True, exist_ok=True)
         self._survey()
+        left_to_parent(self)
+
+    def leave_to_parent(self) -> None:
+        """Begin with a lock and a write-back thread of the forked child's own."""
+        self._lock = Lock()
+        self._write_back = WriteBack()
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,20 @@ class HeaderError(ValueError):
     """The bytes are not a header, or the header does not fit into ``HEADER_BYTES``."""
 
 
+class OtherFormatError(HeaderError):
+    """An intact header of another version, whose pages are not ours to remove."""
+
+    def __init__(self, got: int) -> None:
+        super().__init__(f"header: format {got}, expected {FORMAT}")
+        self.got = got
+
+
+class _Told(msgspec.Struct):
+    """What every version's header says."""
+
+    format: int = 0
+
+
 class ComponentFormat(msgspec.Struct, frozen=True, kw_only=True):
     """One component's share of the payload, in the layout of the host pool."""
 
@@ -76,6 +90,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         """Parse a header.
 
         Raises:
+            OtherFormatError: the header is intact and of another version.
             HeaderError: the bytes are not a header, or were modified.
         """
         if len(raw) < PRELUDE.size:
@@ -88,8 +103,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         if len(body) != length or got != digest:
             raise HeaderError(f"header digest {got:016x}, expected {digest:016x}")
         try:
+            told = msgspec.json.decode(body, type=_Told)
+            if told.format != FORMAT:
+                raise OtherFormatError(told.format)
             header = msgspec.json.decode(body, type=cls)
             int(header.digest or "0", 16)
+        except HeaderError:
+            raise
         except ValueError as error:  # the base class of msgspec's errors, too
             raise HeaderError(f"unreadable header: {error}") from error
         return header
@@ -102,7 +122,6 @@ _FIELDS = (
     ("model", PageState.MISKEYED),
     ("namespace", PageState.MISKEYED),
     ("tokens", PageState.MISKEYED),
-    ("format", PageState.MISKEYED),
     ("components", PageState.MISKEYED),
     ("nbytes", PageState.MISKEYED),
 )
@@ -119,6 +138,15 @@ def check(raw: bytes | bytearray | memoryview, wanted: Header, held: int) -> Pag
         )
     try:
         found = Header.decode(raw)
+    except OtherFormatError as error:
+        texts = f"{FORMAT}", f"{error.got}"
+        return PageResult(
+            PageState.MISKEYED,
+            "header: format differs",
+            expected=texts[0],
+            got=texts[1],
+            nbytes=held,
+        )
     except HeaderError as error:
         return PageResult(PageState.DAMAGED, str(error), nbytes=held)
     for name, state in _FIELDS:

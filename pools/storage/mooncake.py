@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hicache_dbg.pools.forks import FORKED, leak, left_to_parent
 from hicache_dbg.pools.storage.header import HEADER_BYTES
 from hicache_dbg.pools.storage.results import PageResult, PageState
 from hicache_dbg.pools.storage.store import Record
@@ -42,6 +43,8 @@ class MooncakeMissing(RuntimeError):  # noqa: N818 (a state of the machine, not 
 
 class MooncakeStore:
     """Pages as objects of a Mooncake Store, through a client in this process.
+
+    In a forked child the client is still the parent's: every page fails, and closing does nothing.
 
     Args:
         master: ``host:port`` of the master.
@@ -75,6 +78,7 @@ class MooncakeStore:
         self._out, self._in = (np.zeros((BATCH, HEADER_BYTES), np.uint8) for _ in range(2))
         self._out_lock, self._in_lock = Lock(), Lock()
         self._regions: list[int] = []
+        self._refusal = ""
         code = self._client.setup(host, metadata, segment_bytes, buffer_bytes, protocol, "", master)
         if code:
             raise OSError(
@@ -84,6 +88,15 @@ class MooncakeStore:
             )
         for headers in (self._out, self._in):
             self._register(headers.ctypes.data, headers.nbytes)
+        left_to_parent(self)
+
+    def leave_to_parent(self) -> None:
+        """Refuse everything in a forked child: the client's threads are not here."""
+        client, self._client = self._client, None
+        leak(client)
+        self._refusal = f"the client {FORKED}; open a store here"
+        self._out_lock, self._in_lock = Lock(), Lock()
+        self._regions.clear()
 
     def register(self, regions: Iterable[tuple[int, int]]) -> None:
         """Register host memory; if that is refused, pages are staged in the client's buffer."""
@@ -93,6 +106,9 @@ class MooncakeStore:
 
     def put(self, records: Iterable[Record]) -> Iterator[PageResult]:
         """Put the records in batches; an existing object stays as it is."""
+        if self._refusal:
+            yield from (PageResult(PageState.FAILED, self._refusal) for _ in records)
+            return
         source, limits = iter(records), chain(FIRST_BYTES, repeat(BATCH_BYTES))
         batch = _batch(source, next(limits))
         while batch:
@@ -104,6 +120,9 @@ class MooncakeStore:
 
     def get(self, records: Sequence[Record]) -> Iterator[PageResult]:
         """Get the records in batches."""
+        if self._refusal:
+            yield from (PageResult(PageState.FAILED, self._refusal) for _ in records)
+            return
         source = iter(records)
         while batch := _batch(source):
             yield from map(self._get_staged, batch) if self.fallback else self._get(batch)
@@ -114,6 +133,8 @@ class MooncakeStore:
         Raises:
             OSError: the master does not answer.
         """
+        if self._refusal:
+            raise OSError(errno.ENOTCONN, f"Mooncake Store: {self._refusal}")
         codes = self._client.batch_is_exist(list(names))
         bad = next((code for code in codes if code < 0), 0)
         if bad:
@@ -122,10 +143,13 @@ class MooncakeStore:
 
     def discard(self, name: str) -> None:
         """Remove an object, even if somebody holds a lease on it."""
-        self._client.remove(name, force=True)
+        if not self._refusal:
+            self._client.remove(name, force=True)
 
     def close(self) -> None:
         """Leave the store in bounded time; a client whose master is gone would wait for it."""
+        if self._refusal:
+            return
         for address in self._regions:
             self._client.unregister_buffer(address)
         self._regions.clear()

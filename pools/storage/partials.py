@@ -32,7 +32,8 @@ class Partial:
     def __init__(self, place: str) -> None:
         self._place = place
         for trial in range(1, _TRIALS + 1):
-            self._name = f"{place}.{_LIFE}.{next(_numbers)}{PARTIAL}"
+            # Forked children count from the same number.
+            self._name = f"{place}.{_LIFE}.{os.getpid()}.{next(_numbers)}{PARTIAL}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self.descriptor = os.open(self._name, flags, 0o644)
             if _is_ours(self.descriptor) or trial == _TRIALS:

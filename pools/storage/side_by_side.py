@@ -1,6 +1,7 @@
 """A parallel map over the caller and daemon threads, all of which end before it returns."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock, Thread
 from typing import TypeVar
 
@@ -12,6 +13,8 @@ R = TypeVar("R")
 
 def side_by_side(work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
     """Apply ``work`` to each item on ``threads`` threads, the caller included; results in item order.
+
+    Where no thread can be started, fewer do the work.
 
     After an exception no further item is started; the first one is raised once all threads ended.
     """
@@ -31,10 +34,13 @@ def side_by_side(work: Callable[[T], R], items: Sequence[T], threads: int) -> li
                 errors.append(error)
 
     others = [Thread(target=run, daemon=True) for _ in range(min(threads, len(items)) - 1)]
-    for other in others:
-        other.start()
+    started = list[Thread]()
+    with suppress(RuntimeError):  # out of threads
+        for other in others:
+            other.start()
+            started.append(other)
     run()
-    for other in others:
+    for other in started:
         other.join()
     if errors:
         raise errors[0]

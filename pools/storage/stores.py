@@ -80,9 +80,9 @@ class Stores:
         if not self._breaker.allows():
             self._stats.not_stored(PageState.UNAVAILABLE, host.size)
             return
-        keys = self._engine.keys(tokens)[-host.size :]
-        op = self._engine.op("store", keys, host, generations)
         try:
+            keys = self._engine.keys(tokens)[-host.size :]
+            op = self._engine.op("store", keys, host, generations)
             self._engine.store(op)
             failed = sum(not result.good for result in op.results)
         except Exception:  # noqa: BLE001 (whatever a store raises, the cache goes on without it)

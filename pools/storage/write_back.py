@@ -14,6 +14,8 @@ from typing import Any
 
 __all__ = ["WriteBack"]
 
+#: Most files that wait; each keeps a descriptor open, and a slow disk makes the call wait too.
+MOST_FILES = 64
 #: ``SYNC_FILE_RANGE_WRITE``: start writing dirty pages, without waiting.
 _WRITE = 2
 
@@ -29,14 +31,15 @@ class WriteBack:
 
     def begin(self, descriptor: int) -> None:
         """Make the kernel start writing an open file; the caller may close it right away."""
-        if self._begin is None:
+        if self._begin is None or self._files.qsize() >= MOST_FILES:
             return
-        with suppress(OSError):  # out of descriptors: skip it
+        with suppress(OSError, RuntimeError):  # out of descriptors or of threads: skip it
+            with self._lock:
+                if self._thread is None:
+                    thread = Thread(target=self._run, name="hicache-write-back", daemon=True)
+                    thread.start()
+                    self._thread = thread
             self._files.put(os.dup(descriptor))
-        with self._lock:
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="hicache-write-back", daemon=True)
-                self._thread.start()
 
     def _run(self) -> None:
         assert self._begin is not None  # noqa: S101 - checked before the thread starts

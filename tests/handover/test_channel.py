@@ -2,8 +2,10 @@
 
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import closing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -138,6 +140,62 @@ def test_an_end_that_hung_up_says_nothing_and_still_hears(
         peer.recv_bytes()
     peer.send_bytes(encode(Ended(attempt=1, reason="over")))
     assert channel.receive() == Ended(attempt=1, reason="over")
+
+
+@pytest.mark.parametrize(
+    "end", [lambda channel: channel.hang_up("enough"), Channel.close], ids=["hang_up", "close"]
+)
+def test_a_sender_to_a_peer_that_reads_nothing_never_waits(
+    end: Callable[[Channel], None],
+) -> None:
+    """Its messages are kept; the end of the channel waits for the peer a moment, and no sender with it."""
+    ours, theirs = Pipe()
+    channel, told = Channel(ours, 60.0), list[str]()
+    begun = threading.Semaphore(0)
+
+    def send() -> None:
+        try:
+            while True:
+                begun.release()
+                channel.send(Room(attempt=1, pages=tuple(range(9999))))
+                time.sleep(0.01)
+        except PeerLost as error:
+            told.append(str(error))
+
+    with closing(channel), theirs:
+        senders = [threading.Thread(target=send, daemon=True) for _ in range(2)]
+        for sender in senders:
+            sender.start()
+        for _ in range(50):  # the socket has room for seven
+            assert begun.acquire(timeout=10)
+        began = time.monotonic()
+        end(channel)
+        for sender in senders:
+            sender.join(10)
+        assert len(told) == 2
+        assert time.monotonic() - began < 10
+
+
+def test_what_the_peer_had_no_room_for_arrives_in_order_when_it_reads(
+    ends: tuple[Channel, Connection],
+) -> None:
+    """Whoever receives writes on; so does the end of the channel."""
+    channel, peer = ends
+    reader = Channel(peer, SILENCE_S)
+    said = [Room(attempt=number, pages=tuple(range(9999))) for number in range(100)]
+    for message in said:
+        channel.send(message)
+    assert channel._frames.unsent
+    got, closer = list[object](), threading.Thread(target=channel.hang_up, args=("enough",))
+    while len(got) < 50:
+        assert channel.receive() is None
+        got += [message for message in [reader.receive(0.01)] if message is not None]
+    closer.start()
+    while reader.is_open:
+        with suppress(PeerLost):
+            got += [message for message in [reader.receive(0.01)] if message is not None]
+    closer.join(10)
+    assert got == said
 
 
 def test_a_peer_that_talks_nonsense_keeps_its_pages_held_until_it_is_gone(handmade: Pair) -> None:

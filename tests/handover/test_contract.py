@@ -1,5 +1,6 @@
 """The contract is compared field by field before a byte moves, and refused with both values."""
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -53,6 +54,15 @@ def test_another_model_is_refused() -> None:
     assert [getattr(error, "differences", None) for error in agree(a, b)] == [
         (("model", "a", "b"),)
     ] * 2
+
+
+def test_another_order_of_the_tiles_is_refused() -> None:
+    """Tiles are paired by position: a peer of another version may list the same ones differently."""
+    a, b, _ = links(group_of(), group_of(), (HandWire(), HandWire()))
+    b.ours = msgspec.structs.replace(b.ours, planes=b.ours.planes[::-1])
+    for refused in agree(a, b):
+        assert isinstance(refused, ContractRefused)
+        assert "plane 0: prefill has mla.latent layer 0 of" in str(refused)
 
 
 @given(st.integers(1, 4), st.integers(1, 16), st.integers(1, 4), st.integers(0, 3))

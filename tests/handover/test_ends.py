@@ -2,9 +2,19 @@
 
 import numpy as np
 import pytest
-from tests.handover.pair import WAIT_S, HandWire, Pair, Write, arrived, handmade, pair, tokens_of
+from tests.handover.pair import (
+    WAIT_S,
+    HandWire,
+    Pair,
+    Write,
+    arrived,
+    handmade,
+    pair,
+    tokens_of,
+)
+from tests.pools.forking import FORKS, in_child
 
-from hicache_dbg.pools.handover.errors import PeerLost, Refused
+from hicache_dbg.pools.handover.errors import HandoverError, PeerLost, Refused
 from hicache_dbg.pools.handover.frames import POLL_S
 from hicache_dbg.pools.handover.messages import Beat, Ended, Message
 from hicache_dbg.pools.handover.requests import RecvState, SendState
@@ -43,6 +53,114 @@ def test_an_offer_may_come_before_it_is_expected(handmade: Pair) -> None:
     _wire(handmade).move_all()
     handmade.settle()
     assert (receiving.state, sending.state) == (RecvState.LANDED, SendState.DONE)
+
+
+def test_a_burst_that_no_socket_holds_goes_over() -> None:
+    """Offers fill one direction and rooms the other, and neither end waits for the other to read."""
+    many = 1200
+    with pair(by_hand=True, device_pages=many) as made:
+        wire = _wire(made)
+        expected = [made.decode.expect(f"r{at}", made.alloc(1), 4) for at in range(many)]
+        sendings = [made.prefill.send(f"r{at}", np.array([at]), 4) for at in range(many)]
+        assert made.prefill.link.channel._frames.unsent
+        for _ in range(4 * many):
+            made.prefill.step()
+            made.decode.step()
+            wire.move_all()
+        assert {receiving.state for receiving in expected} == {RecvState.LANDED}
+        assert {sending.state for sending in sendings} == {SendState.DONE}
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_request_that_is_offered_twice_is_written_once(handmade: Pair, before: bool) -> None:
+    """The second write would land in pages that are the engine's by then; the second offer is refused."""
+    sendings = []
+    if before:
+        sendings = [handmade.prefill.send("r", np.array([1, 2]), 8) for _ in range(2)]
+        handmade.settle()
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    sendings = sendings or [handmade.prefill.send("r", np.array([1, 2]), 8) for _ in range(2)]
+    handmade.settle()
+    assert len(_wire(handmade).writes) == 1
+    _wire(handmade).move_all()
+    handmade.settle()
+    assert (receiving.state, sendings[0].state) == (RecvState.LANDED, SendState.DONE)
+    with pytest.raises(Refused, match="request r is offered already"):
+        handmade.prefill.wait(sendings[1], 0.0)
+    assert not handmade.decode.receiving
+
+
+def test_pages_that_this_end_lacks_are_refused_at_once(handmade: Pair) -> None:
+    """Neither end gives the other up for a caller's mistake."""
+    with pytest.raises(
+        ValueError, match=r"1 of 2 pages, the first 99, outside of this end's 0..15"
+    ):
+        handmade.prefill.send("r", np.array([1, 99]), 8)
+    assert not handmade.prefill.lost
+
+
+def test_a_write_that_cannot_be_prepared_ends_its_request_alone(
+    handmade: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was written, so its pages come back and the others go on."""
+    wire = _wire(handmade)
+    other = handmade.prefill.send("s", np.array([3]), 4)
+    handmade.decode.expect("s", handmade.alloc(1), 4)
+    handmade.settle()
+
+    def refuse(*_: object) -> None:
+        raise HandoverError("NIXL: no")
+
+    monkeypatch.setattr(wire, "prepare", refuse)
+    receiving = handmade.decode.expect("r", handmade.alloc(2), 8)
+    sending = handmade.prefill.send("r", np.array([1, 2]), 8)
+    handmade.settle()
+    assert (receiving.state, sending.state) == (RecvState.FAILED, SendState.FAILED)
+    assert (receiving.reason, sending.reason) == ("NIXL: no",) * 2
+    assert handmade.pages.available == 15
+    wire.move_all()
+    handmade.settle()
+    assert other.state is SendState.DONE
+
+
+@FORKS
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_forked_child_leaves_the_handover_to_its_parent(by_hand: bool) -> None:
+    """It is refused everything, closes without effect, and keeps no socket of the parent's open."""
+    with pair(by_hand=by_hand, pump=not by_hand) as made:
+        if not by_hand:  # connected
+            first = made.decode.expect("q", made.alloc(1), 4)
+            made.prefill.wait(made.prefill.send("q", np.array([0]), 4), WAIT_S)
+            made.decode.wait(first, WAIT_S)
+        sending = made.prefill.send("r", np.array([1, 2]), 8)
+        receiving = made.decode.expect("s", made.alloc(1), 4)
+        told = in_child(
+            lambda: made.prefill.send("t", np.array([1]), 4),
+            lambda: made.decode.expect("t", np.array([1]), 4),
+            lambda: made.prefill.wait(sending, WAIT_S),
+            lambda: made.decode.wait(receiving, WAIT_S),
+            lambda: made.decode.link.channel.send(Beat()),
+            made.prefill.close,
+            made.decode.close,
+            lambda: [connection.closed for connection in made.ends],
+        )
+        ours = "belongs to the process that this one was forked from"
+        assert told == [
+            *[f"PeerLost: the handover {ours}"] * 2,
+            f"PeerLost: request r: the handover {ours}",
+            f"PeerLost: request s: the handover {ours}",
+            f"PeerLost: the channel {ours}",
+            *["None"] * 2,
+            "[True, True]",
+        ]
+        room = made.decode.expect("r", made.alloc(2), 8)
+        if by_hand:
+            made.settle()
+            _wire(made).move_all()
+            made.settle()
+        made.decode.wait(room, WAIT_S)
+        made.prefill.wait(sending, WAIT_S)
+        assert (made.prefill.lost, made.decode.lost) == ("", "")
 
 
 def test_a_request_that_is_written_does_not_wait_for_the_next_write(

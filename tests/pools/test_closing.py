@@ -1,7 +1,5 @@
 """A cache is closed while in use: callers get a clear refusal, and nothing stays open."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.pools.caching import Tokens, group_of, sequences, turn
+from tests.pools.forking import FORKS, in_child
 from tests.pools.stored import cache_of
 
 from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.pools.radix_input import encode
 from hicache_dbg.pools.storage.files import FileStore
+from hicache_dbg.pools.ticket import Load, LoadTicket
 from hicache_dbg.pools.transfer import CopyOp, TransferEngine
 
 FIRST, SECOND = sequences([[0, 1], [2, 3]])
@@ -114,42 +114,43 @@ def test_a_prefetch_after_the_end_is_refused(tmp_path: Path, stored: bool) -> No
         cache.prefetch(FIRST)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@FORKS
 def test_a_forked_child_is_told_that_the_cache_is_its_parents() -> None:
     """It neither waits for workers that it lacks nor for a lock that a thread of the parent held."""
-    cache = HiCacheController(group_of())
+    engine = Held()
+    cache = HiCacheController(group_of(), engine=engine)
     turn(cache, FIRST)
     cache.flush()
+    cache.insert(SECOND, cache.alloc_device(2))
+    assert engine.begun.wait(10)  # a copy that never ends in the child
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with cache._state.changed:
+        with cache._state.changed, cache._failures._lock:
             held.set()
             release.wait(30)
 
     other = threading.Thread(target=hold)
     other.start()
     assert held.wait(10)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(20)  # ends a child that waits
-        try:
-            cache.match(FIRST)
-        except ValueError as error:
-            os.write(write, str(error).encode())
-            cache.close()
-            os.write(write, b"; closed")
-        finally:
-            os._exit(0)
-    os.close(write)
+    pages = np.arange(2)
+    ticket = LoadTicket(pages, (Load(1, pages, pages, [0]),))
+    told = in_child(
+        lambda: cache.match(FIRST),
+        lambda: cache.alloc_device(1),
+        cache.flush,
+        lambda: cache.wait_layer(0, ticket),
+        cache.close,
+    )
     release.set()
+    engine.go_on.set()
     other.join(10)
-    with os.fdopen(read) as told:
-        assert told.read() == (
-            "the cache belongs to the process that this one was forked from, as do its workers; "
-            "open a new one here; closed"
-        )
-    os.waitpid(child, 0)
+    refused = (
+        "ValueError: the cache belongs to the process that this one was forked from, as do its "
+        "workers; open a new one here"
+    )
+    assert told == [*[refused] * 4, "None"]
     cache.unlock(cache.match(FIRST))  # the parent's goes on
+    cache.flush()
+    cache.check()
     cache.close()

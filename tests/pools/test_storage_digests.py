@@ -84,6 +84,33 @@ def test_work_side_by_side_ends_in_order(threads: int) -> None:
     assert not any(worker.is_alive() for worker in workers - {threading.current_thread()})
 
 
+def test_work_side_by_side_of_fewer_threads_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that was started before another could not be is waited for: it writes to the pages."""
+    own, started = threading.Thread.start, list[threading.Thread]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        own(thread)
+        assert begun.wait(10)
+
+    def work(number: int) -> int:
+        if threading.current_thread() in started:
+            begun.set()
+            go_on.wait(10)
+        elif number == 99:
+            go_on.set()
+        return number
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert side_by_side(work, range(100), 4) == list(range(100))
+    assert not started[0].is_alive()
+
+
 def test_work_side_by_side_stops_at_an_error() -> None:
     """It is raised once all threads have stopped, and nothing was begun after it."""
     workers: set[threading.Thread] = set()

@@ -7,20 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
+from threading import Event, Thread
 
 import msgspec
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pools.forking import FORKS, in_child
 from tests.pools.stored import OURS, Bench, files_of
 
 from hicache_dbg.pools.geometry import Layout
+from hicache_dbg.pools.storage import engine as engine_module
 from hicache_dbg.pools.storage import file_io, files
 from hicache_dbg.pools.storage import reserve as reserve_module
 from hicache_dbg.pools.storage.files import FileStore
-from hicache_dbg.pools.storage.header import HEADER_BYTES, Header
+from hicache_dbg.pools.storage.header import HEADER_BYTES, MAGIC, PRELUDE, Header
 from hicache_dbg.pools.storage.keys import Identity
 from hicache_dbg.pools.storage.partials import Partial
 from hicache_dbg.pools.storage.reserve import reserve
@@ -109,6 +112,18 @@ def test_a_page_of_another_layout_is_refused(tmp_path: Path) -> None:
     assert other.fetch(1) == [PageState.MISKEYED]
 
 
+def test_a_page_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
+    """Whatever its header holds besides: two versions may share a folder."""
+    bench = Bench(FileStore(tmp_path), pages=1)
+    bench.store(1)
+    (place,) = files_of(tmp_path)
+    body = msgspec.json.encode({"format": 2, "all": "else"})
+    prelude = PRELUDE.pack(MAGIC, len(body), xxhash.xxh3_64_intdigest(body))
+    place.write_bytes((prelude + body).ljust(HEADER_BYTES, b"\0") + b"payload")
+    assert bench.fetch(1) == [PageState.MISKEYED]
+    assert files_of(tmp_path) == [place]
+
+
 def test_a_name_for_other_tokens_is_refused(tmp_path: Path) -> None:
     """If a hash collides, the second digest of the tokens differs."""
     bench = Bench(FileStore(tmp_path))
@@ -176,6 +191,22 @@ def test_a_file_taken_for_abandoned_before_it_was_locked_is_made_again(
     with Partial(str(tmp_path / "one.page")) as unfinished:
         unfinished.move()
     assert [place.name for place in tmp_path.iterdir()] == ["one.page"]
+
+
+@FORKS
+def test_a_forked_child_stores_and_fetches_beside_its_parent(tmp_path: Path) -> None:
+    """Its lock is its own, whoever held the parent's, and so are its unfinished files."""
+    store = FileStore(tmp_path)
+    bench = Bench(store)
+    bench.store(2)
+    with store._lock, Partial(str(tmp_path / "0" / "one.page")) as ours:
+        told = in_child(
+            lambda: {end.state.value for end in bench.store(8).results},
+            lambda: set(bench.fetch(8)),
+            lambda: Partial(str(tmp_path / "0" / "one.page"))._name == ours._name,
+        )
+    assert told == ["{'ok'}", "{<PageState.OK: 'ok'>}", "False"]
+    assert bench.fetch(8) == [PageState.OK] * 8
 
 
 def test_a_full_disk_lets_the_oldest_pages_go(
@@ -365,3 +396,41 @@ def test_a_large_file_begins_its_way_to_the_disk_and_its_descriptor_is_given_bac
             return
         Event().wait(0.01)
     pytest.fail("the descriptor was not closed within 10 s")
+
+
+def test_a_disk_that_does_not_keep_up_takes_no_more_descriptors(tmp_path: Path) -> None:
+    """The call that starts a write-back waits too, and every file behind it would stay open."""
+    came, go_on = Event(), Event()
+
+    def begin(*_: int) -> int:
+        came.set()
+        go_on.wait(10)
+        return 0
+
+    writing = WriteBack()
+    writing._begin = begin
+    with (tmp_path / "one.page").open("wb") as file:
+        writing.begin(file.fileno())
+        assert came.wait(10)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(500):
+            writing.begin(file.fileno())
+        assert len(list(Path("/proc/self/fd").iterdir())) - before <= 64
+    go_on.set()
+
+
+def test_a_store_that_finds_no_thread_to_start_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container bounds its threads: pages are hashed, read and written by the caller."""
+    monkeypatch.setattr(engine_module, "BESIDE_BYTES", 0)
+    monkeypatch.setattr(files, "LARGE_BYTES", 0)
+    monkeypatch.setattr(files, "begins_in_memory", lambda _descriptor, _record: False)
+
+    def start(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", start)
+    bench = Bench(FileStore(tmp_path))
+    assert {end.state for end in bench.store(8).results} == {PageState.OK}
+    assert bench.fetch(8) == [PageState.OK] * 8

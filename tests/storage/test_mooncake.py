@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests import services
 from tests.pools.caching import accounted, sequences
+from tests.pools.forking import FORKS, in_child
 from tests.pools.stored import Bench, cache_of, stats_of, take_turns
 
 from hicache_dbg.pools.geometry import Layout
@@ -45,6 +46,35 @@ def store(running: Master) -> Iterator[MooncakeStore]:
     found._client.remove_all(force=True)
     yield found
     found.close()
+
+
+@FORKS
+def test_a_forked_child_leaves_the_client_to_its_parent(store: MooncakeStore) -> None:
+    """Each call is refused at once, and neither closing nor the destructor harms the parent."""
+    bench = Bench(store, pages=4)
+    bench.store(4)
+    held = [store]
+
+    def destroyed() -> None:
+        held.clear()
+        vars(store).clear()
+
+    told = in_child(
+        lambda: {(end.state.value, end.reason) for end in bench.store(4).results},
+        lambda: set(bench.fetch(4)),
+        lambda: store.exists(["a"]),
+        lambda: store.discard("a"),
+        store.close,
+        destroyed,
+    )
+    why = "the client belongs to the process that this one was forked from; open a store here"
+    assert told == [
+        f"{{('failed', '{why}')}}",
+        "{<PageState.FAILED: 'failed'>}",
+        f"OSError: [Errno 107] Mooncake Store: {why}",
+        *["None"] * 3,
+    ]
+    assert bench.fetch(4) == [PageState.OK] * 4
 
 
 @pytest.mark.parametrize("layout", [Layout.LAYER_FIRST, Layout.PAGE_FIRST])
