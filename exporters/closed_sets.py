@@ -16,7 +16,7 @@ LOSS_REASONS: Mapping[str, tuple[str, ...]] = {
     "bus": ("queue_full", "closed"),
     "journald": (*_ANY_SINK, "absent", "blocked"),
     "otel": (*_ANY_SINK, "export"),
-    "prometheus": _ANY_SINK,
+    "prometheus": (*_ANY_SINK, "enospc"),
     "recording": (*_ANY_SINK, "enospc", "eio"),
     "stderr": (*_ANY_SINK, "io"),
 }

@@ -25,6 +25,9 @@ MESSAGE_IDS: dict[type[Event], str] = {
 #: Syslog priority of each event type: err, info, debug.
 PRIORITIES: dict[type[Event], int] = {Finding: 3, Started: 6, Health: 6, Copied: 7, Stated: 7}
 
+#: journald ignores an entry of more than 1,024 fields, and says nothing.
+MOST_VALUES = 500
+
 
 def fields(event: Event) -> dict[str, Values]:
     """Return the fields of ``event`` in a fixed order, without empty ones.
@@ -134,8 +137,8 @@ def _stated(event: Stated) -> dict[str, Values]:
 
 
 def _values(texts: tuple[str, ...]) -> Values:
-    """Return a single text as it is."""
-    return texts if len(texts) > 1 else "".join(texts)
+    """Return a single text as it is, and the first of very many."""
+    return texts[:MOST_VALUES] if len(texts) > 1 else "".join(texts)
 
 
 def _reasons(skipped: dict[str, int]) -> Values:

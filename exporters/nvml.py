@@ -184,7 +184,7 @@ class Nvml:
             try:
                 values[reading.name] = reading.read(self._nvml, handle)
                 states[reading.name] = OK
-            except self._nvml.NVMLError as error:
+            except Exception as error:  # noqa: BLE001 - another version's library: the host's scrape goes on
                 states[reading.name] = state_of(error)
         return Gpu(
             index=index,
@@ -198,9 +198,9 @@ class Nvml:
     def _text(self, ask: Callable[[Any], str | bytes], handle: Any) -> str:
         try:
             text = ask(handle)
-        except self._nvml.NVMLError:
+        except Exception:  # noqa: BLE001 - as above
             return ""
-        return text.decode() if isinstance(text, bytes) else text
+        return text.decode(errors="backslashreplace") if isinstance(text, bytes) else text
 
 
 @dataclass(frozen=True, slots=True)

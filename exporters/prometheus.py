@@ -5,6 +5,7 @@ checked. So a pool's tiles appear with all four outcomes and all reasons as soon
 known.
 """
 
+import errno
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from hicache_dbg.exporters.prometheus_dead import Claim
 from hicache_dbg.exporters.prometheus_metrics import PLACE, Metrics, child, metrics_of
 from hicache_dbg.exporters.prometheus_multiprocess import is_multiprocess, shared_registry
 from hicache_dbg.exporters.prometheus_port import Port
+from hicache_dbg.exporters.prometheus_room import Room
 from hicache_dbg.tracer.events import (
     DIRECTION,
     Copied,
@@ -94,7 +96,8 @@ class PrometheusSink:
         self.problems: list[str] = []
         self._rank = rank
         self._registry, self._metrics = self._registered(registry)
-        self._totals: dict[tuple[Counter, tuple[str, ...]], float] = {}
+        self._counters, self._gauges = self._metrics.counters, self._metrics.gauges
+        self._totals: dict[tuple[str, tuple[str, ...]], float] = {}
         self._latest: dict[int, int] = {}
         self._lock = threading.Lock()
         in_children(self)
@@ -107,16 +110,18 @@ class PrometheusSink:
             Started: self._started,
             Health: self._health,
         }
-        self._metrics.pages.read(rank, pool_state and partial(self._read_pools, pool_state))
+        self._room = Room(_folder()) if is_multiprocess() else None
+        self._make_room()
         self._claim = Claim(_folder()) if is_multiprocess() else None
         self._create_known()
+        self._metrics.pages.read(self, rank, pool_state and partial(self._read_pools, pool_state))
         self._port = Port(address, port, self._scraped) if port else None
         if self._port is not None and not self._port.open():
             self._say(self._port.trouble)
 
     def watch(self, health: Callable[[], Health]) -> None:
         """Read the tracer's state through ``health`` at each scrape, not only at each heartbeat."""
-        self._metrics.own.read(self._rank, lambda: self._health(health()))
+        self._metrics.own.read(self, self._rank, lambda: self._health(health()))
 
     def emit(self, events: Sequence[Event]) -> None:
         """Count ``events``.
@@ -124,11 +129,13 @@ class PrometheusSink:
         A :class:`SinkError` with no loss means that the metrics cannot be read.
         """
         for start in range(0, len(events), AT_ONCE):
-            with unforked:
-                for event in events[start : start + AT_ONCE]:
-                    handler = self._handlers.get(type(event))
-                    if handler is not None:  # statements of processes are not counted
-                        handler(event)
+            try:
+                with unforked:
+                    self._count(events[start : start + AT_ONCE])
+            except OSError as error:
+                reason = errno.errorcode.get(error.errno or 0, "os_error").lower()
+                lost = len(events) - start
+                raise SinkError(f"{error}; {lost} not counted", reason=reason, lost=lost) from error
         self._metrics.pages.refresh()
         if self._claim is not None:  # in multiprocess mode a scrape cannot call our readers
             self._metrics.own.refresh()
@@ -141,6 +148,18 @@ class PrometheusSink:
         if self._port is not None and not self._port.open():
             raise SinkError(self._port.trouble, reason="not_served", lost=0)
 
+    def _count(self, events: Sequence[Event]) -> None:
+        self._make_room()
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:  # statements of processes are not counted
+                handler(event)
+
+    def _make_room(self) -> None:
+        """In multiprocess mode, reserve room for more label sets, or raise an OSError."""
+        if self._room is not None:
+            self._room.ensure()
+
     def let_go(self) -> None:
         """Reset what a forked child must not inherit.
 
@@ -148,14 +167,14 @@ class PrometheusSink:
         child's bus counts from 0, so the totals of the parent's bus are dropped.
         """
         self._lock = threading.Lock()
-        anew = (self._metrics.events, self._metrics.dropped, self._metrics.sink_errors)
+        anew = ("events", "events_dropped", "sink_errors")
         for key in [key for key in self._totals if key[0] in anew]:
             del self._totals[key]
 
     def close(self) -> None:
         """Stop serving and reading the pools; the counters stay in the registry."""
-        self._metrics.pages.read(self._rank, None)
-        self._metrics.own.read(self._rank, None)
+        self._metrics.pages.read(self, self._rank, None)
+        self._metrics.own.read(self, self._rank, None)
         if self._port is not None:
             self._port.close()
 
@@ -179,23 +198,24 @@ class PrometheusSink:
 
     def _create_known(self) -> None:
         """Create at 0 what is known before any event."""
-        metrics, rank = self._metrics, str(self._rank)
+        counters, rank = self._counters, str(self._rank)
         for sink, reasons in LOSS_REASONS.items():
-            child(metrics.sink_errors, sink, rank)
-            child(metrics.sink_queue_depth, sink, rank)
+            child(counters["sink_errors"], sink, rank)
+            child(self._gauges["sink_queue_depth"], sink, rank)
             for reason in reasons:
-                child(metrics.dropped, sink, reason, rank)
+                child(counters["events_dropped"], sink, reason, rank)
         for fault in FaultClass:
-            child(metrics.findings, fault.value, "", rank)
-        for counter in (metrics.events, metrics.overhead):
-            child(counter, rank)
-        child(metrics.queue_depth, rank)
+            child(counters["findings"], fault.value, "", rank)
+        for name in ("events", "overhead_seconds"):
+            child(counters[name], rank)
+        child(self._gauges["queue_depth"], rank)
 
     def _started(self, event: Started) -> None:
         """Create every label set of the pools at 0, and set their geometry."""
         rank = str(event.rank)
-        child(self._metrics.place, rank, *_place(event.place)).set(1)
+        self._metrics.facts["rank_info"].tell((rank,), rank, *_place(event.place))
         for mirror in event.mirrors:
+            self._make_room()
             for op, granular in product(Op, (False, True)):
                 src, dst = DIRECTION[op]
                 path = (mirror.pool, op.value, src.value, dst.value, mirror.host.layout)
@@ -204,16 +224,18 @@ class PrometheusSink:
                 for reason in SkipReason:
                     self._skipped(mirror.pool, op.value, reason.value, rank)
             for fault in FaultClass:
-                child(self._metrics.findings, fault.value, mirror.pool, rank)
+                child(self._counters["findings"], fault.value, mirror.pool, rank)
             for end in (mirror.device, mirror.host):
                 self._geometry(mirror.pool, end, rank)
-            child(self._metrics.pinned, mirror.pool, rank).set(_pinned_bytes(mirror.host))
+            pinned = child(self._gauges["pool_pinned_bytes"], mirror.pool, rank)
+            pinned.set(_pinned_bytes(mirror.host))
 
     def _geometry(self, pool: str, end: EndInfo, rank: str) -> None:
         for part in end.components:
             names = (pool, end.tier.value, part.name, end.cls, end.layout, end.device, part.dtype)
             sizes = (part.slot_bytes, part.page_bytes, end.slots_per_page, part.pages, part.layers)
-            child(self._metrics.geometry, *names, *sizes, rank).set(1)
+            where = (pool, end.tier.value, part.name, rank)
+            self._metrics.facts["pool_geometry_info"].tell(where, *names, *sizes, rank)
 
     def _copied(self, event: Copied) -> None:
         rank = str(event.rank)
@@ -223,7 +245,7 @@ class PrometheusSink:
         )
         path.copies.inc()
         path.copied_bytes.inc(event.bytes)
-        fits = 0 < len(event.trace_id) <= LONGEST_EXEMPLAR
+        fits = 0 < len(event.trace_id) <= LONGEST_EXEMPLAR and event.trace_id.isascii()
         exemplar = {"trace_id": event.trace_id} if fits else None
         path.duration.observe(event.duration_us / 1e6, exemplar)
         verified, witnessed, mismatched, skipped = self._tiles(event.pool, event.op.value, rank)
@@ -236,7 +258,7 @@ class PrometheusSink:
 
     def _finding(self, event: Finding) -> None:
         labels = (event.cls.value, event.pool, str(event.rank))
-        child(self._metrics.findings, *labels).inc(event.count)
+        child(self._counters["findings"], *labels).inc(event.count)
 
     def _read_pools(self, pool_state: PoolStateReader) -> list[PoolPages]:
         """Return the pages by state; count the lookups on the way."""
@@ -248,55 +270,56 @@ class PrometheusSink:
                 else:
                     labels = (state.tier, state.end, str(self._rank))
                     with unforked:
-                        self._advance(self._metrics.lookups, state.pages, *labels)
+                        self._advance("lookup_pages", state.pages, *labels)
         return pages
 
     def _health(self, event: Health) -> None:
+        now = event.boot_ns or event.time_ns  # nobody sets the first clock
         with self._lock:  # a scrape and a heartbeat may run at once
             # A heartbeat that waited is older than what a scrape has read: ignore it. If it is
             # older by hours, the clock was set back: take it.
-            if not 0 < self._latest.get(event.rank, 0) - event.time_ns < LONGEST_WAIT_NS:
-                self._latest[event.rank] = event.time_ns
+            if not 0 < self._latest.get(event.rank, 0) - now < LONGEST_WAIT_NS:
+                self._latest[event.rank] = now
                 with unforked:
                     self._told(event)
 
     def _told(self, event: Health) -> None:
-        metrics, rank = self._metrics, str(event.rank)
-        child(metrics.queue_depth, rank).set(event.queue_depth)
+        gauges, rank = self._gauges, str(event.rank)
+        child(gauges["queue_depth"], rank).set(event.queue_depth)
         for sink, waiting in event.queues.items():
-            child(metrics.sink_queue_depth, sink, rank).set(waiting)
-        self._advance(metrics.events, event.events, rank)
-        self._advance(metrics.overhead, event.overhead_s, rank)
+            child(gauges["sink_queue_depth"], sink, rank).set(waiting)
+        self._advance("events", event.events, rank)
+        self._advance("overhead_seconds", event.overhead_s, rank)
         for key, lost in event.dropped.items():
             sink, _, reason = key.partition("/")
-            self._advance(metrics.dropped, lost, sink, reason, rank)
+            self._advance("events_dropped", lost, sink, reason, rank)
         for place, count in event.errors.items():
             kind, _, sink = place.partition("/")
             if kind == "sink":
-                self._advance(metrics.sink_errors, count, sink, rank)
+                self._advance("sink_errors", count, sink, rank)
             else:
-                self._advance(metrics.internal_errors, count, place, rank)
+                self._advance("internal_errors", count, place, rank)
 
-    def _advance(self, counter: Counter, total: float, *labels: str) -> None:
+    def _advance(self, name: str, total: float, *labels: str) -> None:
         """Add the increase of a total; a total that fell restarted at 0."""
-        key = (counter, labels)
-        last = self._totals.get(key, 0.0)
-        self._totals[key] = total
-        child(counter, *labels).inc(total - last if total >= last else total)
+        last = self._totals.get((name, labels), 0.0)
+        self._totals[name, labels] = total
+        child(self._counters[name], *labels).inc(total - last if total >= last else total)
 
     def _bind_path(self, labels: tuple[str, ...]) -> _Path:
         pool, op, _src, _dst, layout, _granular, rank = labels
         return _Path(
-            copies=child(self._metrics.copies, *labels),
-            copied_bytes=child(self._metrics.copied_bytes, *labels),
+            copies=child(self._counters["copies"], *labels),
+            copied_bytes=child(self._counters["copied_bytes"], *labels),
             duration=child(self._metrics.duration, pool, op, layout, rank),
         )
 
     def _bind_tiles(self, pool: str, op: str, rank: str) -> tuple[Counter, ...]:
-        return tuple(child(self._metrics.tiles, pool, op, result.value, rank) for result in Outcome)
+        tiles = self._counters["tiles"]
+        return tuple(child(tiles, pool, op, result.value, rank) for result in Outcome)
 
     def _bind_skipped(self, pool: str, op: str, reason: str, rank: str) -> Counter:
-        return child(self._metrics.skipped, pool, op, reason, rank)
+        return child(self._counters["tiles_skipped"], pool, op, reason, rank)
 
 
 def _folder() -> Path:

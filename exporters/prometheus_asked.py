@@ -1,4 +1,4 @@
-"""State that is read at scrape time: one reader per rank, and no reader can break the scrape."""
+"""State that is read at scrape time: a reader per sink, and no reader can break the scrape."""
 
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Asked(Generic[T]):
-    """Holds readers by rank.
+    """Holds the readers of all sinks: two sessions in one process have one each.
 
     Args:
         failures: counts readers that raise, by place and rank.
@@ -21,18 +21,18 @@ class Asked(Generic[T]):
     def __init__(self, failures: Counter, place: str) -> None:
         self._failures = failures
         self._place = place
-        self._readers: dict[int, Callable[[], T]] = {}
+        self._readers: dict[object, tuple[int, Callable[[], T]]] = {}
 
-    def read(self, rank: int, reader: Callable[[], T] | None) -> None:
-        """Set the reader of ``rank``; None removes it."""
+    def read(self, owner: object, rank: int, reader: Callable[[], T] | None) -> None:
+        """Set the reader of ``owner``; None removes it."""
         if reader is None:
-            self._readers.pop(rank, None)
+            self._readers.pop(owner, None)
         else:
-            self._readers[rank] = reader
+            self._readers[owner] = rank, reader
 
     def answers(self) -> Iterator[tuple[str, T]]:
-        """Yield the rank and the answer of each reader that does not fail."""
-        for rank, reader in list(self._readers.items()):
+        """Yield the rank and the answer of each reader that does not fail, oldest reader first."""
+        for rank, reader in list(self._readers.values()):
             try:
                 answer = reader()
             except Exception:  # noqa: BLE001 - foreign code: count it and read the others

@@ -10,11 +10,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hicache_dbg.exporters.forking import in_children
 from hicache_dbg.exporters.prometheus_merge import finish, merge
+from hicache_dbg.exporters.prometheus_room import spare
 
 __all__ = ["KINDS", "MOST_DEAD", "Claim", "is_claimed", "put_together", "undisturbed"]
 
@@ -49,7 +50,11 @@ class Claim:
         with _held(self._folder, fcntl.LOCK_SH, 0) as had:
             if had:  # no merge may see the lock file between its creation and its locking
                 file = os.open(_lock(self._folder, str(pid)), os.O_CREAT | os.O_RDWR, 0o600)
-                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:  # another session of this process has it, for as long
+                    os.close(file)
+                    file = -1
                 self._pid, self._file = pid, file
 
     def let_go(self) -> None:
@@ -67,8 +72,13 @@ def is_claimed(folder: Path, pid: str) -> bool | None:
 
 @contextmanager
 def undisturbed(folder: Path) -> Iterator[None]:
-    """Keep files from being merged while they are read, unless a merge takes too long."""
-    with _held(folder, fcntl.LOCK_SH, LONGEST_WAIT_S):
+    """Keep files from being merged while they are read.
+
+    If a merge takes too long, or the folder allows no lock, they are read all the same.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(_held(folder, fcntl.LOCK_SH, LONGEST_WAIT_S))
         yield
 
 
@@ -92,6 +102,7 @@ def put_together(folder: Path, most: int = MOST_DEAD) -> int:
         for pid in dead:
             for gauge in folder.glob(f"gauge_live*_{pid}.db"):
                 gauge.unlink()
+            spare(folder, pid).unlink(missing_ok=True)
             _lock(folder, pid).unlink(missing_ok=True)
     return len(dead)
 
@@ -118,7 +129,11 @@ def _is_free(lock: Path) -> bool:
 
 @contextmanager
 def _held(folder: Path, how: int, wait_s: float) -> Iterator[bool]:
-    """Hold the folder's lock; yield False if others held it for longer than ``wait_s``."""
+    """Hold the folder's lock; yield False if others held it for longer than ``wait_s``.
+
+    It yields False also where there are no locks, as on some network file systems: then no process
+    has a claim, and no file is touched.
+    """
     file = os.open(folder / "hicache_dbg.lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         yield _had(file, how, time.monotonic() + wait_s)
@@ -134,6 +149,8 @@ def _had(file: int, how: int, deadline: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
+        except OSError:
+            return False
         else:
             return True
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict
 
+from hicache_dbg.exporters.prometheus_room import FIRST_SIZE, fill
+
 __all__ = ["contained", "finish", "merge"]
 
 # The library gives them no types.
@@ -44,6 +46,9 @@ def merge(paths: list[Path], into: Path) -> None:
             sums[key] += value
     unfinished = into.with_suffix(".part")
     unfinished.unlink(missing_ok=True)
+    fill(
+        unfinished, max(FIRST_SIZE, 8 + sum(map(_size, sums)))
+    )  # a full disk is an error, not a kill
     file = _open(str(unfinished))
     for key, value in sums.items():
         file.write_value(key, value, 0.0)
@@ -70,6 +75,11 @@ def finish(folder: Path) -> None:
     for path in contained(folder):
         path.unlink(missing_ok=True)
     _note(folder).unlink(missing_ok=True)
+
+
+def _size(key: str) -> int:
+    """Return the bytes that a value takes in a file: its length, its padded key, two numbers."""
+    return 4 + len(key.encode()) + 8 + 16
 
 
 def _note(folder: Path) -> Path:

@@ -121,6 +121,15 @@ def test_a_sender_without_privileges_is_heard(journal: Journal) -> None:
 
 
 @pytest.mark.service
+def test_an_entry_about_very_many_requests_arrives(journal: Journal, sink: JournaldSink) -> None:
+    """Journald drops an entry of more than 1,024 fields silently: the first 500 requests are named."""
+    many = tuple(f"request-{number}" for number in range(5000))
+    sink.emit([copied(requests=many), finding(requests=many)])
+    assert len(journal.lines("-o", "cat", "HICACHE_REQUEST=request-0")) == 2
+    assert len(journal.lines("-F", "HICACHE_REQUEST")) == 500
+
+
+@pytest.mark.service
 def test_a_value_with_line_breaks_arrives_whole(journal: Journal, sink: JournaldSink) -> None:
     """Line breaks in a value neither split the entry nor forge another field."""
     advice = "first\nPRIORITY=0\n\nlast\n"

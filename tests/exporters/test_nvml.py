@@ -90,6 +90,31 @@ def test_a_refused_reading_is_a_state_and_no_value(scraped: CollectorRegistry) -
     assert value(scraped, "gpu_reading_state", reading="memory_bytes", state="ok", **who) == 1
 
 
+def test_a_library_that_fails_otherwise_does_not_break_the_scrape(
+    registry: CollectorRegistry,
+) -> None:
+    """Another version of NVML's library may lack a call or answer in another form."""
+
+    def lacking(_gpu: object) -> None:
+        raise AttributeError("nvmlDeviceGetRemappedRows")
+
+    driver = Driver(
+        nvmlDeviceGetRemappedRows=lacking,
+        nvmlDeviceGetMemoryInfo=lambda _: None,
+        nvmlDeviceGetName=lambda _: b"H\xff00",
+        nvmlDeviceGetPciInfo=lacking,
+    )
+    collector = GpuCollector(Nvml(library=driver))
+    registry.register(collector)
+    who = {"gpu": "0", "rank": ""}
+    for reading in ("remapped_rows", "memory_bytes"):
+        assert value(registry, "gpu_reading_state", reading=reading, state="failed", **who) == 1
+    assert value(registry, "gpu_pcie_replays_total", **who) == 40
+    info = {"uuid": "GPU-0", "model": "H\\xff00", "bus": ""}
+    assert value(registry, "gpu_info", **info, **who) == 1
+    collector.close()
+
+
 def test_only_the_asked_gpus_are_read() -> None:
     """With ids given, other GPUs of the machine are not touched."""
     gpus = Nvml(frozenset({"GPU-1"}), library=Driver()).read()

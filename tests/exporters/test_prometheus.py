@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition
 from prometheus_client.openmetrics import parser as openmetrics
 from tests.exporters.samples import copied, finding, health, started
 from tests.exporters.scrapes import PATH, samples, scrape, value
@@ -18,7 +19,8 @@ from hicache_dbg.exporters.prometheus import PrometheusSink
 from hicache_dbg.tracer.events import DIRECTION, FaultClass, Op, Outcome, SkipReason, Tier
 from hicache_dbg.tracer.sink import LookedUp, PoolPages
 
-# The library gives its parser no types.
+# The library gives its parser no types, and neither the writer.
+openmetrics_text: Callable[[CollectorRegistry], bytes] = exposition.generate_latest
 parse_openmetrics: Callable[[str], Iterable[Metric]] = openmetrics.text_string_to_metric_families
 
 
@@ -130,6 +132,26 @@ def test_both_ends_of_a_mirror_are_told_with_their_geometry(
     }
 
 
+def test_a_pool_that_is_made_again_has_one_geometry(registry: CollectorRegistry) -> None:
+    """The sizes of the pool before it would read as ends that disagree; so would a place."""
+    (mirror,) = started().mirrors
+    key = msgspec.structs.replace(mirror.host.components[0], slot_bytes=256, page_bytes=16384)
+    mended = msgspec.structs.replace(mirror.host, components=(key,))
+    for host, place in ((mirror.host, "tp=0"), (mended, "tp=1")):
+        made = msgspec.structs.replace(mirror, host=host)
+        PrometheusSink(registry).emit([started(mirrors=(made,), place=place)])
+    found = [
+        (sample.labels["tier"], sample.labels["slot_bytes"])
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "hicache_dbg_pool_geometry_info"
+    ]
+    assert sorted(found) == [("device", "256"), ("host", "256")]
+    was = {"rank": "0", "tp": "0", "pp": "", "dp": ""}
+    assert registry.get_sample_value("hicache_dbg_rank_info", was) is None
+    assert registry.get_sample_value("hicache_dbg_rank_info", {**was, "tp": "1"}) == 1
+
+
 def test_durations_carry_the_trace_as_an_exemplar(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
@@ -175,7 +197,11 @@ def test_promtool_finds_nothing_to_say(serve: Callable[..., PrometheusSink], por
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_a_trace_id_that_fits_no_exemplar_costs_nothing_else(registry: CollectorRegistry) -> None:
-    """The library refuses long exemplars: the copy is counted without one."""
-    PrometheusSink(registry).emit([copied(trace_id="x" * 200)])
+@pytest.mark.parametrize("trace_id", ["x" * 200, "\ud800"])
+def test_a_trace_id_that_fits_no_exemplar_costs_nothing_else(
+    registry: CollectorRegistry, trace_id: str
+) -> None:
+    """A long exemplar, or one without an encoding: the copy is counted without one."""
+    PrometheusSink(registry).emit([copied(trace_id=trace_id)])
     assert registry.get_sample_value("hicache_dbg_copies_total", PATH) == 1
+    assert b"hicache_dbg_copies_total" in openmetrics_text(registry)

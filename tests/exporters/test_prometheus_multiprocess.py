@@ -1,5 +1,7 @@
 """Several processes, one scrape: real processes, really killed."""
 
+import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -17,10 +19,17 @@ from unittest.mock import patch
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.parser import text_string_to_metric_families
 from tests.exporters.samples import copied, started
 
+from hicache_dbg.exporters import prometheus_room
+from hicache_dbg.exporters.closed_sets import LOSS_REASONS
 from hicache_dbg.exporters.prometheus_dead import MOST_DEAD, Claim, is_claimed, put_together
+from hicache_dbg.exporters.prometheus_multiprocess import shared_registry
+
+# The library gives it no types.
+opened: Callable[[str], Any] = MmapedDict
 
 #: One rank: counts three copies, says so, and waits to be ended.
 RANK = """
@@ -262,3 +271,115 @@ def test_two_scrapes_at_once_agree_on_who_is_dead(tmp_path: Path) -> None:
         how = asked.call_args.args[1]
         fcntl.flock(first, how)
         assert is_claimed(tmp_path, "4194305") is False
+
+
+#: A sink in a folder of its own file system; then ever more pools, until there is no room.
+FILLED = """
+import os, sys
+import msgspec
+from prometheus_client import CollectorRegistry
+from hicache_dbg.exporters.prometheus import PrometheusSink
+from hicache_dbg.tracer.events import Started
+from hicache_dbg.tracer.sink import SinkError
+begun = msgspec.json.decode(sys.argv[1], type=Started)
+mirror, = begun.mirrors
+def pools(numbers):
+    named = [msgspec.structs.replace(mirror, pool=f"pool{n}") for n in numbers]
+    return msgspec.structs.replace(begun, mirrors=tuple(named))
+try:
+    sink = PrometheusSink(CollectorRegistry())
+    for n in range(0, 200, 5):
+        sink.emit([pools(range(n, n + 5))])
+    print("counted")
+except SinkError as error:
+    print(error.reason, error.lost)
+except OSError as error:
+    print("refused", error.errno)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [("4k", "refused 28"), ("64k", "refused 28"), ("1m", "enospc 1"), ("64m", "counted")],
+)
+def test_a_full_folder_is_an_error_and_kills_nobody(tmp_path: Path, size: str, told: str) -> None:
+    """Without a block left, the library's own write would end the process with a bus error."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "hicache-dbg-test", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FILLED, msgspec.json.encode(started()).decode()],
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(place)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        left = [path.name for path in place.iterdir() if path.stat().st_size == 0]
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert (done.returncode, done.stdout.strip()) == (0, told), done.stderr
+    assert not [name for name in left if name.endswith(".db")]  # other scrapes would fail on these
+
+
+#: Two sessions in one process; the first one ends.
+TWO = """
+import pathlib, sys
+from prometheus_client import CollectorRegistry, generate_latest
+from hicache_dbg.exporters.prometheus import PrometheusSink
+from hicache_dbg.exporters.prometheus_multiprocess import shared_registry
+registry = CollectorRegistry()
+first, second = PrometheusSink(registry), PrometheusSink(registry)
+first.close()
+second.emit([])
+print(generate_latest(shared_registry(pathlib.Path(sys.argv[1]))).decode().count("sink_errors_total{"))
+"""
+
+
+def test_two_sessions_of_one_process_share_its_claim(folder: Path) -> None:
+    """The second does not wait for the lock that the first holds until the process ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWO, str(folder)],
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert int(done.stdout) == len(LOSS_REASONS)
+
+
+def seven(path: Path) -> None:
+    """Write a file in which the counter ``a`` is 7."""
+    values = opened(str(path))
+    values.write_value(json.dumps(["a", "a_total", {}, "help"]), 7.0, 0.0)
+    values.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_folder_without_locks_is_read_and_counted_into(tmp_path: Path, number: int) -> None:
+    """A network file system may have no locks: nothing is merged, and nothing fails."""
+    lock = tmp_path / "hicache_dbg_4194305.lock"  # no pid is that high
+    lock.touch()
+    seven(tmp_path / "counter_4194305.db")
+    with patch("fcntl.flock", side_effect=OSError(number, "no locks")):
+        Claim(tmp_path).renew()
+        assert put_together(tmp_path, most=0) == 0
+        assert shared_registry(tmp_path).get_sample_value("a_total") == 7.0
+
+
+def test_a_merge_without_room_changes_nothing(tmp_path: Path) -> None:
+    """Files of the dead stay as they are if the disk is full."""
+    with patch.object(prometheus_room, "_fallocate", lambda: lambda *_: -1):
+        for pid in (4194305, 4194306):
+            (tmp_path / f"hicache_dbg_{pid}.lock").touch()
+            seven(tmp_path / f"counter_{pid}.db")
+        with (
+            patch.object(ctypes, "get_errno", lambda: errno.ENOSPC),
+            pytest.raises(OSError, match="No space left"),
+        ):
+            put_together(tmp_path, most=0)
+    assert shared_registry(tmp_path).get_sample_value("a_total") == 14.0

@@ -83,6 +83,38 @@ def test_a_clock_that_is_set_back_freezes_no_counter(registry: CollectorRegistry
     assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1500
 
 
+def test_a_clock_that_is_set_back_a_little_freezes_no_counter(
+    registry: CollectorRegistry,
+) -> None:
+    """Which heartbeat is newer is told by the clock since boot, which nobody sets."""
+    sink = PrometheusSink(registry)
+    now = health().time_ns
+    sink.emit([health(events=1000, boot_ns=1)])
+    sink.emit([health(events=1500, boot_ns=2, time_ns=now - 300 * 10**9)])
+    sink.emit([health(events=1400, boot_ns=1, time_ns=now + 1)])
+    assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 1500
+
+
+def test_two_sessions_of_one_process_show_both_their_pools(registry: CollectorRegistry) -> None:
+    """The end of one session takes its own pools away, not those of the other."""
+
+    def pages(pool: str) -> PrometheusSink:
+        state = [PoolPages(pool=pool, tier="host", state="free", pages=7)]
+        return PrometheusSink(registry, pool_state=lambda: state)
+
+    def shown(pool: str) -> float | None:
+        labels = {"pool": pool, "tier": "host", "state": "free", "rank": "0"}
+        return registry.get_sample_value("hicache_dbg_pool_pages", labels)
+
+    first, second, same = pages("mla"), pages("index_k"), pages("index_k")
+    same.watch(lambda: health(events=5))
+    assert (shown("mla"), shown("index_k")) == (7, 7)
+    second.close()
+    first.close()
+    assert (shown("mla"), shown("index_k")) == (None, 7)
+    assert registry.get_sample_value("hicache_dbg_events_total", {"rank": "0"}) == 5
+
+
 def test_a_state_that_cannot_be_read_does_not_break_the_scrape(
     serve: Callable[..., PrometheusSink], port: int
 ) -> None:
