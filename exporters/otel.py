@@ -8,7 +8,6 @@ operation and a log record in that span.
 import os
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 from opentelemetry import trace
@@ -21,7 +20,7 @@ from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
 from hicache_dbg.exporters.encoding import whole
 from hicache_dbg.exporters.line import line
 from hicache_dbg.exporters.otel_logs import emit_record
-from hicache_dbg.exporters.otel_providers import Telemetry
+from hicache_dbg.exporters.otel_providers import DURATION, Telemetry, takes_advice
 from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Outcome, Started
 from hicache_dbg.tracer.sink import Pace, SinkError
 
@@ -154,7 +153,7 @@ class OtelSink:
             self._tiles.add(count, {**named, "hicache.result": result.value})
 
     def _finding(self, event: Finding) -> None:
-        attributes = {"hicache.finding": event.cls.value, "hicache.pool": event.pool}
+        attributes = {"hicache.finding": event.cls.value, "hicache.pool": whole(event.pool)}
         self._findings.add(event.count, {**attributes, "hicache.rank": event.rank})
         spot = self._spans.get((event.rank, event.op_id)) or _request_span(
             event.trace_id, event.span_id
@@ -170,8 +169,8 @@ class OtelSink:
             self._lost_before[event.rank, place] = total
             sink, _, reason = place.partition("/")
             named: dict[str, str | int] = {
-                "hicache.sink": sink,
-                "hicache.reason": reason,
+                "hicache.sink": whole(sink),
+                "hicache.reason": whole(reason),
                 "hicache.rank": event.rank,
             }
             self._lost.add(total - before if total >= before else total, named)
@@ -199,16 +198,14 @@ class OtelSink:
 def _duration_histogram(meter: Meter) -> Histogram:
     """Create the histogram, with buckets for seconds if the API can take advice on them."""
     advice: dict[str, Any] = {}
-    if "explicit_bucket_boundaries_advisory" in signature(meter.create_histogram).parameters:
+    if takes_advice(meter):
         advice["explicit_bucket_boundaries_advisory"] = DURATION_BUCKETS_S
-    return meter.create_histogram(
-        "hicache.copy.duration", "s", "How long an operation took", **advice
-    )
+    return meter.create_histogram(DURATION, "s", "How long an operation took", **advice)
 
 
 def _path_attributes(event: Copied) -> dict[str, str | int | bool]:
     ends = (event.op.value, event.src.value, event.dst.value)
-    path = (event.pool, *ends, event.layout, event.token_granular, event.rank)
+    path = (whole(event.pool), *ends, whole(event.layout), event.token_granular, event.rank)
     return dict(zip(PATH, path, strict=True))
 
 
@@ -218,13 +215,13 @@ def _span_attributes(event: Copied) -> dict[str, str | int | bool]:
         "hicache.h": event.h,
         "hicache.d": event.d,
         "hicache.slot_page": event.slot_page,
-        "hicache.unit": event.unit,
+        "hicache.unit": whole(event.unit),
         "hicache.pages": event.pages,
         "hicache.item_bytes": event.item_bytes,
-        "hicache.dtype": event.dtype,
+        "hicache.dtype": whole(event.dtype),
         "hicache.layers": event.layers,
-        "hicache.class": event.cls,
-        "hicache.io_backend": event.io_backend,
+        "hicache.class": whole(event.cls),
+        "hicache.io_backend": whole(event.io_backend),
         "hicache.bytes": event.bytes,
         "hicache.verified": event.verified,
         "hicache.witnessed": event.witnessed,

@@ -8,11 +8,13 @@ Private spans and records bypass the SDK's batch processors, which drop silently
 exports each batch itself, so that what arrived and what did not is counted exactly.
 """
 
+import logging
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, cast
 
 from opentelemetry import _logs as logs_api
@@ -23,15 +25,21 @@ from opentelemetry.sdk.metrics.export import (
     MetricReader,
     PeriodicExportingMetricReader,
 )
+from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
+from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
 from hicache_dbg.exporters.otel_exporters import exporters_for
 from hicache_dbg.exporters.otel_logs import CollectRecords, own_logger_provider
 
-__all__ = ["OwnProcess", "Telemetry"]
+__all__ = ["DURATION", "OwnProcess", "Telemetry", "takes_advice"]
 
 SCOPE = "hicache_dbg"
+#: The histogram of durations.
+DURATION = "hicache.copy.duration"
+
+_log = logging.getLogger(__name__)
 
 _Export = Callable[[list[Any]], Any]
 
@@ -118,7 +126,10 @@ class Telemetry:
 
     def _shut_down(self) -> None:
         for stop in self._shutdowns:
-            stop()
+            try:
+                stop()
+            except Exception as error:  # noqa: BLE001 - foreign code: the others must flush as well
+                _log.warning("hicache-dbg: OpenTelemetry shutdown: %s", error)
 
     def _tracer_provider(
         self, resource: Resource, environ: Mapping[str, str]
@@ -142,7 +153,7 @@ class Telemetry:
         if not exporters:
             return host
         readers = [_reader(exporter) for exporter in exporters]
-        own = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+        own = MeterProvider(readers, resource, shutdown_on_exit=False, views=_views())
         self._shutdowns.append(own.shutdown)
         return own
 
@@ -158,6 +169,22 @@ class Telemetry:
         self._deliveries.append((collect.take, [exporter.export for exporter in exporters]))
         self._shutdowns += [own.shutdown, *(exporter.shutdown for exporter in exporters)]
         return own
+
+
+def takes_advice(meter: metrics.Meter | type[metrics.Meter]) -> bool:
+    """Return whether a histogram can be created with buckets of its own."""
+    return "explicit_bucket_boundaries_advisory" in signature(meter.create_histogram).parameters
+
+
+def _views() -> list[View]:
+    """Return the buckets of durations for an older SDK: its own, meant for milliseconds, begin at 5.
+
+    A newer one takes them as advice, which leaves the choice to the environment.
+    """
+    if takes_advice(metrics.Meter):
+        return []
+    buckets = ExplicitBucketHistogramAggregation(DURATION_BUCKETS_S)
+    return [View(instrument_name=DURATION, aggregation=buckets)]
 
 
 def _reader(exporter: Any) -> MetricReader:

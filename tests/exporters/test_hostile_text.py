@@ -112,7 +112,14 @@ def test_spans_and_records_are_exported(
     from hicache_dbg.exporters.otel import OtelSink
 
     sink = OtelSink(environ=environ)
-    sink.emit([copied(op_id=5), poison(text), copied(op_id=6)])
+    odd = copied(op_id=6, pool=text, layout=text, dtype=text, cls=text, io_backend=text, unit=text)
+    sink.emit([copied(op_id=5), poison(text), odd, health(dropped={f"{text}/{text}": 1})])
     sink.close()
     assert [attributes(span)["hicache.op_id"] for span in receiver.spans] == [5, 6]
-    assert len(receiver.records) == 1
+    assert len(receiver.records) == 2
+    told = attributes(receiver.spans[1])
+    kept = text.encode(errors="backslashreplace").decode()
+    for name in ("pool", "layout", "dtype", "class", "io_backend", "unit"):
+        assert told[f"hicache.{name}"] == kept
+    (lost,) = receiver.metrics["hicache.event.lost"].sum.data_points
+    assert attributes(lost)["hicache.sink"] == kept.partition("/")[0]

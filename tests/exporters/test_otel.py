@@ -6,6 +6,7 @@ import pytest
 from tests.exporters.receiver import Receiver, attributes
 from tests.exporters.samples import TIME_NS, copied, finding, health, started
 
+from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
 from hicache_dbg.exporters.line import line
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.tracer.events import Op
@@ -143,6 +144,7 @@ def test_metrics_have_the_units_and_values_of_the_copies(
     (duration,) = found["hicache.copy.duration"].histogram.data_points
     assert (duration.count, duration.sum) == (2, pytest.approx(501e-6))
     assert attributes(duration)["hicache.op"] == "backup"
+    assert tuple(duration.explicit_bounds) == DURATION_BUCKETS_S
     (moved,) = found["hicache.copy.io"].sum.data_points
     assert moved.as_int == 2 * 131072
     tiles = {

@@ -1,9 +1,13 @@
 """OpenTelemetry in a host: its environment, providers, forks, instrumentation and exit."""
 
 import http.client
+import shlex
+import shutil
+import ssl
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,9 +16,11 @@ from opentelemetry import context
 from opentelemetry.sdk.resources import Resource
 from tests.exporters.receiver import Receiver, attributes
 from tests.exporters.samples import copied, finding, health, started
+from tests.services import require
 
 from hicache_dbg.exporters.otel import OtelSink
 from hicache_dbg.exporters.otel_exporters import OtelConfigError, exporters_for
+from hicache_dbg.tracer.sink import SinkError
 
 
 def test_a_service_name_of_the_environment_is_kept(
@@ -225,6 +231,63 @@ def test_the_hosts_http_instrumentation_is_told_to_look_away(
     otel_sink.emit([copied(), finding()])
     assert suppressed == [True, True]
     assert not context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY)
+
+
+def test_an_exporter_that_fails_to_stop_costs_no_other_its_last_batch(
+    otel_sink: OtelSink, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stops after it is still flushed, and the failure is one line."""
+
+    def fail() -> None:
+        raise RuntimeError("already gone")
+
+    otel_sink._telemetry._shutdowns.insert(0, fail)
+    otel_sink.emit([copied()])
+    otel_sink.close()
+    assert "hicache.tile.count" in receiver.metrics
+    told = [record.getMessage() for record in caplog.records if "already gone" in record.message]
+    assert told == ["hicache-dbg: OpenTelemetry shutdown: already gone"]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for the loopback that nobody but this test trusts, and its key beside it."""
+    openssl = shutil.which("openssl")
+    require(openssl, "openssl is not installed")
+    path = tmp_path / "certificate.pem"
+    command = (
+        f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
+        f"-keyout {tmp_path / 'key.pem'} -out {path} -subj /CN=localhost "
+        "-addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run(shlex.split(command), check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.service
+def test_a_collector_behind_tls_is_trusted_by_the_certificate_of_the_environment(
+    receiver: Receiver, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``OTEL_EXPORTER_OTLP_CERTIFICATE`` the batch is a counted loss, and with it it arrives."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
+    secure = receiver.endpoint.replace("http:", "https:")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", secure)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # newer exporters would prefer them
+        monkeypatch.delenv(name, raising=False)
+    distrusting = OtelSink()
+    with pytest.raises(SinkError) as caught:
+        distrusting.emit([copied()])
+    assert (caught.value.reason, caught.value.lost) == ("export", 1)
+    distrusting.close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(certificate))
+    trusting = OtelSink()
+    trusting.emit([copied(op_id=7)])
+    trusting.close()
+    assert [attributes(span)["hicache.op_id"] for span in receiver.spans] == [7]
 
 
 def test_a_process_that_starts_no_more_threads_still_flushes(
