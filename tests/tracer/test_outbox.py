@@ -1,14 +1,17 @@
 """One sink's queue: a sink with a pace leaves the interpreter to others, unless somebody waits."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.exporters.samples import copied
+from tests.tracer.bus_parts import Blocked, finding
+from tests.tracer.bus_parts import copied as numbered
 
-from hicache_dbg.tracer.events import Event, Health
+from hicache_dbg.tracer.events import Copied, Event, Finding, Health
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.outbox import BATCH, Outbox
 from hicache_dbg.tracer.sink import Pace, SinkError
@@ -131,3 +134,37 @@ def test_events_of_both_kinds_leave_in_the_order_in_which_they_came(copies: list
     outbox.put(told)
     outbox.close(WAIT_S)
     assert [event.time_ns for event in sink.events] == list(range(len(copies)))
+
+
+def test_findings_are_not_crowded_out_by_copies() -> None:
+    """With the queue full of copies a finding still has room, and arrives in order."""
+    sink = Blocked()
+    box = Outbox(sink, capacity=10)
+    box.put([numbered(0)])
+    while box.depth:  # the thread has taken it and waits in emit
+        time.sleep(0.001)
+    box.put([numbered(number) for number in range(1, 21)])
+    box.put([finding(99)])
+    sink.go.set()
+    box.close(5.0)
+    assert [event.message for event in sink.of(Finding)] == ["number 99"]
+    assert len(sink.of(Copied)) == 11
+    assert box.lost == {"queue_full": 10}
+
+
+def test_a_batch_that_a_hanging_sink_holds_is_counted_once() -> None:
+    """At close it counts as lost, and not again when the sink returns after all."""
+    sink = Blocked()
+    box = Outbox(sink, capacity=10)
+    box.put([numbered(0)])
+    while box.depth:  # the thread has taken it and waits in emit
+        time.sleep(0.001)
+    assert not box.drain(0.01)  # it has not arrived
+    box.put([numbered(1)])
+    box.close(0.01)
+    assert box.depth == 0
+    box.put([numbered(2)])
+    assert box.losses() == {"closed": 3}
+    sink.go.set()
+    box._thread.join(10)
+    assert (box.losses(), box.delivered) == ({"closed": 3}, 0)
