@@ -6,11 +6,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from hicache_dbg.repro.soak import CASES, soak
+from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.bench.reach import Reach, reach
 from hicache_dbg.tracer.bench.sglang_ops import SglangOps
 from hicache_dbg.tracer.checks.kept import Kept
+from hicache_dbg.tracer.checks.ordering_clocks import ActorId, Clocks
 from hicache_dbg.tracer.events import Copied, Event
 from hicache_dbg.tracer.memory_sink import MemorySink
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import Gate, Settings
 from hicache_dbg.tracer.sink import SinkError
 
 
@@ -155,3 +160,29 @@ def test_the_host_is_let_in_between_operations(monkeypatch: pytest.MonkeyPatch) 
     ops.session.close()
     assert len(sink.of(Copied)) == 256
     assert 4 < slept.count(0) < 256
+
+
+def test_events_of_streams_leave_nothing_behind() -> None:
+    """What an event stands for is dropped with it: one comes with every copy."""
+    with Runtime.start(Settings(gate=Gate.ON), sinks=[Counting()]) as runtime:
+        assert isinstance(runtime.attachment, HiCacheAttachment)
+        soak(CASES[0], turns=60)
+        assert runtime.flush(60)
+        gc.collect()
+        books = runtime.attachment.lifetimes._books
+        assert len(books.order.clocks._carried) == 0
+
+
+def test_an_event_orders_as_long_as_it_lives() -> None:
+    """And one that gets the address of a dead one orders nothing yet."""
+
+    class Event:
+        """An event of any system."""
+
+    clocks, event = Clocks(), Event()
+    clocks.step(ActorId(1))
+    clocks.record(ActorId(1), clocks.carrier(event))
+    clocks.wait(ActorId(2), clocks.carrier(event))
+    assert clocks.now(ActorId(2)).clock == {ActorId(1): 1}
+    del event
+    assert not clocks._carried

@@ -208,7 +208,15 @@ class Order:
         """
         if actor is not None:
             for allocator in allocators:
-                self.clocks.meet(actor, ("allocator", id(allocator)))
+                self.clocks.meet(actor, self.clocks.carrier(allocator))
+
+    def recorded(self, actor: ActorId, event: object) -> None:
+        """Let ``event`` stand for all that ``actor`` did so far."""
+        self.clocks.record(actor, self.clocks.carrier(event))
+
+    def waited(self, actor: ActorId, event: object) -> None:
+        """Order whatever ``actor`` does next after what ``event`` stands for."""
+        self.clocks.wait(actor, self.clocks.carrier(event))
 
     def stamp(self, actor: ActorId, work: int | None) -> Stamp | None:
         """Return when something happens: the moment of queued work, or the actor's next step.

@@ -140,14 +140,14 @@ class StreamNotes:
     ) -> Callable[..., SimulatedEvent]:
         def record(stream: SimulatedStream) -> SimulatedEvent:
             event = original(stream)
-            self._take(lambda books: books.order.clocks.record(_of(stream), _carrier(event)))
+            self._take(lambda books: books.order.recorded(_of(stream), event))
             return event
 
         return record
 
     def _around_wait_for(self, original: Callable[..., None]) -> Callable[..., None]:
         def wait_for(stream: SimulatedStream, event: Event) -> None:
-            self._take(lambda books: books.order.clocks.wait(_of(stream), _carrier(event)))
+            self._take(lambda books: books.order.waited(_of(stream), event))
             original(stream, event)
 
         return wait_for
@@ -156,7 +156,7 @@ class StreamNotes:
         def synchronize(event: SimulatedEvent) -> None:
             original(event)
             thread = ActorId(threading.get_ident())
-            self._take(lambda books: books.order.clocks.wait(thread, _carrier(event)))
+            self._take(lambda books: books.order.waited(thread, event))
 
         return synchronize
 
@@ -238,7 +238,3 @@ def touched(
 def _of(stream: SimulatedStream) -> ActorId:
     """Return a stream's actor id: negative, so that it differs from every thread's."""
     return ActorId(-id(stream))
-
-
-def _carrier(event: Event) -> tuple[str, int]:
-    return "event", id(event)

@@ -8,6 +8,7 @@ clock and counts as a step, so two stamps of the same step know the same.
 
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple, NewType
+from weakref import ref
 
 __all__ = ["ActorId", "Clocks", "Stamp", "Step"]
 
@@ -65,6 +66,10 @@ class Clocks:
         first = self.step(actor)
         self._now[actor] = Stamp(actor, Step(first.step + steps - 1), first.clock)
         return first
+
+    def carrier(self, thing: object) -> Hashable:
+        """Return the carrier of an object (an event, a lock's owner), which is dropped with it."""
+        return ref(thing, self.forget)
 
     def record(self, actor: ActorId, carrier: Hashable) -> None:
         """Let ``carrier`` (an event, a gate, a queued task) stand for all ``actor`` did so far."""
