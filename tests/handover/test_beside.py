@@ -49,7 +49,9 @@ def test_a_wait_ends_after_its_time() -> None:
     assert not job.over
 
 
-def test_a_thread_that_dies_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_dies_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
     """What it had before it is dropped."""
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)
     go_on = threading.Event()
@@ -70,6 +72,8 @@ def test_a_thread_that_dies_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatc
     assert left.over
     thread.join(10)
     beside.stop()
+    assert internal_errors == ["handover/beside: SystemExit: "]
+    internal_errors.clear()
 
 
 @pytest.mark.parametrize("ends", ["not busy", "too late", "wanted"])

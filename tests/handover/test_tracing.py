@@ -30,7 +30,9 @@ from hicache_dbg.pools.handover.errors import HandoverError
 from hicache_dbg.pools.handover.requests import Receiving, RecvState
 from hicache_dbg.tracer.attach.hicache_handover_beside import Job
 from hicache_dbg.tracer.attach.hicache_handover_receipts import Receipts
+from hicache_dbg.tracer.attach.hicache_handover_sends import Sends
 from hicache_dbg.tracer.checks.join import join
+from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Started, Stated, Topic
 from hicache_dbg.tracer.settings import Checksum
 
@@ -178,6 +180,35 @@ def test_the_spans_of_both_ends_link_to_the_request_at_prefill(
         (link,) = one.links
         assert link.trace_id.hex() == f"{request.trace_id:032x}"
         assert link.span_id.hex() == f"{request.span_id:016x}"
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        (Sends, "offered"),
+        (Sends, "read"),
+        (Sends, "sent"),
+        (Receipts, "granted"),
+        (Receipts, "landed"),
+    ],
+)
+def test_a_failure_of_ours_accuses_neither_end(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str], part: type, method: str
+) -> None:
+    """What an end does not state is unknown then, and the report says that it was blind."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    with traced() as (sink, runtime), pair(by_hand=True) as made:
+        monkeypatch.setattr(part, method, fail)
+        hand_over(made, 2)
+        runtime.flush()
+        monkeypatch.undo()
+    assert internal_errors
+    internal_errors.clear()
+    assert join(by_role(sink.events)) == []
+    assert Evidence.of(sink.events).unseen
 
 
 def test_detaching_restores_the_very_function_objects() -> None:

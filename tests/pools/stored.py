@@ -64,9 +64,10 @@ class Bench:
         *,
         layout: Layout = Layout.PAGE_FIRST,
         pages: int = 8,
+        digests: bool = True,
     ) -> None:
         self.group = group_of(device_pages=1, host_pages=pages, layout=layout)
-        self.engine = StorageEngine(self.group, store, identity)
+        self.engine = StorageEngine(self.group, store, identity, digests=digests)
         self.keys = self.engine.keys(np.arange(4 * pages, dtype="<i4").tobytes())
         self.fill()
 

@@ -21,6 +21,7 @@ from hicache_dbg.pools.storage.store import Record
 from hicache_dbg.tracer.attach import hicache_storage
 from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord
 from hicache_dbg.tracer.checks.storage import NEVER_PAGES, Contents, Stored, TierState, of_failure
+from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import Copied, FaultClass, Finding, Op, Tier
 from hicache_dbg.tracer.events import Event as TracedEvent
 from hicache_dbg.tracer.memory_sink import MemorySink
@@ -277,6 +278,71 @@ def test_another_computation_of_the_same_tokens_is_no_damage(tmp_path: Path, is_
         bench.fetch(4)
         assert watched.findings == []
         assert all(event.verified == event.tiles > 0 for event in watched.copies(Op.FETCH))
+
+
+@pytest.mark.parametrize("lost", ["before", "after", "room", "off", "nothing"])
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_store_that_was_not_recorded_accuses_nobody(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    internal_errors: list[str],
+    lost: str,
+    digests: bool,
+) -> None:
+    """A page was evicted and stored again with other bytes, unseen: what was known of it is forgotten."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    store = FileStore(tmp_path)
+    with watching() as watched:
+        bench = Bench(store, digests=digests)
+        bench.store(4)
+        for key in bench.keys[:4]:
+            store.discard(key.name)
+        bench.fill(seed=1)
+        with monkeypatch.context() as patch:
+            if lost in {"before", "after"}:
+                method = "_open" if lost == "before" else "_take"
+                patch.setattr(hicache_storage.StorageAttachment, method, fail)
+            elif lost == "room":
+                patch.setattr(watched.runtime.session.bus, "push", lambda _: False)
+            elif lost == "off":
+                watched.runtime.switch(on=False)
+            bench.store(4)
+        watched.runtime.switch(on=True)
+        bench.fetch(4)
+        assert watched.findings == []
+        (copied,) = {event.mismatched for event in watched.copies(Op.FETCH)}
+        assert copied == 0
+        failed = lost in {"before", "after"}
+        unseen = Evidence.of(watched.sink.events).unseen
+    assert len(internal_errors) == failed
+    internal_errors.clear()
+    assert failed <= (Evidence.of(watched.sink.events).unseen > 0), unseen
+
+
+def test_a_store_that_was_not_recorded_keeps_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """Nobody judges it, so whoever frees its pages need not read them."""
+    monkeypatch.setattr(hicache_storage, "AT_ONCE_BYTES", -1)
+    with cache_of(FileStore(tmp_path)) as controller:
+        take_turns(controller, sequences(THREE))
+    with watching() as watched, cache_of(FileStore(tmp_path)) as controller:
+        storage = watched.runtime.attachment._storage  # type: ignore[attr-defined]
+        take = storage._take
+
+        def fail(record: StorageRecord) -> None:
+            take(record)
+            raise RuntimeError("a bug of ours")
+
+        monkeypatch.setattr(storage, "_take", fail)
+        take_turns(controller, sequences(THREE) * 2)
+        assert internal_errors
+        internal_errors.clear()
+        assert all(record.judged for _, record in storage._unread._waiting)
+        monkeypatch.undo()
 
 
 def test_an_empty_store_beside_a_full_one_is_not_dead(tmp_path: Path) -> None:

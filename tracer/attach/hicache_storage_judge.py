@@ -37,6 +37,9 @@ class StorageJudge:
     The digest of all bytes of a page, also found in its record's header, vouches for the page as a
     whole. Its tiles keep the digests from their backup. Those return to the ledger with the page, so
     a load is compared with what originally left the device, whatever happened in between.
+
+    After a gap (an operation that was not recorded, tracing switched off) it starts over: a key may
+    have been stored again since, with other contents.
     """
 
     def __init__(self, session: Session) -> None:
@@ -44,6 +47,11 @@ class StorageJudge:
         self._contents = Contents()
         self._tiers: defaultdict[object, TierState] = defaultdict(TierState)  # by store
         self._digester = CpuDigester()
+        session.on_gap.append(self.forget)
+
+    def forget(self) -> None:
+        """Forget what was stored under every key."""
+        self._contents = Contents()
 
     def knows(self, record: StorageRecord, at: int) -> bool:
         """Return whether a page holds what this process stored under its key. Thread-safe."""
@@ -52,6 +60,8 @@ class StorageJudge:
 
     def __call__(self, record: StorageRecord) -> list[Event]:
         """Return the events of an operation, and its findings."""
+        if record.after_gap:
+            self.forget()
         verdicts = [self._page(record, at) for at in range(len(record.keys))]
         wrong = [at for at, verdict in enumerate(verdicts) if verdict is Outcome.MISMATCHED]
         findings = [
@@ -131,10 +141,18 @@ class StorageJudge:
         return record.still(at) and self._session.watched()
 
     def _keep(self, record: StorageRecord, at: int) -> None:
-        """Remember a stored page; keep an earlier entry, as the store keeps an existing record."""
+        """Remember a stored page; keep an earlier entry, as the store keeps an existing record.
+
+        If no digest in the record's header tells which of two contents the store has, neither is
+        expected.
+        """
         key = record.keys[at]
         known = self._contents.get(key.name)
+        payload = record.payloads.get(at, record.results[at].digest)
         if known is not None and known.store is record.store:
+            unvouched = known.tokens == key.tokens and not record.results[at].digest
+            if unvouched and known.payload != payload:  # left alone, or evicted in between
+                self._contents.keep(key.name, Stored(key.tokens, 0, 0, {}, record.store))
             return
         tiles: Tiles = {}
         page, generation = record.host[at : at + 1], record.generations[at : at + 1]
@@ -144,7 +162,6 @@ class StorageJudge:
             expected = book.expect(page, generation, layers, span)
             if expected.known.all():
                 tiles[mirror.pool, component] = expected.digests[:, 0]
-        payload = record.payloads.get(at, record.results[at].digest)
         page_now = Stored(key.tokens, payload, record.after.get(at, 0), tiles, record.store)
         self._contents.keep(key.name, page_now)
 

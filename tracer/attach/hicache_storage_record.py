@@ -32,7 +32,7 @@ class StorageRecord:
     ``after`` are digests of a few bytes of each page, which tell a page that was not written at
     all. ``store`` identifies the store. ``let_go`` are the pages that it did not deliver and no longer
     claims to have: it evicted them between lookup and get. ``judged`` says that the pages are no longer
-    needed.
+    needed, ``after_gap`` that operations before this one were not recorded.
     """
 
     op: Op
@@ -58,6 +58,7 @@ class StorageRecord:
     status: str = "ok"
     let_go: frozenset[int] = frozenset()
     judged: bool = False
+    after_gap: bool = False
     judge: "Judge | None" = None
     requests: Sequence[SpanIds] = ()
 

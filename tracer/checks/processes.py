@@ -12,6 +12,10 @@ __all__ = ["LATE_NS", "Process", "processes"]
 LATE_NS = 10**9
 
 
+#: Where a failure of the tracer may cost a statement.
+_STATING = ("attach/", "bus", "handover/", "ranks/", "storage/keys")
+
+
 @dataclass(slots=True)
 class Process:
     """One rank of one role: its geometry and its statements, in the order of its recording."""
@@ -23,7 +27,8 @@ class Process:
     last_ns: int = 0
     #: When it announced its geometry for the last time.
     started_ns: int = 0
-    #: Number of events its recording lost: a missing statement may be among them.
+    #: Number of events its recording lost, or that a failure of the tracer kept from it: a missing
+    #: statement may be among them.
     lost: int = 0
     #: Whether its recording ends with the closing event; if not, it was killed or is still running.
     closed: bool = False
@@ -83,4 +88,5 @@ def processes(recordings: Sequence[Iterable[Event]]) -> list[Process]:
 
 def _lost(word: Health) -> int:
     ways = ("bus/", "recording/")
-    return sum(count for where, count in word.dropped.items() if where.startswith(ways))
+    dropped = sum(count for where, count in word.dropped.items() if where.startswith(ways))
+    return dropped + sum(n for at, n in word.errors.items() if at.startswith(_STATING))

@@ -1,7 +1,7 @@
 """Counts over a run's events: the only input of the hypotheses."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -22,6 +22,8 @@ __all__ = ["Evidence", "PathKey", "Tiles"]
 
 PathKey = tuple[str, str, bool, str]  # pool, op, token_granular, layout
 Sql = Callable[[str], list[tuple[Any, ...]]]
+#: Where a failure of the tracer costs the record of an operation.
+_NOTING = ("probe/", "storage/before", "storage/after", "handover/")
 _ORDER = {cls: number for number, cls in enumerate(FaultClass)}
 
 
@@ -94,6 +96,8 @@ class Evidence:
     unread: int = 0
     #: Number of items that could not be read, by place.
     errors: Counter[str] = field(default_factory=Counter)
+    #: Of how many findings which are causes: every hypothesis asks, and there may be many.
+    known_causes: tuple[int, list[Finding]] | None = None
     sql: Sql | None = None
 
     @classmethod
@@ -156,7 +160,7 @@ class Evidence:
         if health is None:
             return self.unread
         bus = sum(lost for where, lost in health.dropped.items() if where.startswith("bus/"))
-        failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith("probe/"))
+        failed = sum(n for at, n in health.errors.items() if at == "bus" or at.startswith(_NOTING))
         made = health.copies - sum(self.earlier)
         return bus + failed + max(self.unread, made - self.elsewhere - sum(self.paths.values()))
 
@@ -175,15 +179,20 @@ class Evidence:
         Fault classes are ordered such that the first that applies names the cause. What follows
         from it on the same pool (a mismatch after a reuse, for example) is not a cause of its own.
         """
+        known = self.known_causes
+        if known is None or known[0] != len(self.findings):
+            first = self._first_classes()
+            causes = [finding for finding in self.findings if _is_cause(finding, first)]
+            known = self.known_causes = len(self.findings), causes
+        return known[1]
+
+    def _first_classes(self) -> dict[str, int]:
+        """Return the number of the first fault class found on each pool."""
         first: dict[str, int] = {}
         for finding in self.findings:
             for pool in finding.pool.split("+"):
                 first[pool] = min(_ORDER[finding.cls], first.get(pool, len(_ORDER)))
-        return [
-            finding
-            for finding in self.findings
-            if _ORDER[finding.cls] == min(first[pool] for pool in finding.pool.split("+"))
-        ]
+        return first
 
     def of_op(self, *ops: Op) -> Tiles:
         """Return the tiles of all pools under these operations."""
@@ -198,9 +207,10 @@ class Evidence:
         return self.by_pool.get((pool, op.value), Tiles())
 
     def kinds_of_finding(self) -> list[Finding]:
-        """Merge findings by kind (class, pool, op, component, check), with their total count.
+        """Merge findings by kind (class, pool, op, component, check), causes first.
 
-        The first one's text is kept; findings that the bus held back follow later with their count.
+        The first one's text is kept, with their total count; findings that the bus held back follow
+        later with their count.
         """
         merged: dict[tuple[str, ...], Finding] = {}
         for finding in self.findings:
@@ -211,7 +221,8 @@ class Evidence:
                 if first
                 else finding
             )
-        return list(merged.values())
+        first = self._first_classes()
+        return sorted(merged.values(), key=lambda finding: not _is_cause(finding, first))
 
     @property
     def checked_share(self) -> float:
@@ -241,3 +252,7 @@ class Evidence:
         self.tiles.add(event)
         self.by_pool.setdefault((event.pool, event.op.value), Tiles()).add(event)
         self.skipped.update(event.skipped)
+
+
+def _is_cause(finding: Finding, first: Mapping[str, int]) -> bool:
+    return _ORDER[finding.cls] == min(first[pool] for pool in finding.pool.split("+"))
