@@ -1,6 +1,7 @@
 """A real Mooncake Store: a master and two client processes, one of them killed."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from tests.pools.stored import Bench, cache_of, stats_of, take_turns
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.storage.mooncake import MooncakeStore
 from hicache_dbg.pools.storage.results import PageState
+from hicache_dbg.repro import mooncake_master
 from hicache_dbg.repro.mooncake_master import Master, master, master_binary
 
 pytestmark = pytest.mark.service
@@ -75,6 +77,32 @@ def test_a_forked_child_leaves_the_client_to_its_parent(store: MooncakeStore) ->
         *["None"] * 3,
     ]
     assert bench.fetch(4) == [PageState.OK] * 4
+
+
+@pytest.mark.parametrize("taken", ["rpc", "metadata", "metrics"])
+def test_a_master_whose_port_was_taken_first_gets_others(
+    running: Master, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """Between the choice of a port and its binding; a stranger who answers there is not the master."""
+    own, at = mooncake_master._free_ports, ["rpc", "metadata", "metrics"].index(taken)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        trials = list[list[int]]()
+
+        def free(count: int) -> list[int]:
+            trials.append(own(count))
+            if len(trials) == 1:
+                trials[0][at] = port
+            return trials[-1]
+
+        monkeypatch.setattr(mooncake_master, "_free_ports", free)
+        with master() as found:
+            assert len(trials) == 2
+            assert f":{port}" not in found.address + found.metadata
+            assert found.address != running.address
+            store = MooncakeStore(found.address, found.metadata, segment_bytes=SEGMENT)
+            assert store.exists(["nothing"]) == [False]
+            store.close()
 
 
 @pytest.mark.parametrize("layout", [Layout.LAYER_FIRST, Layout.PAGE_FIRST])
