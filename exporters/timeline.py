@@ -3,29 +3,37 @@
 Plain data; :mod:`hicache_dbg.exporters.perfetto` writes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-__all__ = ["Instant", "Slice", "Value"]
+__all__ = ["Instant", "Kind", "Slice", "Value"]
 
 Value = str | int | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Something that took time, on the track named by ``track`` from the root down.
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What many slices have in common. ``track`` names their track from the root down."""
+
+    track: tuple[str, ...]
+    name: str
+    details: Mapping[str, Value] = field(default_factory=dict)
+
+
+class Slice(NamedTuple):
+    """Something that took time.
 
     Slices come in the order of their start. ``begins`` and ``ends`` are the ids of flows that leave
     the slice and arrive at it; each id leaves one slice and arrives at one.
     """
 
-    track: tuple[str, ...]
-    name: str
+    kind: Kind
     start_ns: int
     duration_ns: int
-    details: Mapping[str, Value] = field(default_factory=dict)
-    begins: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
+    op_id: int | None = None
+    begins: Sequence[int] = ()
+    ends: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
