@@ -1,5 +1,6 @@
 """Print a report on a terminal: verdict and advice first, then findings, hypotheses, geometry, paths."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -13,19 +14,28 @@ from hicache_dbg.tracer.cli.visible import visible
 from hicache_dbg.tracer.diagnose.hypothesis import Answer, Verdict
 from hicache_dbg.tracer.diagnose.report import PathRow, Report
 from hicache_dbg.tracer.events import MirrorInfo
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["render_advice", "render_report", "render_verdict", "show_report", "table"]
 
+#: Most kinds of findings that are printed, the causes first.
+MOST_FINDINGS = 20
 _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
 
-def show_report(report: Report) -> None:
-    """Print the whole report. It begins with the verdict, and ends with it, which a terminal shows."""
+def show_report(report: Report, look: str = "") -> None:
+    """Print the whole report. It begins with the verdict, and ends with it, which a terminal shows.
+
+    ``look`` is a command that shows more of what is wrong; it is printed if something is.
+    """
     console = Console(markup=False)
     render_verdict(console, report)
     render_advice(console, report)
     render_report(console, report)
     render_verdict(console, report)
+    render_advice(console, report)
+    if look and report.corrupt:
+        console.print(f"look: {printable(look)}", highlight=False, soft_wrap=True, style="cyan")
 
 
 def render_verdict(console: Console, report: Report) -> None:
@@ -134,7 +144,7 @@ def _tiles(console: Console, report: Report) -> None:
 def _findings(console: Console, report: Report) -> None:
     """Print every kind of finding; advice that was given above is not repeated."""
     given = report.advice
-    for finding in report.findings:
+    for finding in report.findings[:MOST_FINDINGS]:
         times = f" x{finding.count}" if finding.count > 1 else ""
         where = f" at {finding.op or finding.check}"
         console.print()
@@ -143,6 +153,13 @@ def _findings(console: Console, report: Report) -> None:
         if finding.advice not in given:
             console.print(Padding(Text(f"do: {finding.advice}", style="cyan"), (0, 0, 0, 2)))
             given += f"\n{finding.advice}"
+    more = report.findings[MOST_FINDINGS:]
+    if more:
+        classes = Counter(finding.cls for finding in more)
+        told = ", ".join(f"{count} {cls}" for cls, count in classes.items())
+        console.print(
+            f"\nand {counted(len(more), 'more kind')} of finding ({told}): --json has them all"
+        )
 
 
 def _hypotheses(report: Report) -> Table:
@@ -179,7 +196,11 @@ def _argued(group: Sequence[Answer]) -> Text:
     """Return names and their common evidence, and how to decide each that is undecided."""
     text = Text(", ".join(answer.name for answer in group))
     text.append(f": {group[0].evidence}", style="dim")
+    alike: dict[str, list[str]] = {}
     for answer in group:
         if answer.decide_by:
-            text.append(f"\ndecide {answer.name} by: {answer.decide_by}", style="cyan")
+            alike.setdefault(answer.decide_by, []).append(answer.name)
+    for decide_by, names in alike.items():
+        which = "" if len(names) == len(group) else f" {', '.join(names)}"
+        text.append(f"\ndecide{which} by: {decide_by}", style="cyan")
     return text

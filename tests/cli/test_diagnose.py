@@ -1,0 +1,73 @@
+"""The report of ``hicache-dbg diagnose`` on a terminal: what is read first, last, and where more is."""
+
+from pathlib import Path
+
+import pytest
+from tests.diagnose.test_gather import LOAD, recorded
+from tests.exporters.samples import copied, finding, started
+
+from hicache_dbg.tracer.cli.main import main
+from hicache_dbg.tracer.cli.render import MOST_FINDINGS
+from hicache_dbg.tracer.events import Event, FaultClass
+
+REUSED = finding(cls=FaultClass.SLOT_REUSE, pool="mla", message="freed while open", advice="wait")
+START = started(mirrors=())
+CLEAN = copied(**(LOAD | {"skipped": {}, "verified": 8}))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    """Return exit code and printed lines."""
+    code = main(["diagnose", *arguments])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_verdict_and_advice_are_read_first_and_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal shows the last lines: they say what is wrong, what to do, and what shows more."""
+    place = str(recorded(tmp_path, "my run", [START, CLEAN, REUSED]))
+    code, lines = printed(capsys, place)
+    assert code == 1
+    assert lines[0].startswith("verdict: ")
+    assert "freed while open" in lines[0]
+    assert lines[1].startswith("do: ")
+    assert lines[-3:-1] == lines[:2]
+    assert lines[-1] == (
+        f"look: hicache-dbg diagnose '{place}' --html report.html --perfetto report.pftrace "
+        "--around slot_reuse"
+    )
+
+
+def test_the_command_that_shows_more_reads_the_same_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the options that chose them, and is not given twice."""
+    place = str(recorded(tmp_path, "run", [START, copied(requests=("r 1",)), REUSED]))
+    _, lines = printed(capsys, place, "--together", "--request", "r 1")
+    assert f"{place} --together '--request=r 1' --html" in lines[-1]
+    _, lines = printed(capsys, place, "--html", str(tmp_path / "x"))
+    assert lines[-1].startswith("do: ")
+
+
+def test_a_run_without_a_fault_needs_no_second_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report ends with the verdict and its advice."""
+    code, lines = printed(capsys, str(recorded(tmp_path, "run", [START, CLEAN])))
+    assert (code, lines[-1].startswith("look: ")) == (0, False)
+
+
+def test_of_many_findings_the_causes_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What follows from a cause comes after it, and of very many kinds only their number is printed."""
+    follows: list[Event] = [
+        finding(cls=FaultClass.BIT_FLIP, pool="mla", check=f"c{n}", message=f"flipped {n}")
+        for n in range(MOST_FINDINGS + 5)
+    ]
+    place = str(recorded(tmp_path, "run", [START, *follows, REUSED]))
+    _, lines = printed(capsys, place)
+    titles = [line for line in lines if line.startswith(("slot_reuse: ", "bit_flip: "))]
+    assert titles[0] == "slot_reuse: mla at backup"
+    assert len(titles) == MOST_FINDINGS
+    assert "and 6 more kinds of finding (6 bit_flip): --json has them all" in lines
