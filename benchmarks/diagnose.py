@@ -1,9 +1,11 @@
 """Measure time and memory of a diagnosis over 10^5 to 10^7 events: is the curve linear?
 
 Each size is diagnosed in its own process, whose peak memory the kernel reports. The recording repeats
-one block of synthetic events.
+one block of synthetic events, each time ten seconds later. ``--draw`` also writes the page, the timeline
+and the timeline around a finding, each in a process of its own, and measures the size of the files.
 
     python benchmarks/diagnose.py --most 10000000
+    python benchmarks/diagnose.py --most 1000000 --draw
 """
 
 import argparse
@@ -17,9 +19,21 @@ from pathlib import Path
 import msgspec
 
 from hicache_dbg.exporters.recording_format import FORMAT, Header
-from hicache_dbg.tracer.events import SCHEMA_VERSION, Copied, Event, Health, Op, Tier
+from hicache_dbg.tracer.events import (
+    SCHEMA_VERSION,
+    Copied,
+    Event,
+    FaultClass,
+    Finding,
+    Health,
+    Op,
+    Tier,
+)
 
 BLOCK = 99_999  # copies in a block, which ends with a heartbeat
+STEP_NS = 100_000  # between copies
+BLOCK_NS = STEP_NS * (BLOCK + 1)
+BEGAN = 10**8  # blocks since the epoch
 GOAL_S, GOAL_BYTES = 60.0, 2 << 30
 
 
@@ -27,7 +41,7 @@ def block() -> list[Event]:
     """Return backups and loads of three pools with eight pages each, and a heartbeat."""
     copies: list[Event] = [
         Copied(
-            time_ns=10**18 + number * 10_000,
+            time_ns=BEGAN * BLOCK_NS + number * STEP_NS,
             pool=("mla", "dsa_index_k", "deepseek_v4_c4")[number % 3],
             op=Op.LOAD if number % 2 else Op.BACKUP,
             token_granular=False,
@@ -55,38 +69,62 @@ def block() -> list[Event]:
         )
         for number in range(BLOCK)
     ]
-    return [*copies, Health(time_ns=10**18, copies=BLOCK, events=BLOCK)]
+    return [*copies, Health(time_ns=BEGAN * BLOCK_NS, copies=BLOCK, events=BLOCK)]
 
 
 def write(path: Path, events: int) -> int:
-    """Write a recording of ``events`` events; return its size in bytes."""
+    """Write a recording of ``events`` events and a finding; return its size in bytes."""
     encoder = msgspec.json.Encoder()
     header = Header(format=FORMAT, schema=SCHEMA_VERSION, run_id="bench", time_ns=0)
     body = b"".join(encoder.encode(event) + b"\n" for event in block())
+    began = b'"time_ns":%d'
     with path.open("wb") as file:
         file.write(encoder.encode(header) + b"\n")
-        for _ in range(events // (BLOCK + 1)):
-            file.write(body)
+        for number in range(events // (BLOCK + 1)):
+            file.write(body.replace(began % BEGAN, began % (BEGAN + number)))
+        middle = BEGAN * BLOCK_NS + events * STEP_NS // 2
+        file.write(
+            encoder.encode(
+                Finding(time_ns=middle, cls=FaultClass.SLOT_REUSE, pool="mla", message="freed")
+            )
+            + b"\n"
+        )
     return path.stat().st_size
 
 
-def diagnosed(path: Path) -> tuple[float, int]:
+def diagnosed(path: Path, *options: str) -> tuple[float, int]:
     """Run ``hicache-dbg diagnose --json``; return its seconds and peak bytes."""
-    command = [sys.executable, "-m", "hicache_dbg", "diagnose", str(path), "--json"]
+    command = [sys.executable, "-m", "hicache_dbg", "diagnose", str(path), "--json", *options]
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, f"diagnose ended with {process.returncode}"
+    assert process.returncode == 1, f"diagnose ended with {process.returncode}"
     return seconds, usage.ru_maxrss * 1024
+
+
+def drawn(path: Path) -> None:
+    """Write and measure each kind of file."""
+    for name, suffix, options in (
+        ("--html", "html", ()),
+        ("--perfetto", "pftrace", ()),
+        ("--perfetto --around any", "pftrace", ("--around", "any")),
+    ):
+        written = path.with_suffix(f".{suffix}")
+        seconds, peak = diagnosed(path, name.partition(" ")[0], str(written), *options)
+        print(
+            f"{name:>24}: {seconds:.2f} s, peak {peak / 2**20:.0f} MiB, "
+            f"file {written.stat().st_size / 1e6:.2f} MB"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure a diagnosis over run length.")
     parser.add_argument("--most", type=int, default=10_000_000, help="the largest size")
-    most = parser.parse_args().most
-    sizes = [size for size in (100_000, 1_000_000, 3_000_000, 10_000_000) if size <= most]
+    parser.add_argument("--draw", action="store_true", help="also write the page and the timeline")
+    given = parser.parse_args()
+    sizes = [size for size in (100_000, 1_000_000, 3_000_000, 10_000_000) if size <= given.most]
     print(f"{'events':>10} {'GB':>6} {'seconds':>8} {'us/event':>9} {'peak MiB':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
@@ -97,6 +135,8 @@ def main() -> None:
                 f"{size:>10} {volume / 1e9:>6.2f} {seconds:>8.2f} {seconds / size * 1e6:>9.2f} "
                 f"{peak / 2**20:>9.0f}"
             )
+            if given.draw:
+                drawn(path)
     print(f"goal at 10^7: under {GOAL_S:.0f} s and {GOAL_BYTES >> 20} MiB")
 
 

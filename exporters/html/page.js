@@ -4,12 +4,17 @@ for (const grid of document.querySelectorAll("svg.grid")) {
   const cursor = grid.querySelector(".cursor");
   const [columns, rows] = [Number(grid.dataset.columns), Number(grid.dataset.rows)];
   let [column, row] = [0, 0];
+  const under = new Map();
+  for (const cell of grid.querySelectorAll("rect:not(.cursor)")) {
+    const [left, top, wide, tall] = ["x", "y", "width", "height"].map((name) => Number(cell.getAttribute(name)));
+    for (let y = top; y < top + tall; y++)
+      for (let x = left; x < left + wide; x++) under.set(y * columns + x, cell);
+  }
   const show = () => {
     cursor.setAttribute("x", column);
     cursor.setAttribute("y", row);
     cursor.setAttribute("visibility", "visible");
-    const cell = grid.querySelector(`[x="${column}"][y="${row}"]:not(.cursor)`);
-    say.textContent = cell.querySelector("title").textContent;
+    say.textContent = under.get(row * columns + column).querySelector("title").textContent;
   };
   grid.addEventListener("pointermove", (event) => {
     const box = grid.getBoundingClientRect();

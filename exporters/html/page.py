@@ -3,17 +3,20 @@
 Everything is in one file: no network access, no external fonts or scripts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.writing import why_not
 
 __all__ = [
     "Bar",
+    "Block",
     "Cell",
     "Geometry",
     "Grid",
@@ -60,26 +63,94 @@ _WORDS = {
 }
 
 
+#: Most cells of a map that are drawn one by one, each with its own words.
+MOST_SINGLE_CELLS = 4096
+
+
+class Block(NamedTuple):
+    """A rectangle of cells in one state: where its first cell is, and how many there are."""
+
+    cell: Cell
+    column: int
+    row: int
+    wide: int
+    tall: int
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Tiles of one pool: a row per layer, a column per group of pages.
 
     ``columns`` are the first and last page of each column, ``sizes`` how many pages of each moved;
-    ``cells`` holds one row of states per layer; ``bad`` names the differing tiles in words. With
-    several ``ranks``, each cell shows the worst state.
+    ``rows`` are the first and last layer of each row, whose states ``cells`` holds. A cell shows the
+    worst state of its pages, layers and, with several ``ranks``, of theirs. ``bad`` names the
+    differing tiles in words.
     """
 
     pool: str
     columns: Sequence[tuple[int, int]]
     sizes: Sequence[int]
+    rows: Sequence[tuple[int, int]]
     cells: Sequence[Sequence[Cell]]
     bad: str = ""
     ranks: int = 1
 
     @property
+    def grouped(self) -> str:
+        """What each cell stands for if it is more than a page of a layer, in words."""
+        pages, layers = max(self.sizes), max(last - first + 1 for first, last in self.rows)
+        if pages == layers == 1:
+            return ""
+        parts = [
+            f"{most:,} {what}" for most, what in ((pages, "pages"), (layers, "layers")) if most > 1
+        ]
+        return f"A cell stands for up to {' and '.join(parts)}, and shows the worst of them."
+
+    @property
     def states(self) -> list[Cell]:
         """The states that occur, worst first."""
         return sorted({cell for row in self.cells for cell in row}, reverse=True)
+
+    @property
+    def blocks(self) -> list["Block"]:
+        """The cells to draw: each by itself, or neighbors in one state together if they are many."""
+        if sum(map(len, self.cells)) <= MOST_SINGLE_CELLS:
+            return [
+                Block(cell, column, row, 1, 1)
+                for row, cells in enumerate(self.cells)
+                for column, cell in enumerate(cells)
+            ]
+        return list(_merged(self.cells))
+
+    def said(self, block: "Block") -> str:
+        """Return the layers, pages and state of a block in words."""
+        layers = _span("layer", self.rows[block.row][0], self.rows[block.row + block.tall - 1][1])
+        pages = _span(
+            "host page",
+            self.columns[block.column][0],
+            self.columns[block.column + block.wide - 1][1],
+        )
+        return f"{layers}, {pages}: {block.cell.words}"
+
+
+def _merged(cells: Sequence[Sequence[Cell]]) -> Iterator[Block]:
+    """Yield neighbors in one state as one block: along a row, then rows that are cut alike."""
+    open_now: dict[tuple[Cell, int, int], int] = {}  # state, column and width, to the first row
+    for row, line in enumerate([*cells, ()]):
+        runs: dict[tuple[Cell, int, int], int] = {}
+        column = 0
+        for cell, same in groupby(line):
+            wide = len(list(same))
+            runs[cell, column, wide] = open_now.get((cell, column, wide), row)
+            column += wide
+        for (cell, at, wide), first in open_now.items():
+            if (cell, at, wide) not in runs:
+                yield Block(cell, at, first, wide, row - first)
+        open_now = runs
+
+
+def _span(what: str, first: int, last: int) -> str:
+    return f"{what} {first}" if first == last else f"{what}s {first} to {last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +165,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened to one bad page, oldest first, and the accesses that conflict."""
+    """What happened to one bad page, oldest first, and the accesses that conflict.
+
+    ``unshown`` says how many steps are left out, and how to see them.
+    """
 
     title: str
     steps: Sequence[Step]
     accesses: Sequence[Step] = ()
+    unshown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +247,7 @@ class Page:
     back: Sequence[Share]
     stored: str
     findings: Sequence[Item]
+    unshown: str
     hypotheses: Sequence[Item]
     ruled_out: Sequence[Item]
     grids: Sequence[Grid]

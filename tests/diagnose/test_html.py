@@ -17,6 +17,7 @@ from tests.services import require
 from hicache_dbg.exporters.html.page import Cell
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.diagnose.meanings import MEANINGS
+from hicache_dbg.tracer.diagnose.page import MOST_FINDINGS
 from hicache_dbg.tracer.events import Event, FaultClass
 
 BAD_CELL = Cell.MISMATCHED.words
@@ -238,6 +239,82 @@ def test_a_run_that_is_wrong_everywhere_has_a_page_of_bounded_size(tmp_path: Pat
     assert len(text) < 400_000
     assert "Layers 5..6, 9..10 of host page 7 came back different" in text
     assert len(re.findall("came back different", text)) < 700
+
+
+def noisy(pools: int, layers: int) -> list[Event]:
+    """A run in which every other tile of every pool came back different."""
+    one = LOAD | {"layers": layers, "mismatched": layers // 2, "generations": (1,)}
+    return [
+        copied(
+            pool=f"pool{pool}",
+            host_pages=(page,),
+            bad_tiles=tuple((layer, page) for layer in range(page % 2, layers, 2)),
+            **one,
+        )
+        for pool in range(pools)
+        for page in range(320)
+    ]
+
+
+def test_a_page_of_many_pools_full_of_differences_can_be_opened(tmp_path: Path) -> None:
+    """Maps share a bound: the more there are, the more pages and layers a cell stands for."""
+    text = page_text(tmp_path, started(), *noisy(16, 80))
+    assert len(text) < 12_000_000
+    assert text.count('<svg class="grid"') == 16
+    assert "A cell stands for up to" in text
+    cells = re.findall(r'<rect class="c\d" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)">', text)
+    assert sum(int(wide) * int(tall) for *_, wide, tall in cells) <= 80_000
+
+
+def test_equal_neighbours_on_a_large_map_are_one_block(tmp_path: Path) -> None:
+    """The blocks cover each cell once, and their words name the layers and pages that they cover."""
+    pages = {"host_pages": tuple(range(200)), "generations": (1,) * 200}
+    bad = {"bad_tiles": ((7, 50), (8, 50)), "mismatched": 2}
+    rest = {"skipped": {}, "verified": 250 * 200 - 2}
+    moved = copied(layers=250, **(LOAD | pages | bad | rest))
+    text = page_text(tmp_path, started(), moved)
+    cells = [
+        tuple(map(int, at))
+        for at in re.findall(
+            r'<rect class="c\d" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)">', text
+        )
+    ]
+    covered = [
+        (x, y)
+        for left, top, w, h in cells
+        for x in range(left, left + w)
+        for y in range(top, top + h)
+    ]
+    assert len(cells) < 20
+    assert sorted(covered) == [(x, y) for x in range(100) for y in range(125)]
+    assert re.findall(rf"<title>(.*): {BAD_CELL}</title>", text) == [
+        "layers 6 to 9, host pages 50 to 51"
+    ]
+    assert "<br>to 249</span>" in text
+    assert "A cell stands for up to 2 pages and 2 layers, and shows the worst of them." in text
+
+
+def test_what_is_left_out_is_counted_and_where_it_is_told(tmp_path: Path) -> None:
+    """Of many findings and of a page's many operations the page shows some, and says so."""
+    bad = LOAD | PAGES | BAD
+    found = [finding(check=f"check{n}", count=2) for n in range(MOST_FINDINGS + 3)]
+    steps = [copied(**PAGES, time_ns=TIME_NS + n) for n in range(30)]
+    text = html.unescape(
+        page_text(tmp_path, started(), *steps, copied(**bad, time_ns=TIME_NS + 99), *found)
+    )
+    again = f"hicache-dbg diagnose {tmp_path / 'other'}"
+    held = f"{MOST_FINDINGS + 6} more findings and 3 more kinds of them"
+    assert text.count('<details class="finding') == MOST_FINDINGS
+    assert f"first finding of {MOST_FINDINGS} kinds; left out: {held}. {again}" in text
+    assert "The page took part in 31 operations, of which those around the first bad one" in text
+    assert f"{again}" in text.partition("The page took part in")[2]
+
+
+def test_a_page_that_shows_everything_says_nothing_of_what_is_left_out(tmp_path: Path) -> None:
+    """One finding of each kind, and all operations of the page."""
+    text = page_text(tmp_path, *RUN[:3], finding(count=1))
+    assert "Shown is the first finding" not in text
+    assert "The page took part in" not in text
 
 
 def test_several_ranks_on_one_map_are_told_apart(tmp_path: Path) -> None:

@@ -11,9 +11,13 @@ from hicache_dbg.tracer.words import counted, named
 __all__ = ["grids_of"]
 
 MOST_COLUMNS = 160
+#: Fewest columns of a map, however many maps there are.
+FEWEST_COLUMNS = 40
+#: Most cells of all maps together: a page stays one that a browser opens.
+MOST_CELLS = 80_000
 #: Most differing parts listed in words; the map shows all of them.
 MOST_PIECES = 8
-#: Most rows; more layers are grouped into bands.
+#: Most rows; more layers are grouped.
 MOST_ROWS = 128
 
 #: A page's state is that of the operations it took part in. If one of them has a mismatch, whose
@@ -47,6 +51,9 @@ _BAD = """
 """
 
 
+_CELLS = list(Cell)
+
+
 @dataclass(frozen=True, slots=True)
 class _Bad:
     """Pages of one rank that differ in the same layers."""
@@ -62,7 +69,7 @@ def grids_of(database: Database) -> Iterator[Grid]:
     unlisted = {pool for pool, *_, some in pools if some}
     pages: dict[str, list[tuple[int, Cell]]] = defaultdict(list)
     for pool, page, state in database.sql(_PAGES):
-        cell = Cell(state)
+        cell = _CELLS[state]
         if cell is Cell.BESIDE and pool not in unlisted:
             cell = Cell.VERIFIED
         pages[pool].append((page, cell))
@@ -73,21 +80,28 @@ def grids_of(database: Database) -> Iterator[Grid]:
         if pages[pool]:
             # An operation on a subset of layers has fewer of them than the pool.
             tall = max([1, layers, *(one.layers[-1] + 1 for one in bad[pool])])
-            yield _grid(pool, tall, pages[pool], bad[pool], len(ranks))
+            room = MOST_CELLS // sum(map(bool, pages.values()))
+            yield _grid(pool, tall, pages[pool], bad[pool], len(ranks), room)
 
 
-def _grid(
+def _grid(  # noqa: PLR0917
     pool: str,
     layers: int,
     pages: Sequence[tuple[int, Cell]],
     bad: Sequence[_Bad],
     ranks: int,
+    room: int,
 ) -> Grid:
-    """Lay out the pages that moved, in the order of their ids, in as many columns as fit."""
-    wide = -(-len(pages) // MOST_COLUMNS)
-    groups = [pages[at : at + wide] for at in range(0, len(pages), wide)]
-    tall = -(-layers // MOST_ROWS)
+    """Lay out the pages that moved, in the order of their ids, in as many columns as fit.
+
+    ``room`` is the number of cells there may be.
+    """
+    most_rows = max(1, min(MOST_ROWS, room // FEWEST_COLUMNS))
+    tall = -(-layers // most_rows)
     rows = -(-layers // tall)
+    columns = max(FEWEST_COLUMNS, min(MOST_COLUMNS, room // rows))
+    wide = -(-len(pages) // columns)
+    groups = [pages[at : at + wide] for at in range(0, len(pages), wide)]
     worst = [max(cell for _, cell in group) for group in groups]
     cells = [list(worst) for _ in range(rows)]
     column = {page: at for at, group in enumerate(groups) for page, _ in group}
@@ -100,6 +114,7 @@ def _grid(
         pool=pool,
         columns=[(group[0][0], group[-1][0]) for group in groups],
         sizes=[len(group) for group in groups],
+        rows=[(row * tall, min(row * tall + tall, layers) - 1) for row in range(rows)],
         cells=cells,
         bad=_where(bad, ranks),
         ranks=ranks,

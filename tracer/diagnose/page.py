@@ -21,6 +21,8 @@ __all__ = ["page_of"]
 
 BACK = (Op.LOAD, Op.FETCH, Op.RECV)
 DOWN = (Op.BACKUP, Op.STORE, Op.SEND)
+#: Most kinds of findings that are told one by one.
+MOST_FINDINGS = 100
 BLIND, INNOCENT = "tracer_was_blind", "copies_are_innocent"
 _ANSWERS = {
     "bad": "Corrupt",
@@ -47,8 +49,18 @@ WORDS = (
 )
 
 
-def page_of(database: Database, evidence: Evidence, report: Report, source: str) -> Page:
-    """Return the page's contents; ``source`` says where the events came from."""
+def page_of(
+    database: Database, evidence: Evidence, report: Report, source: str, again: str
+) -> Page:
+    """Return the page's contents.
+
+    Args:
+        database: the run's operations.
+        evidence: the counts over them.
+        report: the verdict and the answers.
+        source: says where the events came from.
+        again: the command that reads them again.
+    """
     confirmed = [one for one in report.hypotheses if one.verdict is Verdict.CONFIRMED]
     innocent = any(one.name == INNOCENT for one in confirmed)
     state = "bad" if report.corrupt else "good" if innocent else "unknown"
@@ -65,6 +77,7 @@ def page_of(database: Database, evidence: Evidence, report: Report, source: str)
         back=_back(evidence),
         stored=_stored(evidence, grids),
         findings=_findings(evidence),
+        unshown=_unshown(evidence, again),
         hypotheses=[
             _asked(one)
             for one in report.hypotheses
@@ -72,7 +85,7 @@ def page_of(database: Database, evidence: Evidence, report: Report, source: str)
         ],
         ruled_out=_ruled_out(report.hypotheses),
         grids=grids,
-        story=story_of(database, evidence),
+        story=story_of(database, evidence, again),
         geometry=drawn,
         same_size=same_size(report.mirrors, drawn),
         paths=_paths(evidence, report),
@@ -137,9 +150,9 @@ def _stored(evidence: Evidence, grids: Sequence[Grid]) -> str:
 def _never_back(grids: Sequence[Grid]) -> int:
     """Count the tiles on the maps that were backed up and never read back."""
     return sum(
-        size
+        size * (last - first + 1)
         for grid in grids
-        for row in grid.cells
+        for (first, last), row in zip(grid.rows, grid.cells, strict=True)
         for size, cell in zip(grid.sizes, row, strict=True)
         if cell is Cell.WITNESSED
     )
@@ -148,15 +161,26 @@ def _never_back(grids: Sequence[Grid]) -> int:
 def _findings(evidence: Evidence) -> list[Item]:
     """Return the causes, followed by what may follow from them."""
     causes = {finding.cls for finding in evidence.causes()}
-    kinds = evidence.kinds_of_finding()
     return [
-        *(_found(finding) for finding in kinds if finding.cls in causes),
-        *(
-            _found(finding, ": may follow from it")
-            for finding in kinds
-            if finding.cls not in causes
-        ),
+        _found(finding, "" if finding.cls in causes else ": may follow from it")
+        for finding in evidence.kinds_of_finding()[:MOST_FINDINGS]
     ]
+
+
+def _unshown(evidence: Evidence, again: str) -> str:
+    """Say how many findings are not shown, and which commands show them."""
+    kinds = evidence.kinds_of_finding()
+    shown, found = kinds[:MOST_FINDINGS], sum(kind.count for kind in kinds)
+    if found == len(shown):
+        return ""
+    held = len(kinds) - len(shown)
+    left = f" and {counted(held, 'more kind', ',')} of them" if held else ""
+    return (
+        f"Shown is the first finding of {'each kind' if not held else counted(len(shown), 'kind')}; left out: "
+        f"{counted(found - len(shown), 'more finding', ',')}{left}. {again} --json counts every kind; "
+        "--perfetto FILE shows each finding at its time; hicache-dbg logs --finding any lists those in "
+        "the journal."
+    )
 
 
 def _found(finding: Finding, more: str = "") -> Item:

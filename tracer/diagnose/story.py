@@ -8,6 +8,7 @@ from hicache_dbg.exporters.html.page import Step, Story
 from hicache_dbg.tracer.diagnose.database import Database
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import Finding
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["accesses", "story_of"]
 
@@ -28,6 +29,7 @@ _STEPS = """
     FROM copies WHERE pool = ? AND rank = ? AND list_contains({end}, ?) AND time_ns {when} ?
     ORDER BY time_ns {order} LIMIT ?
 """
+_COUNT = "SELECT count(*) FROM copies WHERE pool = ? AND rank = ? AND list_contains({end}, ?)"
 #: The parts of a violation's report that name accesses.
 _ACCESSES = re.compile(
     r"(?P<part>this access|previous access|allocated): (?P<what>.*?)(?=; (?:previous access|allocated): |$)"
@@ -39,8 +41,11 @@ _PARTS = {
 }
 
 
-def story_of(database: Database, evidence: Evidence) -> Story | None:
-    """Tell the story of the first tile that differed, or else of the first page of a finding."""
+def story_of(database: Database, evidence: Evidence, again: str) -> Story | None:
+    """Tell the story of the first tile that differed, or else of the first page of a finding.
+
+    ``again`` is the command that reads the events again.
+    """
     first = database.sql(_FIRST_BAD)
     conflicts = [f for f in evidence.causes() if "; this access: " in f.message]
     if first:
@@ -49,16 +54,19 @@ def story_of(database: Database, evidence: Evidence) -> Story | None:
         own = next((f for f in conflicts if pool in f.pool.split("+")), None)
         pair = tuple(accesses(own)) if own is not None else ()
         title = f"The first bad tile: {pool}, host page {page}, layer {layer}"
-        steps = _steps(database, "host_pages", pool, rank, page, until)
-        return Story(title, list(steps), pair)
+        place = "host_pages", pool, rank, page
+        steps = list(_steps(database, *place, until))
+        return Story(title, steps, pair, _unshown(database, *place, len(steps), again))
     conflict = next(iter(conflicts), None)
     if conflict is None or not conflict.pages:
         return None
     pool, page = conflict.pool.split("+")[0], conflict.pages[0]
     end = "device" if "device page" in conflict.message.partition("; this access: ")[0] else "host"
     title = f"The first page that a rule was broken for: {conflict.pool}, {end} page {page}"
-    steps = _steps(database, f"{end}_pages", pool, conflict.rank, page, conflict.time_ns)
-    return Story(title, list(steps), tuple(accesses(conflict)))
+    place = f"{end}_pages", pool, conflict.rank, page
+    steps = list(_steps(database, *place, conflict.time_ns))
+    unshown = _unshown(database, *place, len(steps), again)
+    return Story(title, steps, tuple(accesses(conflict)), unshown)
 
 
 def accesses(finding: Finding) -> Iterator[Step]:
@@ -87,6 +95,20 @@ def _steps(  # noqa: PLR0917
     seen = [*reversed(rows("<=", "DESC", BEFORE)), *rows(">", "ASC", AFTER)]
     for row in seen:
         yield _step(row, seen[0][0])
+
+
+def _unshown(  # noqa: PLR0917
+    database: Database, end: str, pool: str, rank: int, page: int, shown: int, again: str
+) -> str:
+    """Say how many of a page's operations are not shown, and which command shows them."""
+    query = _COUNT.format(end=end)
+    ((every,),) = database.sql(query, [pool, rank, page])
+    if every == shown:
+        return ""
+    return (
+        f"The page took part in {counted(every, 'operation', ',')}, of which those around the first bad one "
+        f"are shown; {again} --perfetto FILE draws all of them."
+    )
 
 
 def _step(row: tuple[Any, ...], zero: int) -> Step:
