@@ -11,7 +11,9 @@ import pytest
 from tests.exporters.journal import JOURNALD
 from tests.services import require
 
+from hicache_dbg.tracer.dashboards.expressions import names_in
 from hicache_dbg.tracer.dashboards.files import FOLDERS, export
+from hicache_dbg.tracer.dashboards.vocabulary import vocabulary
 from hicache_dbg.tracer.sinks import socket_answers
 
 WAIT_S = 10.0
@@ -98,6 +100,38 @@ def test_data_sources_are_services_on_the_ports_where_they_listen(dashboards: Pa
     }
     assert "endpoint: 0.0.0.0:4318" in tempo
     assert "127.0.0.1:4318:4318" in services
+
+
+def test_tempo_may_write_where_it_is_told_to(dashboards: Path) -> None:
+    """Its image has a user of its own, to whom a plain folder of the container does not belong."""
+    services = (dashboards / "compose" / "compose.yml").read_text()
+    (writable,) = re.findall(r'tmpfs: \["([^:"]+)', services.partition("  tempo:")[2])
+    told = re.findall(
+        r"^ +path: (\S+)$", (dashboards / "compose" / "tempo.yml").read_text(), re.MULTILINE
+    )
+    assert len(told) == 2
+    assert all(Path(path).is_relative_to(writable) for path in told)
+
+
+def test_whoever_looks_may_follow_an_exemplar_to_its_trace(dashboards: Path) -> None:
+    """Grafana shows traces in Explore, and a viewer may not open it."""
+    services = (dashboards / "compose" / "compose.yml").read_text()
+    assert "GF_AUTH_ANONYMOUS_ORG_ROLE: Editor\n" in services
+
+
+def test_prometheus_drops_only_what_nothing_asks_for(dashboards: Path) -> None:
+    """The compose file's Prometheus leaves out when each series began, and nothing else of ours."""
+    configuration = (dashboards / "compose" / "prometheus.yml").read_text()
+    (pattern,) = re.findall(r"regex: (\S+)\n +action: drop", configuration)
+    dropped = {name for name in vocabulary() if re.fullmatch(pattern, name)}
+    assert "hicache_dbg_copies_created" in dropped
+    assert {name for name in vocabulary() if name.endswith("_created")} == dropped
+    asked = {
+        name
+        for path in (*dashboards.glob("grafana/*.json"), *dashboards.glob("prometheus/*.yml"))
+        for name in names_in(path.read_text())
+    }
+    assert not asked & dropped
 
 
 def test_links_between_data_sources_name_one_that_exists(dashboards: Path) -> None:

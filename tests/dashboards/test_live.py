@@ -4,12 +4,19 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client import CollectorRegistry
+from tests.dashboards.stack import free_port, scraping
+from tests.exporters.samples import copied
 from tests.services import require
 
+from hicache_dbg.exporters.prometheus import PrometheusSink
 from hicache_dbg.tracer.cli.main import main
 from hicache_dbg.tracer.dashboards.document import load
 from hicache_dbg.tracer.dashboards.expressions import interpolate
@@ -101,6 +108,24 @@ def test_a_planted_typo_in_a_variable_is_found(
     assert {problem["where"] for problem in told["problems"]} == {"variable pool"}
 
 
+def test_a_panel_has_the_trace_of_a_copy_as_its_exemplar(tmp_path: Path, dashboards: Path) -> None:
+    """What the heat map asks leads to the trace, from the sink through a scrape of Prometheus."""
+    trace = "ab" * 16
+    sink = PrometheusSink(CollectorRegistry(), port=(port := free_port()), address="127.0.0.1")
+    sink.emit([copied(trace_id=trace, span_id="cd" * 8)])
+    panels = load(dashboards / "grafana" / "hicache-dbg-paths.json").panels
+    (panel,) = (panel for panel in panels if panel.kind == "heatmap")
+    assert panel.raw["targets"][0]["exemplar"]
+    copies = "hicache_dbg_copies_total"
+    with scraping(port, tmp_path, until=copies) as url:
+        asked = interpolate(panel.targets[0].expr, choices(Prometheus(url), "1h"))
+        query = urlencode({"query": asked, "start": time.time() - 60, "end": time.time() + 60})
+        with urlopen(f"{url}/api/v1/query_exemplars?{query}", timeout=10) as answer:
+            found = json.load(answer)["data"]
+    sink.close()
+    assert {e["labels"]["trace_id"] for series in found for e in series["exemplars"]} == {trace}
+
+
 def test_a_query_that_prometheus_refuses_is_told_in_its_words(prometheus: str) -> None:
     """The server's own message is shown."""
     with pytest.raises(PrometheusError, match=r"refused.*parse error"):
@@ -117,7 +142,7 @@ def test_the_window_of_a_rate_is_four_scrapes(prometheus: str) -> None:
     [
         ("Mismatched, and of what share that was looked for", "share checked<b>100.0 %</b>"),
         ("Checked or not, by pool", "all checked"),
-        ("Do the two ends agree", "mla.latent rank 0<b>agree</b>"),
+        ("Do the two ends agree", "mla.latent<b>agree</b>"),
         ("Tiles by pool and op", "<td>dsa_index_k</td><td>load</td>"),
         ("Durations", "<title>up to "),
         ("Tiles by outcome", "<title>verified</title>"),

@@ -33,7 +33,7 @@ def test_the_rules_are_well_formed(dashboards: Path) -> None:
     """The rules, with expressions and templates, parse without a warning."""
     done = promtool("check", "rules", "--lint-fatal", "rules.yml", folder=dashboards / "prometheus")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "SUCCESS: 17 rules found" in done.stdout
+    assert "SUCCESS: 18 rules found" in done.stdout
 
 
 @pytest.mark.service
@@ -51,7 +51,7 @@ def test_every_alert_has_cases_that_fire_and_cases_that_do_not(
     for name, fires in CASE.findall((dashboards / "prometheus" / "rules_test.yml").read_text()):
         cases[name].add(bool(fires))
     alerts = ALERT.findall(rules)
-    assert len(alerts) == 10
+    assert len(alerts) == 11
     assert cases == {name: {True, False} for name in alerts}
 
 
@@ -70,10 +70,12 @@ def test_every_alert_has_cases_that_fire_and_cases_that_do_not(
         ),
         ('state="used"}[10m])) > 0', 'state="free"}[10m])) > 0'),
         ("unless sum by (job, instance, rank) (increase(hicache_dbg_copies_total[10m])) > 0", ""),
-        (
-            "increase(hicache_dbg_events_dropped_total[10m])) > 0",
-            "hicache_dbg_events_dropped_total) > 99",
-        ),
+        ("increase(hicache_dbg_events_dropped_total[10m]) > 0", "events_dropped > 99"),
+        ("(hicache_dbg_events_dropped_total > 0 unless", "(events_dropped > 0 unless"),
+        ("unless last_over_time(hicache_dbg_events_dropped_total[10m] offset 10m)", ""),
+        ("          and on (job, instance) up\n", ""),
+        ("unless count by (job, instance, rank) (hicache_dbg_queue_depth)", ""),
+        ("last_over_time(hicache_dbg_queue_depth[1h])", "hicache_dbg_queue_depth offset 1h"),
         ("increase(hicache_dbg_sink_errors_total[10m])) > 0", "hicache_dbg_sink_errors_total) > 0"),
         (
             "hicache_dbg_internal_errors_total > 0 unless",

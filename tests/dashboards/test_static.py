@@ -1,6 +1,7 @@
 """The committed dashboards match the code and pass every rule; each rule finds its mistake."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_the_shipped_dashboards_are_clean(dashboards: Path) -> None:
     boards = [load(path) for path in sorted((dashboards / "grafana").glob("*.json"))]
     assert len(boards) == 5
     assert check_dashboards(boards, vocabulary()) == []
+
+
+def test_ranks_are_sorted_as_numbers(dashboards: Path) -> None:
+    """Of two hundred ranks, 2 stands before 10; 3 is Grafana's ascending numerical order."""
+    for path in (dashboards / "grafana").glob("*.json"):
+        listed = json.loads(path.read_text())["templating"]["list"]
+        sorts = {variable["name"]: variable.get("sort") for variable in listed}
+        assert sorts["rank"] == 3
+        assert sorts["pool"] == 1
+
+
+def test_no_line_adds_the_ranks_of_several_servers() -> None:
+    """Each server has a rank 0: what is shown by rank is shown by instance as well."""
+    asked = [q for b in BOARDS for row in b.rows for panel in row.panels for q in panel.queries]
+    grouped = [q.expr for q in asked if re.search(r"by \([^)]*\brank\b", q.expr)]
+    assert len(grouped) >= 8
+    assert [expr for expr in grouped if re.search(r"by \((?!.*\binstance\b)[^)]*rank", expr)] == []
 
 
 def test_two_dashboards_with_one_uid_are_told(dashboards: Path) -> None:

@@ -5,9 +5,11 @@ hicache_dbg.tracer.dashboards.build dashboards/grafana`` regenerates it.
 """
 # ruff: noqa: FBT003 - the library's builders take their boolean flags by position
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, TypeAlias
 
 from grafana_foundation_sdk.builders import (
@@ -35,6 +37,9 @@ __all__ = ["as_json", "main"]
 
 COLUMNS = 24
 TAG = "hicache-dbg"
+#: The metrics in an expression: ours, and Prometheus's own.
+NAME = re.compile(r"\bhicache_dbg_\w+|\bup\b")
+ALPHABETICAL = model.VariableSort.ALPHABETICAL_ASC
 DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 _Builder: TypeAlias = (
@@ -62,7 +67,7 @@ def as_json(board: Board) -> str:
             .query(f"label_values({variable.selector}, {variable.label})")
             .datasource(DATASOURCE)
             .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .sort(model.VariableSort.ALPHABETICAL_ASC)
+            .sort(model.VariableSort.NUMERICAL_ASC if variable.numbers else ALPHABETICAL)
             .multi(True)
             .include_all(True)
             .all_value(".*")
@@ -98,7 +103,7 @@ def _layout(rows: tuple[Row, ...]) -> Iterator[tuple[Row | Panel, model.GridPos]
 
 def _panel(panel: Panel, number: int, grid: model.GridPos) -> _Builder:
     built = _KINDS[panel.kind](panel)
-    built.id(number).title(panel.title).description(panel.description).grid_pos(grid)
+    built.id(number).title(panel.title).description(_description(panel)).grid_pos(grid)
     if panel.kind is Kind.TEXT:
         return built
     built.datasource(DATASOURCE).no_value(panel.no_value)
@@ -119,6 +124,15 @@ def _panel(panel: Panel, number: int, grid: model.GridPos) -> _Builder:
     for name, color in look.colors:
         built.override_by_name(name, [_color(color)])
     return built
+
+
+def _description(panel: Panel) -> str:
+    """Return the panel's description and the metrics that its queries read, of a histogram its name."""
+    names = [name for query in panel.queries for name in NAME.findall(query.expr)]
+    unique = dict.fromkeys(re.sub("_(bucket|sum|count)$", "", name) for name in names)
+    plural = "s" if len(unique) > 1 else ""
+    text = f"Metric{plural}: {', '.join(unique)}." if unique else ""
+    return f"{panel.description} {text}".strip()
 
 
 def _target(panel: Panel, query: Query, letter: str) -> prometheus.Dataquery:
@@ -220,7 +234,7 @@ _KINDS: dict[Kind, Callable[[Panel], _Builder]] = {
 
 def _lettered(panel: Panel) -> Iterator[tuple[str, Query]]:
     """Pair each query with the letter by which the panel refers to it."""
-    return zip("ABCDEFGH", panel.queries, strict=False)
+    return zip(ascii_uppercase, panel.queries, strict=False)
 
 
 def _value_of(panel: Panel, letter: str) -> str:

@@ -21,7 +21,8 @@ __all__ = [
 #: What each variable expands to when "All" is chosen.
 EVERYTHING: Mapping[str, str] = dict.fromkeys(("job", "instance", "rank", "pool"), ".*")
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+#: Not ``$1``, which PromQL's own ``label_replace`` has.
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 #: A name after a colon is that of a recording rule, not a metric.
 _NAME = re.compile(r"(?<![:\w])hicache_dbg_\w+")
 _LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")

@@ -19,11 +19,18 @@ __all__ = [
     "Row",
     "Step",
     "Variable",
+    "by",
     "gpu_metric",
+    "level",
     "metric",
     "pool_metric",
     "rate",
+    "rates",
+    "ratio",
     "seen",
+    "shown",
+    "total",
+    "totals",
 ]
 
 #: Operations that bring bytes back: only these can be compared with what was written.
@@ -63,6 +70,16 @@ def seen(selector: str) -> str:
     wrong size is found before the first scrape.
     """
     return f"max_over_time({selector}[$__range])"
+
+
+def by(labels: str, expr: str, *, fold: str = "sum") -> str:
+    """Return an expression folded into one series for each value of ``labels``."""
+    return f"{fold} by ({labels}) ({expr})"
+
+
+def shown(labels: str) -> str:
+    """Return the legend that shows ``labels``."""
+    return " ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
 
 
 class Kind(StrEnum):
@@ -121,9 +138,35 @@ class Query:
     look: Look | None = None
 
 
+def rates(labels: str, selector: str, legend: str = "", *, exemplar: bool = False) -> Query:
+    """Return the increase a second by ``labels``, which are also the legend unless there is one."""
+    return Query(by(labels, rate(selector)), legend or shown(labels), exemplar)
+
+
+def ratio(labels: str, part: str, whole: str, legend: str = "") -> Query:
+    """Return how much one counter increases for each 1 by which another does."""
+    expr = f"{by(labels, rate(part))} / {by(labels, rate(whole))}"
+    return Query(expr, legend or shown(labels))
+
+
+def level(labels: str, selector: str, legend: str = "", *, fold: str = "sum") -> Query:
+    """Return a gauge by ``labels``."""
+    return Query(by(labels, selector, fold=fold), legend or shown(labels))
+
+
+def total(selector: str, legend: str, *, look: Look | None = None) -> Query:
+    """Return a count since each process started, of all together."""
+    return Query(f"sum({seen(selector)})", legend, look=look)
+
+
+def totals(labels: str, selector: str, legend: str = "", *, look: Look | None = None) -> Query:
+    """Return a count since each process started, by ``labels``."""
+    return Query(by(labels, seen(selector)), legend or shown(labels), look=look)
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel; ``description`` says how to read it and which metric it shows."""
+    """A panel; ``description`` says how to read it. Which metrics it shows is added when built."""
 
     kind: Kind
     title: str
@@ -163,12 +206,15 @@ class Variable:
     name: str
     label: str
     selector: str
+    numbers: bool = False  #: sorted as numbers: 2 before 10
 
 
 #: Each narrows the next. Series without a pool have an empty pool name, so "All" is ``.*``.
 VARIABLES: tuple[Variable, ...] = (
     Variable("job", "job", "hicache_dbg_events_total"),
     Variable("instance", "instance", 'hicache_dbg_events_total{job=~"$job"}'),
-    Variable("rank", "rank", 'hicache_dbg_events_total{job=~"$job",instance=~"$instance"}'),
+    Variable(
+        "rank", "rank", 'hicache_dbg_events_total{job=~"$job",instance=~"$instance"}', numbers=True
+    ),
     Variable("pool", "pool", metric("pool_geometry_info")),
 )

@@ -16,9 +16,10 @@ from hicache_dbg.tracer.dashboards.spec import (
     Query,
     Row,
     gpu_metric,
+    level,
     metric,
-    rate,
-    seen,
+    rates,
+    total,
 )
 
 __all__ = ["HARDWARE"]
@@ -26,6 +27,13 @@ __all__ = ["HARDWARE"]
 ECC = gpu_metric("ecc_errors_total")
 UNCORRECTED = gpu_metric("ecc_errors_total", 'type="uncorrected"')
 ROTTEN = metric("findings_total", 'class="bit_flip"')
+
+
+def _gpu(selector: str, label: str = "", kind: str = "") -> tuple[str, str, str]:
+    """Return labels, selector and legend of what each GPU tells, by a label of its own."""
+    labels = ", ".join(filter(None, ("instance", "gpu", label)))
+    legend = ("{{instance}} GPU {{gpu}}", kind, label and f"{{{{{label}}}}}")
+    return labels, selector, " ".join(filter(None, legend))
 
 
 HARDWARE = Board(
@@ -40,12 +48,11 @@ HARDWARE = Board(
                     Kind.STAT,
                     "Flipped bits, and the counters beside them",
                     "Bytes that changed at rest with nobody writing, and uncorrected ECC and Xid errors since "
-                    "the driver was loaded or the watch began. Metrics: hicache_dbg_findings_total, "
-                    "hicache_dbg_gpu_ecc_errors_total, hicache_dbg_gpu_xid_errors_total.",
+                    "the driver was loaded or the watch began.",
                     (
-                        Query(f"sum({seen(ROTTEN)})", "bit_flip findings"),
-                        Query(f"sum({seen(UNCORRECTED)})", "uncorrected ECC errors"),
-                        Query(f"sum({seen(gpu_metric('xid_errors_total'))})", "Xid errors"),
+                        total(ROTTEN, "bit_flip findings"),
+                        total(UNCORRECTED, "uncorrected ECC errors"),
+                        total(gpu_metric("xid_errors_total"), "Xid errors"),
                     ),
                     width=12,
                     height=5,
@@ -56,7 +63,7 @@ HARDWARE = Board(
                     Kind.TABLE,
                     "How NVML answers",
                     "One line for the state of NVML in each process: 'absent' is a machine without a driver, "
-                    "and then this board is empty for a reason. Metric: hicache_dbg_nvml_state.",
+                    "and then this board is empty for a reason.",
                     (
                         Query(
                             'sum by (job, instance, state) (hicache_dbg_nvml_state{job=~"$job",instance=~"$instance"})',
@@ -72,11 +79,10 @@ HARDWARE = Board(
                     Kind.TABLE,
                     "How each reading went",
                     "'not_supported' and 'not_permitted' are states of their own, so "
-                    "that an empty panel is not taken for no errors. Metric: hicache_dbg_gpu_reading_state.",
+                    "that an empty panel is not taken for no errors.",
                     (
-                        Query(
-                            f"sum by (instance, gpu, reading, state) ({gpu_metric('reading_state')})",
-                            "1 if so",
+                        level(
+                            "instance, gpu, reading, state", gpu_metric("reading_state"), "1 if so"
                         ),
                     ),
                     columns=("instance", "gpu", "reading", "state"),
@@ -85,8 +91,7 @@ HARDWARE = Board(
                 Panel(
                     Kind.TABLE,
                     "GPUs",
-                    "Which GPUs each process sees, and the rank that runs on each if that is known. "
-                    "Metric: hicache_dbg_gpu_info.",
+                    "Which GPUs each process sees, and the rank that runs on each if that is known.",
                     (Query(gpu_metric("info"), "GPUs"),),
                     columns=("instance", "gpu", "rank", "model", "uuid", "bus"),
                     look=COUNT,
@@ -99,55 +104,32 @@ HARDWARE = Board(
                 Panel(
                     Kind.LINES,
                     "GPU memory",
-                    "By state. Metric: hicache_dbg_gpu_memory_bytes.",
-                    (
-                        Query(
-                            f"sum by (instance, gpu, state) ({gpu_metric('memory_bytes')})",
-                            "{{instance}} GPU {{gpu}} {{state}}",
-                        ),
-                    ),
+                    "By state.",
+                    (level(*_gpu(gpu_metric("memory_bytes"), "state")),),
                     look=BYTES,
                 ),
                 Panel(
                     Kind.LINES,
                     "ECC errors",
-                    "New errors a second, corrected and not. Metric: hicache_dbg_gpu_ecc_errors_total.",
-                    (
-                        Query(
-                            f"sum by (instance, gpu, type) ({rate(ECC)})",
-                            "{{instance}} GPU {{gpu}} {{type}}",
-                        ),
-                    ),
+                    "New errors a second, corrected and not.",
+                    (rates(*_gpu(ECC, "type")),),
                     look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "Rows remapped and pages retired",
-                    "Memory that was taken out of use, by cause; 'pending' waits for a reset. "
-                    "Metrics: hicache_dbg_gpu_remapped_rows, hicache_dbg_gpu_retired_pages.",
+                    "Memory that was taken out of use, by cause; 'pending' waits for a reset.",
                     (
-                        Query(
-                            f"sum by (instance, gpu, cause) ({gpu_metric('remapped_rows')})",
-                            "{{instance}} GPU {{gpu}} rows {{cause}}",
-                        ),
-                        Query(
-                            f"sum by (instance, gpu, cause) ({gpu_metric('retired_pages')})",
-                            "{{instance}} GPU {{gpu}} pages {{cause}}",
-                        ),
+                        level(*_gpu(gpu_metric("remapped_rows"), "cause", "rows")),
+                        level(*_gpu(gpu_metric("retired_pages"), "cause", "pages")),
                     ),
                     look=LEVEL,
                 ),
                 Panel(
                     Kind.LINES,
                     "Xid, the latest",
-                    "The number of the driver's latest error of each GPU, 0 if there was none. "
-                    "Metric: hicache_dbg_gpu_last_xid.",
-                    (
-                        Query(
-                            f"max by (instance, gpu) ({gpu_metric('last_xid')})",
-                            "{{instance}} GPU {{gpu}}",
-                        ),
-                    ),
+                    "The number of the driver's latest error of each GPU, 0 if there was none.",
+                    (level(*_gpu(gpu_metric("last_xid")), fold="max"),),
                     look=LEVEL,
                 ),
             ),
@@ -158,52 +140,29 @@ HARDWARE = Board(
                 Panel(
                     Kind.LINES,
                     "PCIe throughput",
-                    "Over the 20 ms in which a scrape looks. "
-                    "Metric: hicache_dbg_gpu_pcie_bytes_per_second.",
-                    (
-                        Query(
-                            f"sum by (instance, gpu, direction) ({gpu_metric('pcie_bytes_per_second')})",
-                            "{{instance}} GPU {{gpu}} {{direction}}",
-                        ),
-                    ),
+                    "Over the 20 ms in which a scrape looks.",
+                    (level(*_gpu(gpu_metric("pcie_bytes_per_second"), "direction")),),
                     look=BYTES_PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "PCIe transfers that were repeated",
-                    "A second; a bus that repeats is a bus with errors. "
-                    "Metric: hicache_dbg_gpu_pcie_replays_total.",
-                    (
-                        Query(
-                            f"sum by (instance, gpu) ({rate(gpu_metric('pcie_replays_total'))})",
-                            "{{instance}} GPU {{gpu}}",
-                        ),
-                    ),
+                    "A second; a bus that repeats is a bus with errors.",
+                    (rates(*_gpu(gpu_metric("pcie_replays_total"))),),
                     look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "PCIe link",
-                    "Generation and lanes in use and at most; a link below its most is slow. "
-                    "Metric: hicache_dbg_gpu_pcie_link.",
-                    (
-                        Query(
-                            f"max by (instance, gpu, attribute) ({gpu_metric('pcie_link')})",
-                            "{{instance}} GPU {{gpu}} {{attribute}}",
-                        ),
-                    ),
+                    "Generation and lanes in use and at most; a link below its most is slow.",
+                    (level(*_gpu(gpu_metric("pcie_link"), "attribute"), fold="max"),),
                     look=LEVEL,
                 ),
                 Panel(
                     Kind.LINES,
                     "Clocks held down",
-                    "1 while clocks are held down for the reason. Metric: hicache_dbg_gpu_slow_clocks.",
-                    (
-                        Query(
-                            f"max by (instance, gpu, reason) ({gpu_metric('slow_clocks')})",
-                            "{{instance}} GPU {{gpu}} {{reason}}",
-                        ),
-                    ),
+                    "1 while clocks are held down for the reason.",
+                    (level(*_gpu(gpu_metric("slow_clocks"), "reason"), fold="max"),),
                     look=Look(decimals=0, least=0, most=1),
                 ),
             ),

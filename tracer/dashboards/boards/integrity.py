@@ -14,7 +14,10 @@ from hicache_dbg.tracer.dashboards.spec import (
     metric,
     pool_metric,
     rate,
+    rates,
+    ratio,
     seen,
+    total,
 )
 
 __all__ = ["INTEGRITY"]
@@ -70,6 +73,18 @@ def _tiles(result: str) -> str:
     return f"sum by (pool, op) ({seen(selector)})"
 
 
+def _findings() -> str:
+    """Return the findings with, as a label, the command that shows them."""
+    found = f"topk(25, sum by (class, pool, instance, rank) ({seen(FINDINGS)}))"
+    for name, option in (
+        ("class", "hicache-dbg logs --finding"),
+        ("pool", "--pool"),
+        ("rank", "--rank"),
+    ):
+        found = f'label_replace({found}, "by_{name}", "{option} $1", "{name}", "(.+)")'
+    return f'label_join({found}, "command", " ", "by_class", "by_rank", "by_pool")'
+
+
 INTEGRITY = Board(
     uid="hicache-dbg-integrity",
     title="hicache-dbg / Integrity",
@@ -84,20 +99,11 @@ INTEGRITY = Board(
                     "Tiles whose bytes came back different, beside the share of the returning tiles "
                     "that was compared at all: no mismatch among unchecked tiles says nothing. Counts since "
                     "each process started. 'nothing came back': no load, fetch or recv yet; 'not checked': "
-                    "they ran and nothing was compared; 'no data': nothing is scraped. "
-                    "Metric: hicache_dbg_tiles_total.",
+                    "they ran and nothing was compared; 'no data': nothing is scraped.",
                     (
-                        Query(
-                            f"sum({seen(BAD)})",
-                            "mismatched tiles",
-                            look=BAD_IF_ANY,
-                        ),
+                        total(BAD, "mismatched tiles", look=BAD_IF_ANY),
                         Query(_share_seen(), "share checked", look=CHECKED),
-                        Query(
-                            f"sum({seen(BACK)})",
-                            "tiles that came back",
-                            look=FACT,
-                        ),
+                        total(BACK, "tiles that came back", look=FACT),
                     ),
                     width=12,
                     height=5,
@@ -105,9 +111,8 @@ INTEGRITY = Board(
                 Panel(
                     Kind.STAT,
                     "Findings",
-                    "Everything that a check found wrong, of any class, since each process started. "
-                    "Metric: hicache_dbg_findings_total.",
-                    (Query(f"sum({seen(FINDINGS)})", "findings"),),
+                    "Everything that a check found wrong, of any class, since each process started.",
+                    (total(FINDINGS, "findings"),),
                     width=4,
                     height=5,
                     look=BAD_IF_ANY,
@@ -116,8 +121,8 @@ INTEGRITY = Board(
                     Kind.STAT,
                     "Ranks that report",
                     "Ranks whose tracer is scraped now. 'no data' here means that every other panel's "
-                    "emptiness says nothing. Metric: hicache_dbg_events_total.",
-                    (Query(f"count({metric('events_total')})", "ranks"),),
+                    "emptiness says nothing.",
+                    (Query(f"count({metric('queue_depth')})", "ranks"),),
                     width=4,
                     height=5,
                     look=FACT,
@@ -126,13 +131,8 @@ INTEGRITY = Board(
                     Kind.STAT,
                     "Tiles skipped",
                     "Tiles that moved and were neither compared nor witnessed, since each process started; "
-                    "the reasons are below. Metric: hicache_dbg_tiles_total.",
-                    (
-                        Query(
-                            f"sum({seen(SKIPPED)})",
-                            "skipped",
-                        ),
-                    ),
+                    "the reasons are below.",
+                    (total(SKIPPED, "skipped"),),
                     width=4,
                     height=5,
                     look=ODD_IF_ANY,
@@ -142,7 +142,7 @@ INTEGRITY = Board(
                     "Checked or not, by pool",
                     "What was known of each pool over time. A gap is no data: the process was not scraped. "
                     "'not checked' means that copies ran and nothing was compared, which is not the same as "
-                    "'all checked'. Metric: hicache_dbg_tiles_total.",
+                    "'all checked'.",
                     (Query(_state_of_pools(), "{{pool}}"),),
                     width=24,
                     height=7,
@@ -164,30 +164,23 @@ INTEGRITY = Board(
                 Panel(
                     Kind.LINES,
                     "Tiles by outcome",
-                    "Tiles moved a second, by what is known of them; the four add up to all that moved. "
-                    "Metric: hicache_dbg_tiles_total.",
-                    (Query(f"sum by (result) ({rate(pool_metric('tiles_total'))})", "{{result}}"),),
+                    "Tiles moved a second, by what is known of them; the four add up to all that moved.",
+                    (rates("result", pool_metric("tiles_total")),),
                     look=Look(unit="ops", stacked=True, colors=OUTCOME_COLORS, least=0),
                 ),
                 Panel(
                     Kind.LINES,
                     "Share checked, by pool and op",
                     "Of the tiles that came back, the share that was compared. No line where nothing came "
-                    "back. Metric: hicache_dbg_tiles_total.",
-                    (
-                        Query(
-                            f"sum by (pool, op) ({rate(BACK_COMPARED)}) / sum by (pool, op) ({rate(BACK)})",
-                            "{{pool}} {{op}}",
-                        ),
-                    ),
+                    "back.",
+                    (ratio("pool, op", BACK_COMPARED, BACK),),
                     look=SHARE,
                 ),
                 Panel(
                     Kind.TABLE,
                     "Tiles by pool and op",
                     "Counts since each process started. A backup has nothing to be compared with yet: its "
-                    "tiles are witnessed, and verified or mismatched when they come back. "
-                    "Metric: hicache_dbg_tiles_total.",
+                    "tiles are witnessed, and verified or mismatched when they come back.",
                     tuple(Query(_tiles(result), result) for result, _ in OUTCOME_COLORS),
                     columns=("pool", "op"),
                     sort="mismatched",
@@ -197,14 +190,8 @@ INTEGRITY = Board(
                     Kind.LINES,
                     "Tiles skipped, by reason",
                     "Why tiles were neither compared nor witnessed, a second. 'off' and 'sampled_out' are "
-                    "settings; 'reused' and 'unwitnessed' are the engine's doing; 'internal_error' is ours. "
-                    "Metric: hicache_dbg_tiles_skipped_total.",
-                    (
-                        Query(
-                            f"sum by (reason) ({rate(pool_metric('tiles_skipped_total'))})",
-                            "{{reason}}",
-                        ),
-                    ),
+                    "settings; 'reused' and 'unwitnessed' are the engine's doing; 'internal_error' is ours.",
+                    (rates("reason", pool_metric("tiles_skipped_total")),),
                     look=Look(unit="ops", stacked=True, least=0),
                 ),
             ),
@@ -216,22 +203,18 @@ INTEGRITY = Board(
                     Kind.LINES,
                     "Findings by class",
                     "New findings a second. What was found before the first scrape does not show here but in "
-                    "the table. Metric: hicache_dbg_findings_total.",
-                    (Query(f"sum by (class) ({rate(FINDINGS)})", "{{class}}"),),
+                    "the table.",
+                    (rates("class", FINDINGS),),
                     look=Look(unit="ops", bars=True, stacked=True, least=0),
                 ),
                 Panel(
                     Kind.TABLE,
                     "Findings by class, pool and rank",
                     "The 25 largest counts since each process started; a pool that is empty stands for "
-                    "findings that belong to none. Metric: hicache_dbg_findings_total.",
-                    (
-                        Query(
-                            f"topk(25, sum by (class, pool, rank) ({seen(FINDINGS)}))",
-                            "findings",
-                        ),
-                    ),
-                    columns=("class", "pool", "rank"),
+                    "findings that belong to none. The command, on the instance's machine, shows the pages, "
+                    "layers and both values, and the journalctl query that it runs.",
+                    (Query(_findings(), "findings"),),
+                    columns=("class", "pool", "instance", "rank", "command"),
                     sort="findings",
                     look=BAD_IF_ANY,
                 ),

@@ -17,9 +17,13 @@ from hicache_dbg.tracer.dashboards.spec import (
     Row,
     Step,
     gpu_metric,
+    level,
     pool_metric,
     rate,
-    seen,
+    rates,
+    ratio,
+    total,
+    totals,
 )
 
 __all__ = ["PATHS"]
@@ -49,11 +53,10 @@ PATHS = Board(
                     Kind.STAT,
                     "Token-granular copies",
                     "Copies that addressed single slots of a page-indexed pool, since each process started. "
-                    "0 answers 'was that path ever taken' with no, if the copies beside it are not 0. "
-                    "Metric: hicache_dbg_copies_total.",
+                    "0 answers 'was that path ever taken' with no, if the copies beside it are not 0.",
                     (
-                        Query(f"sum({seen(GRANULAR)})", "token-granular"),
-                        Query(f"sum({seen(COPIES)})", "all copies", look=FACT),
+                        total(GRANULAR, "token-granular"),
+                        total(COPIES, "all copies", look=FACT),
                     ),
                     width=8,
                     height=5,
@@ -62,8 +65,8 @@ PATHS = Board(
                 Panel(
                     Kind.STAT,
                     "Bytes moved",
-                    "By all operations, since each process started. Metric: hicache_dbg_copied_bytes_total.",
-                    (Query(f"sum by (op) ({seen(COPIED)})", "{{op}}"),),
+                    "By all operations, since each process started.",
+                    (totals("op", COPIED),),
                     width=16,
                     height=5,
                     look=Look(unit="bytes", decimals=1, steps=(Step(None, "blue"),)),
@@ -72,15 +75,10 @@ PATHS = Board(
                     Kind.TABLE,
                     "Paths",
                     "One line a path with its copies and bytes since each process started; a path with 0 "
-                    "exists and was not taken. Metrics: hicache_dbg_copies_total, "
-                    "hicache_dbg_copied_bytes_total.",
+                    "exists and was not taken.",
                     (
-                        Query(f"sum by ({PATH}) ({seen(COPIES)})", "copies"),
-                        Query(
-                            f"sum by ({PATH}) ({seen(COPIED)})",
-                            "bytes",
-                            look=Look(unit="bytes"),
-                        ),
+                        totals(PATH, COPIES, "copies"),
+                        totals(PATH, COPIED, "bytes", look=Look(unit="bytes")),
                     ),
                     width=24,
                     height=9,
@@ -96,11 +94,11 @@ PATHS = Board(
                 Panel(
                     Kind.LINES,
                     "Copies by path",
-                    "Operations a second, by pool, op, layout and whether single slots were addressed. "
-                    "Metric: hicache_dbg_copies_total.",
+                    "Operations a second, by pool, op, layout and whether single slots were addressed.",
                     (
-                        Query(
-                            f"sum by ({PATH}) ({rate(COPIES)})",
+                        rates(
+                            PATH,
+                            COPIES,
                             "{{pool}} {{op}} {{layout}} token_granular={{token_granular}}",
                         ),
                     ),
@@ -109,8 +107,8 @@ PATHS = Board(
                 Panel(
                     Kind.LINES,
                     "Bytes by pool and op",
-                    "Bytes moved a second. Metric: hicache_dbg_copied_bytes_total.",
-                    (Query(f"sum by (pool, op) ({rate(COPIED)})", "{{pool}} {{op}}"),),
+                    "Bytes moved a second.",
+                    (rates("pool, op", COPIED),),
                     look=BYTES_PER_SECOND,
                 ),
                 Panel(
@@ -118,13 +116,11 @@ PATHS = Board(
                     "Between device and host, against the bus",
                     "Bytes a second that copies moved between device and host, and what the GPU counts on "
                     "PCIe in all. Ours above the bus's: the copies do not cross it. The bus is read for 20 ms "
-                    "a scrape, so compare over minutes. Metrics: hicache_dbg_copied_bytes_total, "
-                    "hicache_dbg_gpu_pcie_bytes_per_second.",
+                    "a scrape, so compare over minutes.",
                     (
-                        Query(f"sum by (src, dst) ({rate(DEVICE_AND_HOST)})", "{{src}} to {{dst}}"),
-                        Query(
-                            f"sum by (direction) ({gpu_metric('pcie_bytes_per_second')})",
-                            "PCIe {{direction}}",
+                        rates("src, dst", DEVICE_AND_HOST, "{{src}} to {{dst}}"),
+                        level(
+                            "direction", gpu_metric("pcie_bytes_per_second"), "PCIe {{direction}}"
                         ),
                     ),
                     look=BYTES_PER_SECOND,
@@ -133,13 +129,8 @@ PATHS = Board(
                     Kind.LINES,
                     "Bytes a copy",
                     "The mean size of a copy. Many small ones where there were few large ones are a sign of "
-                    "a slow fallback. Metrics: hicache_dbg_copied_bytes_total, hicache_dbg_copies_total.",
-                    (
-                        Query(
-                            f"sum by (pool, op) ({rate(COPIED)}) / sum by (pool, op) ({rate(COPIES)})",
-                            "{{pool}} {{op}}",
-                        ),
-                    ),
+                    "a slow fallback.",
+                    (ratio("pool, op", COPIED, COPIES),),
                     look=BYTES,
                 ),
             ),
@@ -151,17 +142,15 @@ PATHS = Board(
                     Kind.HEATMAP,
                     "Durations",
                     "How many copies took how long; a second band is a second path, or another reader of "
-                    "the bus. Exemplars lead to traces where there are any. "
-                    "Metric: hicache_dbg_copy_duration_seconds.",
-                    (Query(f"sum by (le) ({rate(BUCKETS)})", "{{le}}", exemplar=True),),
+                    "the bus. Exemplars lead to traces where there are any.",
+                    (rates("le", BUCKETS, exemplar=True),),
                     height=9,
                     look=Look(unit="s"),
                 ),
                 Panel(
                     Kind.LINES,
                     "Durations, median and 99th percentile",
-                    "By op, from the buckets of the histogram. No line where nothing was copied. "
-                    "Metric: hicache_dbg_copy_duration_seconds.",
+                    "By op, from the buckets of the histogram. No line where nothing was copied.",
                     (
                         Query(_quantile(0.5), "{{op}} p50"),
                         Query(_quantile(0.99), "{{op}} p99", exemplar=True),
@@ -173,21 +162,15 @@ PATHS = Board(
                     Kind.LINES,
                     "Bandwidth while copying",
                     "Bytes moved for each second that copies took: how fast a copy is, not how much is "
-                    "copied. Metrics: hicache_dbg_copied_bytes_total, hicache_dbg_copy_duration_seconds.",
-                    (
-                        Query(
-                            f"sum by (pool, op) ({rate(COPIED)}) / sum by (pool, op) ({rate(SECONDS)})",
-                            "{{pool}} {{op}}",
-                        ),
-                    ),
+                    "copied.",
+                    (ratio("pool, op", COPIED, SECONDS),),
                     look=BYTES_PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "Copies in flight",
-                    "Seconds of copying a second: 1 is one copy running all the time. "
-                    "Metric: hicache_dbg_copy_duration_seconds.",
-                    (Query(f"sum by (op) ({rate(SECONDS)})", "{{op}}"),),
+                    "Seconds of copying a second: 1 is one copy running all the time.",
+                    (rates("op", SECONDS),),
                     look=Look(least=0),
                 ),
             ),

@@ -10,27 +10,29 @@ from hicache_dbg.tracer.dashboards.spec import (
     Reading,
     Row,
     Step,
+    level,
     metric,
     pool_metric,
-    rate,
+    rates,
 )
 
 __all__ = ["POOLS"]
 
 PAGES = pool_metric("pool_pages")
 USED = pool_metric("pool_pages", 'state="used"')
-GEOMETRY = pool_metric("pool_geometry_info")
+#: Of processes that share files, a geometry that is over stays as 0.
+GEOMETRY = f"({pool_metric('pool_geometry_info')} > 0)"
 LOOKUPS = metric("lookup_pages_total")
-FULL = Look(
-    unit="percentunit",
-    decimals=1,
-    steps=(Step(None, "green"), Step(0.9, "yellow"), Step(0.98, "red")),
-    least=0,
-    most=1,
-)
-
+#: A cache that has run for a while is full: no reason for a colour.
+FULL = Look(unit="percentunit", decimals=1, steps=(Step(None, "blue"),), least=0, most=1)
 
 ONE = "instance, pool, component, rank"
+PART = "pool, component"
+#: What tells two geometries apart. Each rank has a device of its own.
+SHAPE = (
+    *("pool", "component", "tier", "slot_bytes", "page_bytes"),
+    *("slots_per_page", "dtype", "layers", "pages", "layout", "class"),
+)
 
 
 def _values(label: str) -> str:
@@ -39,9 +41,13 @@ def _values(label: str) -> str:
 
 
 def _agreement() -> str:
-    """Return 0 if a component has only one end, 1 if its ends agree in every size, else more."""
+    """Return 1 if a component's ends agree in every size on every rank.
+
+    Return more if they do not on some rank, 0 if there is only one end there.
+    """
     labels = ("slot_bytes", "page_bytes", "slots_per_page", "dtype", "layers")
-    return " * ".join([f"({_values('tier')} >= bool 2)", *map(_values, labels)])
+    every = " * ".join([f"({_values('tier')} >= bool 2)", *map(_values, labels)])
+    return f"max by ({PART}) ({every}) > 1 or min by ({PART}) ({every})"
 
 
 POOLS = Board(
@@ -55,8 +61,8 @@ POOLS = Board(
                 Panel(
                     Kind.STAT,
                     "Pages in use",
-                    "The share of each tier's pages that are in use now. "
-                    "Metric: hicache_dbg_pool_pages, read off the allocators at each scrape.",
+                    "The share of each tier's pages that are in use now. What is cached is in use, so a "
+                    "cache that has run for a while is full. Read off the allocators at each scrape.",
                     (Query(f"sum by (tier) ({USED}) / sum by (tier) ({PAGES})", "{{tier}}"),),
                     width=12,
                     height=6,
@@ -65,8 +71,8 @@ POOLS = Board(
                 Panel(
                     Kind.STAT,
                     "Pages in all",
-                    "Pages of each tier, in use or not, over all pools. Metric: hicache_dbg_pool_pages.",
-                    (Query(f"sum by (tier) ({PAGES})", "{{tier}}"),),
+                    "Pages of each tier, in use or not, over all pools.",
+                    (level("tier", PAGES),),
                     width=12,
                     height=6,
                     look=FACT,
@@ -75,15 +81,14 @@ POOLS = Board(
                     Kind.LINES,
                     "Pages by tier and state",
                     "Pages of the chosen pools. A host tier that only ever fills is written and never "
-                    "evicted from. Metric: hicache_dbg_pool_pages.",
-                    (Query(f"sum by (tier, state) ({PAGES})", "{{tier}} {{state}}"),),
+                    "evicted from.",
+                    (level("tier, state", PAGES),),
                     look=Look(stacked=True, least=0),
                 ),
                 Panel(
                     Kind.LINES,
                     "Share in use, by pool and tier",
-                    "Pools of one group fill together; one that does not is a sidecar that is not carried. "
-                    "Metric: hicache_dbg_pool_pages.",
+                    "Pools of one group fill together; one that does not is a sidecar that is not carried.",
                     (
                         Query(
                             f"sum by (pool, tier) ({USED}) / sum by (pool, tier) ({PAGES})",
@@ -96,11 +101,12 @@ POOLS = Board(
                     Kind.LINES,
                     "Pinned host memory",
                     "What the host tensors of each pool hold pinned, as they were when the tracer attached; "
-                    "0 where they are not pinned, and copies are slow. Metric: hicache_dbg_pool_pinned_bytes.",
+                    "0 where they are not pinned, and copies are slow.",
                     (
-                        Query(
-                            f"sum by (pool, rank) ({pool_metric('pool_pinned_bytes')})",
-                            "{{pool}} rank {{rank}}",
+                        level(
+                            "pool, instance, rank",
+                            pool_metric("pool_pinned_bytes"),
+                            "{{pool}} {{instance}} rank {{rank}}",
                         ),
                     ),
                     width=24,
@@ -117,8 +123,8 @@ POOLS = Board(
                     "Pages a second, each counted once when its reader lets go: hits of the device and the "
                     "host; host pages for which the device had no room, whose load failed, or that were left "
                     "unused; pages that nobody had. Beside them, with storage, what it gave to the host "
-                    "beforehand (hit) or why not. Metric: hicache_dbg_lookup_pages_total.",
-                    (Query(f"sum by (tier, end) ({rate(LOOKUPS)})", "{{tier}} {{end}}"),),
+                    "beforehand (hit) or why not.",
+                    (rates("tier, end", LOOKUPS),),
                     width=24,
                     look=Look(least=0),
                 ),
@@ -131,9 +137,9 @@ POOLS = Board(
                     Kind.STAT,
                     "Do the two ends agree",
                     "For each component of each pool: whether both ends have one slot size, page size, slots "
-                    "a page, dtype and number of layers; 'one end only' where a component has no mirror. "
-                    "Metric: hicache_dbg_pool_geometry_info, read off the tensors.",
-                    (Query(_agreement(), "{{pool}}.{{component}} rank {{rank}}"),),
+                    "a page, dtype and number of layers, on every rank; 'one end only' where a component has "
+                    "no mirror. The table below and the rank's variable tell where.",
+                    (Query(_agreement(), "{{pool}}.{{component}}"),),
                     width=24,
                     height=6,
                     look=Look(
@@ -148,17 +154,13 @@ POOLS = Board(
                 Panel(
                     Kind.TABLE,
                     "Geometry of both ends",
-                    "One line an end of a mirror. The lines of one component must agree in everything but "
-                    "class, layout, device and pages; bytes a slot and a page are the tensor's own. "
-                    "Metric: hicache_dbg_pool_geometry_info.",
-                    (Query(GEOMETRY, "ends"),),
+                    "One line a geometry, with the number of ranks that have it: a rank that differs has a line "
+                    "of its own. The lines of one component must agree in everything but class, layout and "
+                    "pages; bytes a slot and a page are the tensor's own.",
+                    (Query(f"count by ({', '.join(SHAPE)}) ({GEOMETRY})", "ranks"),),
                     width=24,
                     height=10,
-                    columns=(
-                        *("pool", "component", "tier", "slot_bytes", "page_bytes"),
-                        *("slots_per_page", "dtype", "layers", "pages"),
-                        *("layout", "class", "device", "rank"),
-                    ),
+                    columns=SHAPE,
                     look=COUNT,
                 ),
             ),

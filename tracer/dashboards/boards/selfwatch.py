@@ -10,9 +10,13 @@ from hicache_dbg.tracer.dashboards.spec import (
     Reading,
     Row,
     Step,
+    by,
+    level,
     metric,
     rate,
+    rates,
     seen,
+    total,
 )
 
 __all__ = ["SELF"]
@@ -23,6 +27,10 @@ SINK_ERRORS = metric("sink_errors_total")
 OVERHEAD = metric("overhead_seconds_total")
 SECONDS = metric("copy_duration_seconds_sum")
 COPIES = metric("copies_total")
+UP = 'up{job=~"$job",instance=~"$instance"}'
+#: Every server has a rank 0: without the instance, their counts would be one line.
+WHO = "instance, rank"
+WHO_SHOWN = "{{instance}} rank {{rank}}"
 
 #: A failure counter has no series before the first failure: show 0 for every rank that reports.
 OWN_FAILURES = (
@@ -44,9 +52,8 @@ SELF = Board(
                 Panel(
                     Kind.STAT,
                     "Events lost",
-                    "By all sinks together, since each process started: what the other boards do not know. "
-                    "Metric: hicache_dbg_events_dropped_total.",
-                    (Query(f"sum({seen(DROPPED)})", "lost"),),
+                    "By all sinks together, since each process started: what the other boards do not know.",
+                    (total(DROPPED, "lost"),),
                     width=6,
                     height=5,
                     look=BAD_IF_ANY,
@@ -54,8 +61,8 @@ SELF = Board(
                 Panel(
                     Kind.STAT,
                     "Batches that sinks failed",
-                    "Since each process started. Metric: hicache_dbg_sink_errors_total.",
-                    (Query(f"sum({seen(SINK_ERRORS)})", "failed"),),
+                    "Since each process started.",
+                    (total(SINK_ERRORS, "failed"),),
                     width=6,
                     height=5,
                     look=BAD_IF_ANY,
@@ -63,8 +70,7 @@ SELF = Board(
                 Panel(
                     Kind.STAT,
                     "The tracer's own failures",
-                    "Errors that were swallowed so that the host went on, since each process started. "
-                    "Metric: hicache_dbg_internal_errors_total.",
+                    "Errors that were swallowed so that the host went on, since each process started.",
                     (Query(OWN_FAILURES, "failures"),),
                     width=6,
                     height=5,
@@ -73,9 +79,9 @@ SELF = Board(
                 Panel(
                     Kind.STAT,
                     "Exporters that answer",
-                    "The share of the scrape targets that answered; 'no data' if none is configured. "
-                    "Metric: up.",
-                    (Query('avg(up{job=~"$job",instance=~"$instance"})', "answer"),),
+                    "The share of the scrape targets that answer now, of those that did in the time shown; 'no "
+                    "data' if none did.",
+                    (Query(f"avg({UP} and on (job, instance) {seen(EVENTS)})", "answer"),),
                     width=6,
                     height=5,
                     look=Look(
@@ -92,29 +98,28 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Events",
-                    "Handed to the sinks a second, by rank. Metric: hicache_dbg_events_total.",
-                    (Query(f"sum by (rank) ({rate(EVENTS)})", "rank {{rank}}"),),
+                    "Handed to the sinks a second, by rank.",
+                    (rates(WHO, EVENTS, WHO_SHOWN),),
                     look=PER_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "Events lost, by sink and reason",
-                    "A second. 'queue_full' is the bus or an outbox; the others are what the sink met. "
-                    "Metric: hicache_dbg_events_dropped_total.",
-                    (Query(f"sum by (sink, reason) ({rate(DROPPED)})", "{{sink}} {{reason}}"),),
+                    "A second. 'queue_full' is the bus or an outbox; the others are what the sink met.",
+                    (rates("sink, reason", DROPPED),),
                     look=PER_SECOND,
                 ),
                 Panel(
                     Kind.TABLE,
                     "Events lost since the start",
-                    "The 25 largest counts. Metric: hicache_dbg_events_dropped_total.",
+                    "The 25 largest counts.",
                     (
                         Query(
-                            f"topk(25, sum by (sink, reason, rank) ({seen(DROPPED)}))",
+                            f"topk(25, sum by (sink, reason, {WHO}) ({seen(DROPPED)}))",
                             "lost",
                         ),
                     ),
-                    columns=("sink", "reason", "rank"),
+                    columns=("sink", "reason", "instance", "rank"),
                     sort="lost",
                     look=BAD_IF_ANY,
                 ),
@@ -122,12 +127,14 @@ SELF = Board(
                     Kind.LINES,
                     "Queues",
                     "Records that wait in the bus, and events that wait for each sink. A queue that stays "
-                    "full loses. Metrics: hicache_dbg_queue_depth, hicache_dbg_sink_queue_depth.",
+                    "full loses.",
                     (
-                        Query(f"max by (rank) ({metric('queue_depth')})", "bus rank {{rank}}"),
-                        Query(
-                            f"max by (sink, rank) ({metric('sink_queue_depth')})",
-                            "{{sink}} rank {{rank}}",
+                        level(WHO, metric("queue_depth"), f"bus {WHO_SHOWN}", fold="max"),
+                        level(
+                            f"sink, {WHO}",
+                            metric("sink_queue_depth"),
+                            f"{{{{sink}}}} {WHO_SHOWN}",
+                            fold="max",
                         ),
                     ),
                     look=LEVEL,
@@ -135,10 +142,9 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Failures of sinks and of the tracer",
-                    "A second, by sink and by place. "
-                    "Metrics: hicache_dbg_sink_errors_total, hicache_dbg_internal_errors_total.",
+                    "A second, by sink and by place.",
                     (
-                        Query(f"sum by (sink) ({rate(SINK_ERRORS)})", "sink {{sink}}"),
+                        rates("sink", SINK_ERRORS, "sink {{sink}}"),
                         Query(OWN_FAILURES_RATE, "place {{place}}"),
                     ),
                     width=24,
@@ -152,21 +158,19 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Overhead",
-                    "Seconds a second that the tracer took from the threads it traces. "
-                    "Metric: hicache_dbg_overhead_seconds_total.",
-                    (Query(f"sum by (rank) ({rate(OVERHEAD)})", "rank {{rank}}"),),
+                    "Seconds a second that the tracer took from the threads it traces.",
+                    (rates(WHO, OVERHEAD, WHO_SHOWN),),
                     width=8,
                     look=SECONDS_A_SECOND,
                 ),
                 Panel(
                     Kind.LINES,
                     "Overhead, as a share of the copies' own time",
-                    "Over the time shown. Metrics: hicache_dbg_overhead_seconds_total, "
-                    "hicache_dbg_copy_duration_seconds.",
+                    "Over the time shown.",
                     (
                         Query(
-                            f"sum by (rank) ({seen(OVERHEAD)}) / sum by (rank) ({seen(SECONDS)})",
-                            "rank {{rank}}",
+                            f"{by(WHO, seen(OVERHEAD))} / {by(WHO, seen(SECONDS))}",
+                            WHO_SHOWN,
                         ),
                     ),
                     width=8,
@@ -175,11 +179,11 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Overhead a copy",
-                    "Metrics: hicache_dbg_overhead_seconds_total, hicache_dbg_copies_total.",
+                    "Over the time shown.",
                     (
                         Query(
-                            f"sum by (rank) ({seen(OVERHEAD)}) / sum by (rank) ({seen(COPIES)})",
-                            "rank {{rank}}",
+                            f"{by(WHO, seen(OVERHEAD))} / {by(WHO, seen(COPIES))}",
+                            WHO_SHOWN,
                         ),
                     ),
                     width=8,
