@@ -11,7 +11,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 .PHONY: model transfer repro test test-otel test-oldest lint format sglang dashboards bench setup clean help
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
 
 # The stamp is newer than the files that say what is installed, or the set-up runs again.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -85,7 +85,7 @@ format: $(VENV)/.lint-ready ## let ruff fix and format
 dashboards: setup ## make the committed dashboards from their code
 	$(BIN)/python -m hicache_dbg.tracer.dashboards.build dashboards/grafana
 
-bench: setup ## what the instrument costs on this machine, as ratios
+bench: setup ## what tracing costs on this machine, as ratios
 	$(BIN)/python benchmarks/overhead.py
 
 clean: ## remove the virtual environments and caches

@@ -1,16 +1,26 @@
 """A Hugging Face decoder on our pages replies as on its own cache, and reuses prefixes."""
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.services import require
 
 from hicache_dbg.pools.allocator import OutOfPages
 from hicache_dbg.pools.geometry import Layout
-from hicache_dbg.pools.transformers_cache import PrefixStore, SequenceTooLongError, geometry_of
+
+require(importlib.util.find_spec("transformers"), "transformers is not installed: make model")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from hicache_dbg.pools.transformers_cache import (  # noqa: E402
+    PrefixStore,
+    SequenceTooLongError,
+    geometry_of,
+)
 
 PAGE = 4
 NEW = 6
