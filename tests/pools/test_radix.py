@@ -205,6 +205,21 @@ def test_a_load_must_reach_up_to_the_device(tree: RadixTree) -> None:
     tree.check()
 
 
+@pytest.mark.parametrize("pages", [1, 2, 3])
+def test_a_continuation_moves_without_what_is_above_it(tree: RadixTree, pages: int) -> None:
+    """However many pages the node above has, its own copies stay as they are."""
+    above = list(range(1, pages + 1))
+    top = tree.insert(chain(*above), ids(*above)).node
+    tree.set_host(top, ids(*(10 * page for page in above)))
+    leaf = tree.insert(chain(*above, 9), ids(*above, 9)).node
+    assert tree.set_host(leaf, ids(90)).tolist() == []
+    assert tree.evict_device(1)[0].node is leaf
+    assert tree.set_device(leaf, ids(8)).tolist() == []
+    assert tree.match(chain(*above, 9)).device_pages.tolist() == [*above, 8]
+    assert (top.host.tolist(), leaf.host.tolist()) == ([10 * page for page in above], [90])
+    tree.check()
+
+
 def test_two_loads_of_one_page_give_one_back(tree: RadixTree) -> None:
     """The second to arrive returns its page, so that it is not lost."""
     node = tree.insert(chain(1), ids(7)).node
