@@ -9,6 +9,8 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,13 +23,18 @@ from released_driver import Driver, DriverLane, beside
 from released_driving import LAYER_COUNT, controller, indices, operation
 from released_rows import mha, mla
 from released_traced import Start, Traced
+from sglang.srt.managers.cache_controller import CacheOperation
 
 from hicache_dbg.tracer.attach.sglang import attachment, gpu, gpu_plans
+from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import OWNER_BROADCAST
+from hicache_dbg.tracer.attach.sglang.whose import Request
 from hicache_dbg.tracer.events import Copied, Finding
 from hicache_dbg.tracer.settings import Checksum, Native
 
-__all__ = ["AMID", "FORMS", "THROUGHOUT", "Outcome", "Rig", "Step", "rigged"]
+__all__ = ["AMID", "FORMS", "OURS", "THROUGHOUT", "Outcome", "Rig", "Step", "rigged"]
 
+#: Where our wrappers are.
+OURS = str(Path(attachment.__file__).parents[1])
 BUILDS: tuple[Callable[[str], Setup], ...] = (mla, mha)
 
 
@@ -68,7 +75,10 @@ AMID = (
     *("detach", "nested", "another", "collect", "graph"),
 )
 #: What holds for the whole operation.
-THROUGHOUT = ("full", "disabled", "untimed", "small", "large", "refused1", "refused2", "refused3")
+THROUGHOUT = (
+    *("full", "disabled", "untimed", "small", "large", "refused1", "refused2", "refused3"),
+    *("asked", "odd nodes", "divided", "other events", "unfollowed"),
+)
 Shape = Callable[[torch.Tensor], torch.Tensor]
 #: Forms of indices: of both ends, and of the device's alone.
 SHAPES: dict[str, Shape] = {"empty": lambda ids: ids[:0], "odd": lambda ids: ids[:-1]}
@@ -78,8 +88,8 @@ DEVICE_SHAPES: dict[str, Shape] = {
     "int32": lambda ids: ids.int(),
     "deep": lambda ids: ids.view(1, -1),
 }
-#: How a call is made, and its indices.
-FORMS = ("", "", "named", "alone", "short", *SHAPES, *DEVICE_SHAPES)
+#: How a call is made, and its indices. Versions before the engine have nothing but queues.
+FORMS = ("", "", "queued", "named", "alone", "short", *SHAPES, *DEVICE_SHAPES)
 
 
 @dataclass
@@ -114,8 +124,7 @@ class Rig:
             from sglang.srt.mem_cache.l2_transfer import L2TransferEngine
 
             self.engine = L2TransferEngine("kernel")
-        else:
-            self.controllers = [controller(setup, "kernel") for setup in self.setups]
+        self.controllers = [controller(_queued(setup), "kernel") for setup in self.setups]
         session = run.attachment.observer.session()
         assert session is not None
         self.session = session
@@ -144,7 +153,7 @@ class Rig:
         """Run one operation as SGLang does."""
         if step.form in {"alone", "named", "short"}:
             self._directly(step)
-        elif ENGINE:
+        elif ENGINE and step.form != "queued":
             from sglang.srt.mem_cache.l2_transfer import L2Transfer
 
             moves = [
@@ -162,7 +171,7 @@ class Rig:
             self._controlled(step)
 
     def _controlled(self, step: Step) -> None:
-        (pool,) = step.pools
+        pool = step.pools[0]
         owner = self.controllers[pool]
         ids = [self.ids(step, pool, host=host) for host in (True, False)]
         queue = owner.write_queue if step.kind == "backup" else owner.load_queue
@@ -214,8 +223,9 @@ class Rig:
                 self.submit(step)
                 seen.raised.append("")
             except BaseException as error:  # noqa: BLE001 - compared with the other path's
-                where = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-                ours = {"copy", "operation", "_strike"}
+                frames = traceback.extract_tb(error.__traceback__)
+                where = [f.name for f in frames if not f.filename.startswith(OURS)]
+                ours = {"copy", "_strike"}
                 seen.raised.append(f"{type(error).__name__} {[w for w in where if w not in ours]}")
             finally:
                 self.amid = lambda: None
@@ -265,12 +275,32 @@ class Rig:
                 self._forget()
             elif trouble.startswith("refused"):
                 self.driver.fails_at = int(trouble[7:])
+            else:
+                self._around(trouble, patch)
             try:
                 yield
             finally:
                 self.driver.fails_at = 0
+                self.run.attachment.hooks.requests.nodes.clear()
                 if trouble in {"small", "large"}:
                     self._forget()
+
+    def _around(self, trouble: str, patch: pytest.MonkeyPatch) -> None:
+        """Change what a queue or the layer gates meet."""
+        nodes = self.run.attachment.hooks.requests.nodes
+        counters = [owner.layer_done_counter for owner in self.controllers]
+        if trouble in {"asked", "odd nodes"}:
+            nodes.keep(1, (Request("a"), Request("b"), Request("a")))
+            if trouble == "odd nodes":
+                patch.setattr(CacheOperation, "merge_ops", lambda queue: queue[0])
+                patch.setattr(CacheOperation, "node_ids", (1, 2), raising=False)
+        elif trouble == "divided":
+            patch.setitem(sys.modules, OWNER_BROADCAST[0], ModuleType("divided"))
+        elif trouble == "other events":
+            for counter in counters:
+                patch.setattr(counter, "events", tuple(counter.events))
+        elif trouble == "unfollowed":
+            counters[0].update_producer()
 
     def _forget(self) -> None:
         """Forget the plans, which know the limits."""
@@ -299,8 +329,34 @@ class Rig:
             len(history._log),
             [set(vars(s.pool)) == f for s, f in zip(self.setups, self.fields, strict=True)],
             [lane.lock.locked() for lane in self.lanes],
+            self._gates(),
         ]
         return seen
+
+    def _gates(self) -> list[Any]:
+        """Return what the layer gates know of each set of events."""
+        gates = self.run.attachment.observer.gates
+        sets = [one for owner in self.controllers for one in owner.layer_done_counter.events]
+        loads = [gates.current.get(id(events)) for events in sets]
+        return [
+            *(
+                load and (load.layers, load.opened, load.passed, sorted(load.pages))
+                for load in loads
+            ),
+            *(load and (load.by.what, load.by.actor, *load.by.site[:2]) for load in loads),
+            [gates.on_way.get(events) is load for events, load in zip(sets, loads, strict=True)],
+            ["complete" in vars(events) for events in sets],
+            [load and load.by.what for load in gates.sending],
+            gates.here.loading and gates.here.loading.by.what,
+        ]
+
+
+def _queued(setup: Setup) -> Setup:
+    """Return pools that a controller can be built over."""
+    over = SimpleNamespace(
+        device="cpu", layer_num=LAYERS, register_layer_transfer_counter=lambda _: None
+    )
+    return replace(setup, pool_device=setup.pool_device or over)
 
 
 def _told(entry: tuple[Any, ...]) -> tuple[Any, ...]:

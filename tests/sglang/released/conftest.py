@@ -31,12 +31,12 @@ from hicache_dbg.tracer.attach.sglang.start import trace
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.settings import Checksum, Gate, Native, Settings
 
-#: Tests of copies on a GPU, which run without and with the compiled helper.
-BOTH_PATHS = {"test_beside", "test_load_tail", "test_open_copies"}
+#: Tests of what runs without and with the compiled helper.
+BOTH_PATHS = {"test_beside", "test_gates", "test_load_tail", "test_open_copies", "test_requests"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of copies on a GPU twice."""
+    """Run the tests of both paths twice."""
     if metafunc.definition.path.stem in BOTH_PATHS and "native" in metafunc.fixturenames:
         metafunc.parametrize("native", [Native.OFF, Native.ON], indirect=True)
 

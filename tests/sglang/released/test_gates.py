@@ -182,6 +182,6 @@ def test_a_load_that_nobody_followed_to_its_end_accuses_nobody(
         read()
     assert run.sink.of(Finding) == []
     gates = run.attachment.observer.gates
-    assert not gates._sending
-    assert not gates._on_way
+    assert not gates.sending
+    assert not gates.on_way
     assert not any("complete" in vars(events) for events in owner.layer_done_counter.events)

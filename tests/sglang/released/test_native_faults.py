@@ -3,17 +3,21 @@
 # mypy: disable-error-code="import-not-found"
 # pyright: reportMissingImports=false
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
-from released_stress import Interrupt, Outcome, Rig, Step, rigged
+from released_base import ENGINE
+from released_stress import OURS, Interrupt, Outcome, Rig, Step, rigged
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang.gpu_plans import Plan
 from hicache_dbg.tracer.attach.sglang.native.helper import Helper
+from hicache_dbg.tracer.attach.sglang.whose import Request
 from hicache_dbg.tracer.bus import Bus
 from hicache_dbg.tracer.events import Copied, Finding
 from hicache_dbg.tracer.settings import Native
@@ -43,6 +47,31 @@ def _is_over(rig: Rig) -> None:
     assert not observer.devices.history._open
     assert "load_to_device_per_layer" not in vars(rig.setups[0].pool)
     assert "load_to_device_per_layer_physical" not in vars(rig.setups[0].pool)
+
+
+@pytest.mark.parametrize("form", ["", "queued"])
+@KINDS
+def test_no_python_of_ours_runs_in_the_usual_operation(traced: Start, kind: str, form: str) -> None:
+    """Through the engine and through a controller's queue, for requests that are known."""
+    ran: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            ran.append(frame.f_code.co_qualname)
+
+    with rigged(traced) as rig:
+        rig.run.attachment.hooks.requests.nodes.keep(1, (Request("a"),))
+        for profile in (*[None] * 6, note):  # each set of events has had a load from here
+            sys.setprofile(profile)
+            try:
+                rig.submit(Step(kind, form=form))
+            finally:
+                sys.setprofile(None)
+            assert rig.session.bus.flush()
+        assert ran == []
+        event = rig.run.sink.of(Copied)[-1]
+        assert event.op == kind
+        assert event.requests == (("a",) if form or not ENGINE else ())
 
 
 @KINDS

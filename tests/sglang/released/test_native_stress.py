@@ -63,6 +63,26 @@ def outcome(steps: list[Step], start: Start, native: Native) -> Outcome:
 )
 @example(steps=[Step("load"), Step("load", trouble="detach", at=1), Step("load")])
 @example(steps=[Step("backup", trouble="large", pages=4), Step("load", trouble="small")])
+@example(
+    steps=[
+        Step("load", form="queued"),
+        Step("load", form="queued", trouble="asked"),
+        Step("load", form="queued", trouble="other events"),
+        Step("load", form="queued", trouble="unfollowed"),
+        Step("load", form="queued", trouble="raise", at=1),
+        Step("load", form="queued"),
+    ]
+)
+@example(
+    steps=[
+        Step("backup", form="queued", trouble="asked"),
+        Step("backup", form="queued", trouble="odd nodes"),
+        Step("load", form="queued", trouble="divided"),
+        Step("load", form="queued", trouble="disabled"),
+        Step("load", form="queued", trouble="detach", at=1),
+        Step("load", form="queued"),
+    ]
+)
 @example(steps=[Step("backup", trouble="unspeakable"), Step("load", trouble="interrupt", at=1)])
 def test_every_sequence_ends_alike(
     traced: Start, internal_errors: list[str], steps: list[Step]
@@ -92,6 +112,12 @@ ROUND = (
     *(Step("backup", trouble="disabled"), Step("load", form="named"), Step("backup", form="short")),
     *(Step("backup", form="int32"), Step("backup", form="strided"), Step("load", form="empty")),
     *(
+        Step("load", trouble="asked", form="queued"),
+        Step("load", trouble="other events", form="queued"),
+        Step("load", trouble="raise", form="queued"),
+        Step("backup", trouble="odd nodes", form="queued"),
+        Step("load", trouble="unfollowed", form="queued"),
+        Step("load", trouble="divided", form="queued"),
         Step("backup", trouble="nested"),
         Step("load", trouble="another"),
         Step("backup", form="unequal"),

@@ -8,9 +8,10 @@ call ``wait_until`` are gated; some do not call it.
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import wraps
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -26,9 +27,10 @@ from hicache_dbg.tracer.attach.sglang.inner_pools import inner_layers
 from hicache_dbg.tracer.attach.sglang.say import Say
 from hicache_dbg.tracer.attach.sglang.versions import layers_sent
 from hicache_dbg.tracer.checks.gates import Loading
+from hicache_dbg.tracer.checks.violation import Access
 from hicache_dbg.tracer.ledger import Pages
 
-__all__ = ["NO_PAGES", "READERS", "Gates"]
+__all__ = ["LOOPS", "NO_PAGES", "READERS", "Gates"]
 
 Function = Callable[..., Any]
 
@@ -56,9 +58,14 @@ LOOPS = {"start_loading": "i", "submit_host_to_device": "layer_id"}
 
 
 class _Here(threading.local):
-    """Per thread; ``loading`` is the load whose layers this thread is submitting."""
+    """Per thread: ``loading`` is the load whose layers this thread is submitting.
 
-    loading: Loading | None = None
+    ``sites`` are for the compiled helper: where the last load of each set began, and from which frames.
+    """
+
+    def __init__(self) -> None:
+        self.loading: Loading | None = None
+        self.sites: dict[int, tuple[tuple[Any, ...], Access]] = {}
 
 
 class Gates:
@@ -70,14 +77,16 @@ class Gates:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._current: dict[int, Loading] = {}  # by identity of the event set
-        self._on_way: dict[Any, Loading] = {}  # by event set, while layers are still to come
+        #: The load of each event set, by its identity.
+        self.current: dict[int, Loading] = {}
+        #: Loads by event set, while layers are still to come.
+        self.on_way: dict[Any, Loading] = {}
         self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
         #: State of the current thread.
         self.here = _Here()
         self._complete: Function | None = None  # SGLang's own function
         #: Loads whose layers are being submitted: the submitting thread and the event set.
-        self._sending: dict[Loading | None, tuple[int, Any]] = {}
+        self.sending: dict[Loading | None, tuple[int, Any]] = {}
 
     # -- wrappers -------------------------------------------------------------------------------
 
@@ -87,28 +96,38 @@ class Gates:
         @wraps(original)
         def update_producer(counter: Any, *args: Any, **kwargs: Any) -> Any:
             index = original(counter, *args, **kwargs)
-            session = self._say.session()
-            if session is None:
-                return index
-            try:
-                events = counter.events[index]
-                loading = Loading(counter.num_layers, access(f"load in set {index}"))
-                if id(events) not in self._current:
-                    finalize(events, self._current.pop, id(events), None)
-                self._current[id(events)] = self._on_way[events] = loading
-                self._sending.pop(self.here.loading, None)  # a load that nobody followed to its end
-                self.here.loading = loading
-                if sys._getframe(1).f_code.co_name in LOOPS:  # noqa: SLF001
-                    self._let_pass(loading, events)
-            except Exception as error:  # noqa: BLE001 - our failure must not stop SGLang
-                session.errors.record("attach/load begins", error)
+            self.begins(counter, index, sys._getframe().f_back)  # noqa: SLF001
             return index
 
         return ours(update_producer)
 
+    def begins(self, counter: Any, index: int, caller: FrameType | None) -> None:
+        """Note that a load begins in a set of events; ``caller`` called ``update_producer``."""
+        session = self._say.session()
+        if session is None:
+            return
+        since = time.perf_counter()
+        try:
+            events = counter.events[index]
+            loading = Loading(counter.num_layers, self.site(index))
+            if id(events) not in self.current:
+                finalize(events, self.current.pop, id(events), None)
+            self.current[id(events)] = self.on_way[events] = loading
+            self.sending.pop(self.here.loading, None)  # a load that nobody followed to its end
+            self.here.loading = loading
+            if caller is not None and caller.f_code.co_name in LOOPS:
+                self._let_pass(loading, events)
+        except Exception as error:  # noqa: BLE001 - our failure must not stop SGLang
+            session.errors.record("attach/load begins", error)
+        session.probe.overhead_s += time.perf_counter() - since
+
+    def site(self, index: int) -> Access:
+        """Return where on this thread a load begins in the set ``index``."""
+        return access(f"load in set {index}")
+
     def completion(self, original: Function) -> Function:
         """Wrap ``LayerLoadingEvent.complete``: a layer's gate is recorded behind its copies."""
-        known, thread, self._complete = self._current, self.here, original
+        known, thread, self._complete = self.current, self.here, original
 
         @wraps(original)
         def complete(events: Any, layer_index: int, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +148,7 @@ class Gates:
         @wraps(original)
         def wait_until(counter: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(counter, *args, **kwargs)
-            if self._on_way:
+            if self.on_way:
                 with self._say.errors("attach/wait"):
                     self._waited(counter, threshold_of((counter, *args), kwargs))
             return result
@@ -152,7 +171,7 @@ class Gates:
         @wraps(original)
         def reader(pool: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(pool, *args, **kwargs)
-            if is_compiling() or not self._on_way:
+            if is_compiling() or not self.on_way:
                 return result
             with self._say.errors("attach/reader"):
                 self._look(pool, name, args, kwargs)
@@ -172,7 +191,7 @@ class Gates:
         """Note that this thread's load, a :data:`~.frames.Call`, has submitted all its layers."""
         here = self.here
         loading, here.loading = here.loading, None
-        _, events = self._sending.pop(loading, (0, None))
+        _, events = self.sending.pop(loading, (0, None))
         if events is None or loading is None:
             return
         try:
@@ -195,7 +214,7 @@ class Gates:
 
     def read_pages(self, pool: str, pages: Pages, what: str) -> None:
         """Check a copy that reads these device pages in all layers."""
-        if not self._on_way:
+        if not self.on_way:
             return
         for loading in self._arriving():
             self._say.found(loading.touch({pool: pages}, access(what)), pool)
@@ -203,17 +222,17 @@ class Gates:
     def _waited(self, counter: Any, layer: int) -> None:
         if counter.consumer_index < 0:
             return
-        loading = self._current.get(id(counter.events[counter.consumer_index]))
+        loading = self.current.get(id(counter.events[counter.consumer_index]))
         if loading is not None:
             self._catch_up(loading)
             loading.wait(threading.get_ident(), layer)
 
     def _arriving(self) -> Iterable[Loading]:
         """Yield the loads whose last layer the device has not reported, and drop the others."""
-        for events, loading in list(self._on_way.items()):
+        for events, loading in list(self.on_way.items()):
             self._catch_up(loading)
             if loading.opened >= loading.layers - 1 and events.finish_event.query():
-                self._on_way.pop(events, None)
+                self.on_way.pop(events, None)
             else:
                 yield loading
 
@@ -226,11 +245,11 @@ class Gates:
         function = getattr(events.complete, "__func__", None)
         if self._complete is not None and function in {type(events).complete, self._complete}:
             events.complete = MethodType(self._complete, events)
-            self._sending[loading] = threading.get_ident(), events
+            self.sending[loading] = threading.get_ident(), events
 
     def _catch_up(self, loading: Loading) -> None:
         """Update the progress of a load that another thread is submitting."""
-        sender, _ = self._sending.get(loading, (0, None))
+        sender, _ = self.sending.get(loading, (0, None))
         if sender:
             layer = _layer_at(sender)
             loading.open((loading.layers if layer is None else layer) - 1)
@@ -250,7 +269,7 @@ class Gates:
             return  # no load was assigned to this batch
         layer = told - pool.start_layer if layers is None else layers.get(told, -1)
         events = counter.events[counter.consumer_index]
-        loading = self._on_way.get(events)
+        loading = self.on_way.get(events)
         if loading is None or not 0 <= layer < loading.layers or _capturing():
             return
         self._catch_up(loading)

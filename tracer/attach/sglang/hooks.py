@@ -182,11 +182,16 @@ class Hooks:
     def _wrap_gates(self, module: ModuleType) -> None:
         gates = self.observer.gates
         for name, method, make in (
-            ("LayerDoneCounter", "update_producer", gates.production),
+            ("LayerDoneCounter", "update_producer", self._producing),
             ("LayerDoneCounter", "wait_until", gates.waiting),
             ("LayerLoadingEvent", "complete", gates.completion),
         ):
             self.methods.at(module, (versions.GATES_MODULE, name, method), make)
+
+    def _producing(self, original: Any) -> Any:
+        """Wrap ``update_producer``."""
+        python, helper = self.observer.gates.production(original), self.observer.calls.helper
+        return python if helper is None else helper.production(original, python)
 
     def _wrap_storage(self, module: ModuleType) -> None:
         for name in ("HiCacheController", "HybridCacheController"):
@@ -210,10 +215,17 @@ class Hooks:
         """
         if method not in QUEUES:
             return lambda original: original
-        carrying = partial(self.requests.carrying, queue=QUEUES[method])
-        if method == "start_writing":
-            return carrying
-        return partial(nested, self.layer_split.loading, carrying)
+        queue, helper = QUEUES[method], self.observer.calls.helper
+
+        def processing(original: Any) -> Any:
+            python = self.requests.carrying(original, queue=queue)
+            if method != "start_writing":
+                python = self.layer_split.loading(python)
+            if helper is None:
+                return python
+            return helper.processing(original, python, queue, self.requests.nodes)
+
+        return processing
 
     def _wrap_queues(self, controller: type) -> None:
         for method in ("write", "load"):

@@ -95,7 +95,7 @@ class Observer:
         try:
             module = wanted(native)
             if module is not None:
-                return Helper(module, self.calls, self.gates.here, self.gates.sent)
+                return Helper(module, self.calls, self.gates)
         except Unavailable as error:
             self.registry.inventory.not_recognised(f"compiled helper: {error}")
         except Exception as error:  # noqa: BLE001 - operations run in Python then

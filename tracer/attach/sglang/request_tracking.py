@@ -53,7 +53,7 @@ class RequestTracker:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._nodes = _Latest()
+        self.nodes = self._nodes = _Latest()
         self._stores = _Latest()
 
     # -- wrappers -------------------------------------------------------------------------------

@@ -65,6 +65,45 @@ int left_to_python(void)
     return 0;
 }
 
+/* Return the probe while operations are traced and nothing has to be asked before one begins; or NULL. */
+PyObject *probe_of(Calls *calls)
+{
+    PyObject *probe = HAS(probe);
+    if (!probe || probe == Py_None)
+        return NULL;
+    Py_INCREF(probe);
+    PyObject *enabled = PyObject_GetAttr(probe, n_enabled);
+    if (enabled != Py_True)
+        Py_CLEAR(probe);
+    Py_XDECREF(enabled);
+    return probe;
+}
+
+/* Add our own time to what the probe has cost SGLang's threads. */
+int add_cost(PyObject *probe, int64_t cost_ns)
+{
+    PyObject *before = PyObject_GetAttr(probe, n_overhead_s);
+    double seconds = before ? PyFloat_AsDouble(before) : -1;
+    Py_XDECREF(before);
+    if (seconds < 0 && PyErr_Occurred())
+        return -1;
+    PyObject *after = PyFloat_FromDouble(seconds + (double)cost_ns * 1e-9);
+    int failed = !after || PyObject_SetAttr(probe, n_overhead_s, after);
+    Py_XDECREF(after);
+    return failed ? -1 : 0;
+}
+
+/* Count an exception as ours. */
+void count_error(PyObject *probe, const char *place, PyObject *error)
+{
+    PyObject *errors = PyObject_GetAttr(probe, n_errors);
+    PyObject *given[] = {errors, PyUnicode_FromString(place), error};
+    if (!given[0] || !given[1] || done(PyObject_VectorcallMethod(n_record, given, 3, NULL)))
+        PyErr_WriteUnraisable(errors);
+    Py_XDECREF(errors);
+    Py_XDECREF(given[1]);
+}
+
 /* Count the current exception as ours, or keep an interrupt until the operation has ended. */
 void mishap(Running *now, const char *place)
 {
@@ -76,14 +115,8 @@ void mishap(Running *now, const char *place)
         if (!now->interrupt)
             now->interrupt = Py_NewRef(error);
     }
-    else {
-        PyObject *errors = PyObject_GetAttr(OF_FRAME(now->frame, probe), n_errors);
-        PyObject *given[] = {errors, PyUnicode_FromString(place), error};
-        if (!given[0] || !given[1] || done(PyObject_VectorcallMethod(n_record, given, 3, NULL)))
-            PyErr_WriteUnraisable(errors);
-        Py_XDECREF(errors);
-        Py_XDECREF(given[1]);
-    }
+    else
+        count_error(OF_FRAME(now->frame, probe), place, error);
     Py_DECREF(error);
 }
 
@@ -135,6 +168,7 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static const char *const held[] = {HELD(STRING)}, *const of_frame[] = {FRAME(STRING)};
     static const char *const of_op[] = {OP(STRING)}, *const of_plan[] = {PLAN(STRING)};
     static const char *const of_room[] = {ROOM(STRING)}, *const of_pool[] = {POOL(STRING)};
+    static const char *const of_loading[] = {LOADING(STRING)};
     Calls *calls = PyTuple_GET_SIZE(args) ? NULL : (Calls *)type->tp_alloc(type, 0);
     for (int i = 0; calls && i < HELD_COUNT; i++) {
         calls->held[i] = kwargs ? Py_XNewRef(PyDict_GetItemString(kwargs, held[i])) : NULL;
@@ -147,7 +181,8 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         find_places((PyObject *)Py_TYPE(HAS(op)), of_op, calls->op, OP_COUNT) ||
         find_places(HAS(Plan), of_plan, calls->plan, PLAN_COUNT) ||
         find_places(HAS(Slot), of_room, calls->room, ROOM_COUNT) ||
-        find_places(HAS(DevicePool), of_pool, calls->pool, POOL_COUNT))
+        find_places(HAS(DevicePool), of_pool, calls->pool, POOL_COUNT) ||
+        find_places((PyObject *)Py_TYPE(HAS(load)), of_loading, calls->loading, LOADING_COUNT))
         Py_CLEAR(calls);
     return (PyObject *)calls;
 }

@@ -16,10 +16,11 @@
 
 /* Attributes and methods that are asked for by name. */
 #define NAMES(X) \
-    X(_capacity) X(_ring) X(_stop) X(append) X(carried) X(cuda_event) X(current) X(data_ptr) X(device) X(drop) X(dtype) X(enabled) \
-    X(errors) X(finish_event) X(get_device) X(give_up) X(layer_mapper) X(layer_num) X(loading) X(mark) \
-    X(now) X(numel) X(overhead_s) X(pools) X(popleft) X(record) X(slot) X(start_event) X(stride) \
-    X(pages) X(thread) X(timing_enabled) X(transfer_layer_id_max) X(used_on) X(way)
+    X(_capacity) X(_complete) X(_ring) X(_stop) X(append) X(carried) X(complete) X(cuda_event) X(current) \
+    X(data_ptr) X(device) X(drop) X(dtype) X(enabled) X(errors) X(events) X(finish_event) X(get_device) \
+    X(give_up) X(layer_mapper) X(layer_num) X(loading) X(mark) X(node_ids) X(now) X(num_layers) X(numel) \
+    X(overhead_s) X(pages) X(pools) X(popleft) X(record) X(sites) X(slot) X(start_event) X(stride) \
+    X(thread) X(timing_enabled) X(transfer_layer_id_max) X(used_on) X(way)
 #define DECLARE(name) extern PyObject *n_##name;
 NAMES(DECLARE)
 
@@ -88,8 +89,9 @@ int enqueue(Way *way, const Work *work, const char **call);
 #define HELD(X) \
     X(probe) X(pools) X(frames) X(here) X(gates) X(history) X(begun) X(running) X(under_way) X(numbers) \
     X(frame) X(op) X(DevicePool) X(Plan) X(Slot) X(int64) X(brings_every) X(end) X(moved_over) \
-    X(sent) X(check) X(no_pages) X(push)
-/* Slots of Frame, DeviceOp, Plan, Slot and DevicePool. */
+    X(sent) X(check) X(no_pages) X(push) X(gating) X(current) X(on_way) X(sending) X(load) X(begins) \
+    X(site) X(loops) X(ours) X(depth) X(divides)
+/* Slots of Frame, DeviceOp, Plan, Slot, DevicePool and Loading. */
 #define FRAME(X) \
     X(probe) X(call) X(op_id) X(began_ns) X(cost_s) X(on_device) X(on_host) X(start) X(over) X(timed) \
     X(status) X(ended_ns) X(thread) X(whom)
@@ -101,6 +103,7 @@ int enqueue(Way *way, const Work *work, const char **call);
     X(ways) X(driver) X(push) X(pool) X(marks) X(slots) X(sides) X(passes) X(highest)
 #define ROOM(X) X(size) X(address) X(handle) X(event) X(streams)
 #define POOL(X) X(plans)
+#define LOADING(X) X(layers) X(by) X(pages) X(opened) X(passed)
 
 #define H_NAME(name) H_##name,
 #define F_NAME(name) F_##name,
@@ -108,17 +111,20 @@ int enqueue(Way *way, const Work *work, const char **call);
 #define P_NAME(name) P_##name,
 #define R_NAME(name) R_##name,
 #define D_NAME(name) D_##name,
+#define L_NAME(name) L_##name,
 enum { HELD(H_NAME) HELD_COUNT };
 enum { FRAME(F_NAME) FRAME_COUNT };
 enum { OP(O_NAME) OP_COUNT };
 enum { PLAN(P_NAME) PLAN_COUNT };
 enum { ROOM(R_NAME) ROOM_COUNT };
 enum { POOL(D_NAME) POOL_COUNT };
+enum { LOADING(L_NAME) LOADING_COUNT };
 
 typedef struct {
     PyObject_HEAD
     PyObject *held[HELD_COUNT];
     Py_ssize_t frame[FRAME_COUNT], op[OP_COUNT], plan[PLAN_COUNT], room[ROOM_COUNT], pool[POOL_COUNT];
+    Py_ssize_t loading[LOADING_COUNT];
 } Calls;
 
 /* In a function with `calls`: an object by its name, and the slots of others by theirs. */
@@ -128,9 +134,11 @@ typedef struct {
 #define OF_PLAN(object, name) SLOT(object, calls->plan[P_##name])
 #define OF_ROOM(object, name) SLOT(object, calls->room[R_##name])
 #define OF_POOL(object, name) SLOT(object, calls->pool[D_##name])
+#define OF_LOADING(object, name) SLOT(object, calls->loading[L_##name])
 #define PUT_FRAME(object, name, value) put(object, calls->frame[F_##name], value)
 #define PUT_OP(object, name, value) put(object, calls->op[O_##name], value)
 #define PUT_PLAN(object, name, value) put(object, calls->plan[P_##name], value)
+#define PUT_LOADING(object, name, value) put(object, calls->loading[L_##name], value)
 
 /* A pool whose method is running. */
 typedef struct inside {
@@ -161,7 +169,8 @@ typedef struct {
     Calls *calls;
     PyObject *original, *python, *name; /* SGLang's function, our Python wrapper of it, its name */
     PyObject *events; /* returns an operation's events; None if its result has them */
-    PyObject *queue;  /* where a plain controller keeps them, newest last */
+    PyObject *queue;  /* where a plain controller keeps them, newest last; or what it is to process */
+    PyObject *nodes;  /* the requests of what is in a queue (RequestTracker.nodes) */
     int loads;
 } Wrapper;
 
@@ -172,14 +181,21 @@ int64_t clock_ns(clockid_t clock);
 Running *running_of(Calls *calls);
 PyObject *by_python(Wrapper *self, PyObject *const *args, size_t flags, PyObject *names);
 int left_to_python(void);
+PyObject *probe_of(Calls *calls);
+int add_cost(PyObject *probe, int64_t cost_ns);
+void count_error(PyObject *probe, const char *place, PyObject *error);
 void mishap(Running *now, const char *place);
 int refused(Calls *calls, const char *call, int code);
 PyObject *tuple_of(PyObject *const *args, Py_ssize_t count);
 PyObject *dict_of(PyObject *const *values, PyObject *names);
 
-/* -- copy.c, operation.c: the two kinds of wrappers ---------------------------------------------------- */
+/* -- copy.c, operation.c, queue.c, gates.c: the kinds of wrappers --------------------------------------- */
 
 PyObject *copy(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names);
 PyObject *operation(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names);
+PyObject *queue(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names);
+PyObject *production(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names);
+
+int load_sent(Running *now);
 
 #endif

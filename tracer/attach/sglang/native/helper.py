@@ -2,22 +2,27 @@
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hicache_dbg.tracer.attach import call_site
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.frames import NUMBERS, Frame
-from hicache_dbg.tracer.attach.sglang.gates import NO_PAGES
+from hicache_dbg.tracer.attach.sglang.gates import LOOPS, NO_PAGES, Gates
 from hicache_dbg.tracer.attach.sglang.gpu import Slot
 from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_plans import AtOnce, DevicePool, Plan
 from hicache_dbg.tracer.attach.sglang.kinds import LOAD
+from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import OWNER_BROADCAST
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
 from hicache_dbg.tracer.attach.sglang.versions import ACKNOWLEDGED, LOADS, events_of
 from hicache_dbg.tracer.attach.sglang.whose import HERE
 from hicache_dbg.tracer.bus import Bus
+from hicache_dbg.tracer.checks.gates import Loading
+from hicache_dbg.tracer.checks.violation import Access
 from hicache_dbg.tracer.digest.driver import check
 
 if TYPE_CHECKING:
@@ -34,13 +39,10 @@ class Helper:
     Args:
         module: The compiled module.
         calls: The calls that it follows.
-        gates: This thread's load (:attr:`Gates.here`).
-        sent: Called with a load's operation that has submitted all its layers.
+        gates: What follows the loads.
     """
 
-    def __init__(
-        self, module: ModuleType, calls: "DeviceCalls", gates: Any, sent: Function
-    ) -> None:
+    def __init__(self, module: ModuleType, calls: "DeviceCalls", gates: Gates) -> None:
         self._module: Any = module
         frame, op = _patterns()
         self._calls: Any = self._module.Calls(
@@ -48,7 +50,7 @@ class Helper:
             pools=calls.pools,
             frames=calls.frames,
             here=HERE,
-            gates=gates,
+            gates=gates.here,
             history=calls.history,
             begun=calls.history.begun,
             running=calls.running,
@@ -63,10 +65,21 @@ class Helper:
             brings_every=calls.brings_every,
             end=calls.end,
             moved_over=calls.moved_over,
-            sent=sent,
+            sent=gates.sent,
             check=check,
             no_pages=NO_PAGES,
             push=Bus.push,
+            gating=gates,
+            current=gates.current,
+            on_way=gates.on_way,
+            sending=gates.sending,
+            load=Loading(0, Access("", "")),
+            begins=gates.begins,
+            site=gates.site,
+            loops=LOOPS,
+            ours=str(Path(call_site.__file__).parent),
+            depth=call_site.DEPTH,
+            divides=OWNER_BROADCAST[0],
         )
 
     def ready(self, probe: LayerProbe | None) -> None:
@@ -75,17 +88,32 @@ class Helper:
 
     def copying(self, original: Function, python: Function, method: str) -> Function:
         """Return the compiled wrapper of a copy method; ``python`` runs what is not usual."""
-        made = self._module.Wrapper(self._calls, original, python, method, method.startswith(LOAD))
-        return ours(update_wrapper(made, original))
+        return self._wrapper("copy", original, python, method, method.startswith(LOAD))
 
     def operation(self, original: Function, python: Function) -> Function:
         """Return the compiled wrapper of a method that is one operation."""
         name = original.__name__
         events = None if name.startswith("submit") else events_of
         queue = ACKNOWLEDGED.get(name, "")
-        made = self._module.Wrapper(
-            *(self._calls, original, python, name, name in LOADS, events, queue)
+        return self._wrapper("operation", original, python, name, name in LOADS, events, queue)
+
+    def processing(
+        self, original: Function, python: Function, queue: str, nodes: dict[Any, Any]
+    ) -> Function:
+        """Return the compiled wrapper of a controller's method that processes a queue."""
+        name = original.__name__
+        return self._wrapper(
+            "queue", original, python, name, name in LOADS, queue=queue, nodes=nodes
         )
+
+    def production(self, original: Function, python: Function) -> Function:
+        """Return the compiled wrapper of ``LayerDoneCounter.update_producer``."""
+        return self._wrapper("production", original, python, original.__name__)
+
+    def _wrapper(
+        self, kind: str, original: Function, python: Function, *given: Any, **named: Any
+    ) -> Function:
+        made = self._module.Wrapper(kind, self._calls, original, python, *given, **named)
         return ours(update_wrapper(made, original))
 
     def compile(self, plan: Plan) -> None:

@@ -3,25 +3,46 @@
 #include "helper.h"
 
 #include <stddef.h>
+#include <string.h>
+
+/* The kinds of wrappers. */
+static const struct {
+    const char *name;
+    vectorcallfunc call;
+} kinds[] = {{"copy", copy}, {"operation", operation}, {"queue", queue}, {"production", production}};
+
+static vectorcallfunc kind_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(name, kinds[i].name))
+            return kinds[i].call;
+    PyErr_Format(PyExc_ValueError, "no kind of wrapper: %s", name);
+    return NULL;
+}
 
 static PyObject *wrapper_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *calls, *original, *python, *name, *events = NULL, *queue = NULL;
-    int loads;
-    static char *names[] = {"calls", "original", "python", "name", "loads", "events", "queue", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOUp|OU", names, &Calls_Type, &calls, &original,
-                                     &python, &name, &loads, &events, &queue))
+    const char *kind;
+    PyObject *calls, *original, *python, *name, *events = NULL, *waiting = NULL, *nodes = NULL;
+    int loads = 0;
+    static char *names[] = {"kind",  "calls",  "original", "python", "name",
+                            "loads", "events", "queue",    "nodes",  NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO!OOU|pOUO!", names, &kind, &Calls_Type, &calls,
+                                     &original, &python, &name, &loads, &events, &waiting, &PyDict_Type,
+                                     &nodes))
         return NULL;
-    Wrapper *self = (Wrapper *)type->tp_alloc(type, 0);
+    vectorcallfunc call = kind_of(kind);
+    Wrapper *self = call ? (Wrapper *)type->tp_alloc(type, 0) : NULL;
     if (!self)
         return NULL;
-    self->call = events ? operation : copy;
+    self->call = call;
     self->calls = (Calls *)Py_NewRef(calls);
     self->original = Py_NewRef(original);
     self->python = Py_NewRef(python);
     self->name = Py_NewRef(name);
     self->events = Py_XNewRef(events);
-    self->queue = Py_XNewRef(queue);
+    self->queue = Py_XNewRef(waiting);
+    self->nodes = Py_XNewRef(nodes);
     self->loads = loads;
     return (PyObject *)self;
 }
@@ -34,6 +55,7 @@ static int wrapper_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->original);
     Py_VISIT(self->python);
     Py_VISIT(self->events);
+    Py_VISIT(self->nodes);
     return 0;
 }
 
@@ -57,6 +79,7 @@ static void wrapper_dealloc(PyObject *object)
     Py_CLEAR(self->name);
     Py_CLEAR(self->events);
     Py_CLEAR(self->queue);
+    Py_CLEAR(self->nodes);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -85,7 +108,7 @@ static PyGetSetDef wrapper_getset[] = {
 PyTypeObject Wrapper_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "hicache_dbg_native.Wrapper",
-    .tp_doc = "Replaces a method of SGLang's; `events` is given for one that is an operation.",
+    .tp_doc = "Replaces a method of SGLang's; its kind says what the method is.",
     .tp_basicsize = sizeof(Wrapper),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
                 Py_TPFLAGS_METHOD_DESCRIPTOR,

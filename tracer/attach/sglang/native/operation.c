@@ -26,12 +26,17 @@ static PyObject *frame_of(Wrapper *self, PyObject *probe, PyObject *const *args,
     return frame;
 }
 
-/* Note the events of an object that has them. */
-static int note_those(Calls *calls, PyObject *frame, PyObject *holder)
+/* Note the events of an object that has them; before timed events, controllers did not say that theirs are not. */
+static int note_those(Calls *calls, PyObject *frame, PyObject *holder, int may_be_old)
 {
-    return PUT_FRAME(frame, start, PyObject_GetAttr(holder, n_start_event)) ||
-           PUT_FRAME(frame, over, PyObject_GetAttr(holder, n_finish_event)) ||
-           PUT_FRAME(frame, timed, PyObject_GetAttr(holder, n_timing_enabled));
+    PyObject *timed = PyObject_GetAttr(holder, n_timing_enabled);
+    if (!timed && may_be_old && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        timed = Py_NewRef(Py_False);
+    }
+    return PUT_FRAME(frame, timed, timed) ||
+           PUT_FRAME(frame, start, PyObject_GetAttr(holder, n_start_event)) ||
+           PUT_FRAME(frame, over, PyObject_GetAttr(holder, n_finish_event));
 }
 
 /* Note SGLang's events of the operation's begin and end. */
@@ -40,17 +45,17 @@ static int note_events(Wrapper *self, PyObject *frame, PyObject *result)
     Calls *calls = self->calls;
     PyObject *owner = PyTuple_GET_ITEM(OF_FRAME(frame, call), 0);
     if (self->events == Py_None)
-        return note_those(calls, frame, result);
+        return note_those(calls, frame, result, 0);
     if (!strcmp(Py_TYPE(owner)->tp_name, "HiCacheController")) {
         PyObject *queue = PyObject_GetAttr(owner, self->queue);
         Py_ssize_t waiting = queue && PyList_Check(queue) ? PyList_GET_SIZE(queue) : 0;
         PyObject *newest = waiting ? Py_NewRef(PyList_GET_ITEM(queue, waiting - 1)) : NULL;
-        int noted = newest && !note_those(calls, frame, newest);
+        int noted = newest && !note_those(calls, frame, newest, 1);
         Py_XDECREF(queue);
         Py_XDECREF(newest);
         if (noted)
             return 0;
-        PyErr_Clear(); /* versions before timed events, and operations of nothing */
+        PyErr_Clear(); /* an operation of nothing */
     }
     PyObject *given[] = {owner, self->name, result};
     PyObject *events = PyObject_Vectorcall(self->events, given, 3, NULL), *start, *over, *timed;
@@ -271,20 +276,6 @@ static int tell(Running *now, int *pushed)
     return failed ? -1 : 0;
 }
 
-/* Add our own time to what the probe has cost SGLang's threads. */
-static int add_cost(PyObject *probe, int64_t cost_ns)
-{
-    PyObject *before = PyObject_GetAttr(probe, n_overhead_s);
-    double seconds = before ? PyFloat_AsDouble(before) : -1;
-    Py_XDECREF(before);
-    if (seconds == -1 && PyErr_Occurred())
-        return -1;
-    PyObject *after = PyFloat_FromDouble(seconds + (double)cost_ns * 1e-9);
-    int failed = !after || PyObject_SetAttr(probe, n_overhead_s, after);
-    Py_XDECREF(after);
-    return failed ? -1 : 0;
-}
-
 /* End the usual operation, as DeviceCalls.end does. */
 static void end_usual(Running *now, PyObject *at_once, Way *way, Work *work)
 {
@@ -356,20 +347,6 @@ static int end(Running *now)
     return usual == 1;
 }
 
-/* Return the probe while operations are traced and nothing has to be asked before one begins; or NULL. */
-static PyObject *probe_of(Calls *calls)
-{
-    PyObject *probe = HAS(probe);
-    if (!probe || probe == Py_None)
-        return NULL;
-    Py_INCREF(probe);
-    PyObject *enabled = PyObject_GetAttr(probe, n_enabled);
-    if (enabled != Py_True)
-        Py_CLEAR(probe);
-    Py_XDECREF(enabled);
-    return probe;
-}
-
 PyObject *operation(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names)
 {
     static const char place[] = "attach/operation";
@@ -398,12 +375,8 @@ PyObject *operation(PyObject *callable, PyObject *const *args, size_t flags, PyO
     int64_t until = clock_ns(CLOCK_MONOTONIC);
     now.cost_ns += until - since;
     since = end(&now) ? until - now.cost_ns : clock_ns(CLOCK_MONOTONIC);
-    if (self->loads) {
-        PyObject *loading = PyObject_GetAttr(HAS(gates), n_loading);
-        Py_XDECREF(loading);
-        if (!loading || (loading != Py_None && done(PyObject_CallObject(HAS(sent), OF_FRAME(frame, call)))))
-            mishap(&now, place);
-    }
+    if (self->loads && load_sent(&now))
+        mishap(&now, place);
     if (add_cost(OF_FRAME(frame, probe), clock_ns(CLOCK_MONOTONIC) - since))
         mishap(&now, place);
     Py_XDECREF(now.op);
