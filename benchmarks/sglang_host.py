@@ -8,29 +8,34 @@
         ../../benchmarks/sglang_host.py [--calls]
 
 The controller or the engine is the release's own, over its own pool of 61 layers; its copies do nothing, and
-the driver takes our calls and does nothing. Each operation comes cold: before it, 8 MB are written and other
-Python runs, as a scheduler's loop does between two of them. Times are attached less detached, in turn, with
-and without the compiled helper; ``--calls`` lists every Python function of ours that one operation runs.
+the driver takes our calls and does nothing. From 0.5.18 on an operation is the engine's, and a queued one the
+controller's that calls it. Its request is known, as a server's is. Each operation comes cold: before it, 8 MB are
+written and other Python runs, as a scheduler's loop does between two of them. Times are attached less detached, in
+many short turns, with and without the compiled helper (see ``sglang_gpu/segments.py``); ``--calls`` lists every
+Python function of ours that one operation runs.
 """
 
 import argparse
 import ctypes
 import json
-import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sglang"))
+_HERE = Path(__file__).parent
+sys.path[:0] = [str(_HERE.parent / "tests" / "sglang"), str(_HERE / "sglang_gpu")]
 
 import released_base
 
 LAYERS, SETS, FEW = 61, 32, 4
+#: Operations in a turn: those behind a switch take longer, attached or not.
+UNTIMED, TIMED = 3, 5
 released_base.LAYERS = LAYERS
 released_base.DEVICE_PAGES = released_base.HOST_PAGES = SETS * FEW
 
@@ -42,11 +47,13 @@ from released_driving import LAYER_COUNT, controller, indices, operation
 from released_lane import HostLane, HostMark, HostSlot
 from released_rows import mla
 from released_streams import Event, device_events
+from segments import Added, Mode, Parts, Stamps, alternate
 
 from hicache_dbg.tracer.attach.sglang.gpu import Slot
 from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_plans import DevicePool
 from hicache_dbg.tracer.attach.sglang.start import trace
+from hicache_dbg.tracer.attach.sglang.whose import Request
 from hicache_dbg.tracer.digest import launch
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.settings import Checksum, Gate, Native, Settings
@@ -116,7 +123,12 @@ class Rig:
         observer.devices.by_pool[id(setup.pool)] = known
         pages = torch.arange(SETS * FEW).split(FEW)
         self.ids = [indices(part.tolist(), setup.page) for part in pages]
-        self._move = _engine(setup) if ENGINE else _controller(setup)
+        queued = _controller(setup)
+        self._move = queued
+        if ENGINE:
+            self._move = _engine(setup) | {f"queued {kind}": run for kind, run in queued.items()}
+        self.kinds = tuple(self._move)
+        self.attachment.hooks.requests.nodes.keep(1, (Request("a"),))
         self.attachment.detach()
 
     def run(self, kind: str, number: int) -> None:
@@ -153,7 +165,10 @@ def _engine(setup: Any) -> dict[str, Callable[[torch.Tensor], None]]:
 
 
 def _controller(setup: Any) -> dict[str, Callable[[torch.Tensor], None]]:
-    owner = controller(setup, "kernel")
+    over = setup.pool_device or SimpleNamespace(
+        device="cpu", layer_num=LAYERS, register_layer_transfer_counter=lambda _: None
+    )
+    owner = controller(replace(setup, pool_device=over), "kernel")
 
     def backup(ids: torch.Tensor) -> None:
         owner.write_queue.append(operation(ids, ids))
@@ -178,15 +193,13 @@ def calls(rig: Rig, kind: str) -> Counter[str]:
             seen[f"{Path(code.co_filename).name}:{code.co_qualname}"] += 1
 
     rig.attachment.attach()
-    for number in range(3):
-        rig.run(kind, number)
-    rig.settle()
-    sys.setprofile(note)
-    try:
-        rig.run(kind, 3)
-    finally:
-        sys.setprofile(None)
-    rig.settle()
+    for profile in (*[None] * 6, note):  # each of the controller's sets of events has had a load
+        sys.setprofile(profile)
+        try:
+            rig.run(kind, 0)
+        finally:
+            sys.setprofile(None)
+        rig.settle()
     rig.attachment.detach()
     return seen
 
@@ -205,17 +218,6 @@ class Chill:
         sorted(str(one) for one in self._told)
 
 
-def once(rig: Rig, kind: str, count: int, chill: Callable[[], None]) -> float:
-    """Microseconds of one cold operation, the median of ``count``."""
-    spent: list[float] = []
-    for number in range(count):
-        chill()
-        began = time.perf_counter()
-        rig.run(kind, number)
-        spent.append(time.perf_counter() - began)
-    return statistics.median(spent) * 1e6
-
-
 @contextmanager
 def parked(on: bool) -> Iterator[None]:
     """Keep operations from being judged within the context, if ``on``."""
@@ -228,46 +230,64 @@ def parked(on: bool) -> Iterator[None]:
         DeviceOp.ready = ready  # type: ignore[method-assign]
 
 
+@contextmanager
+def attached(rig: Rig, kind: str) -> Iterator[None]:
+    """Trace within the context; nothing is judged meanwhile."""
+    rig.attachment.attach()
+    rig.run(kind, 0)
+    rig.settle()
+    with parked(on=True):
+        yield
+    rig.settle()
+    rig.attachment.detach()
+
+
 def added(
-    rigs: dict[str, Rig], kind: str, pairs: int, chill: Callable[[], None]
-) -> tuple[dict[str, float], float]:
-    """Microseconds that each rig adds to an operation, and those it takes without us; nothing is judged meanwhile."""
-    more: dict[str, list[float]] = {name: [] for name in rigs}
-    bare: list[float] = []
-    for _ in range(pairs):
-        for name, rig in rigs.items():
-            bare.append(once(rig, kind, SETS, chill))
-            rig.attachment.attach()
-            rig.run(kind, 0)
-            rig.settle()
-            with parked(on=True):
-                more[name].append(once(rig, kind, SETS, chill) - bare[-1])
-            rig.settle()
-            rig.attachment.detach()
-    return {name: statistics.median(us) for name, us in more.items()}, statistics.median(bare)
+    rigs: dict[str, Rig], kind: str, rounds: int, chill: Callable[[], None]
+) -> tuple[dict[str, Added], float]:
+    """Return what each rig adds to an operation, and the microseconds it takes without us."""
+    stamps = Stamps()
+
+    def measure(rig: Rig) -> list[Parts]:
+        parts = []
+        for number in range(UNTIMED + TIMED):
+            chill()
+            parts.append(stamps.run(partial(rig.run, kind, number))[0])
+        return parts[UNTIMED:]
+
+    modes: list[Mode] = []
+    for rig in rigs.values():
+        modes += [(partial(attached, rig, kind), partial(measure, rig))]
+        modes += [(nullcontext, partial(measure, rig))]
+    with stamps.placed():
+        values = alternate(modes, rounds)
+    more = {name: Added.of(*values[2 * at : 2 * at + 2]) for at, name in enumerate(rigs)}
+    return more, Parts.middle(values[1]).us
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Measure what we add to a submitting thread.")
     parser.add_argument("--calls", action="store_true")
-    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     with pytest.MonkeyPatch.context() as patch:
         device_events(patch)
         patch.setattr(Event, "cuda_event", 77, raising=False)
         rigs = {"Python": Rig(Native.OFF), "compiled": Rig(Native.ON)}
+        kinds = rigs["compiled"].kinds
         for path, rig in rigs.items():
-            for kind in ("backup", "load"):
+            for kind in kinds:
                 seen = calls(rig, kind)
                 print(f"{path}, {kind}: {seen.total()} calls of {len(seen)} functions of ours")
                 for name, count in seen.items() if options.calls else ():
                     print(f"    {count:3} {name}")
         for state, chill in (("cold", Chill()), ("warm", lambda: None)):
-            for kind in ("backup", "load"):
-                more, bare = added(rigs, kind, options.pairs, chill)
-                each = ", ".join(f"{name} +{us:.1f} us" for name, us in more.items())
-                print(f"{state} {kind} of {bare:.1f} us: {each}", flush=True)
+            for kind in kinds:
+                more, bare = added(rigs, kind, options.rounds, chill)
+                print(f"{state} {kind} of {bare:.1f} us")
+                for name, one in more.items():
+                    print(f"    {name:8} {one}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,22 @@ are attached.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from builders import index_k, mha, mla, v4
 from driving import Mover, indices
+from segments import Added, Parts, Stamps, alternate
 from setups import DEVICE, Build, Setup
 from tracing import Row, Traced
 
 from hicache_dbg.tracer.settings import Native
 
-__all__ = ["cost"]
+__all__ = ["cost", "host"]
 
 LAYERS, OPS, PAIRS = 61, 32, 9
 #: Sets of pages that a stream's operations use in turn, and so the most that are under way.
@@ -44,13 +47,12 @@ STREAMS = (
     Stream("c4", v4("deepseek_v4_c4", 37440, 256), "layer_first", 43, 96),
 )
 FEW, ROW = 4, 32
-#: Rounds of the host's rows: they are short, and the host's state changes. A load calls SGLang once a
-#: layer, which varies by more than what we add.
-ROUNDS = {"backup": 25, "load": 60}
-#: Operations ahead of those that are timed: the first ones behind a switch take longer, once.
-UNTIMED = 8
-#: Operations in a row: a load launches a kernel a layer, and the driver queues 1,024 without waiting.
-TIMED = {"backup": ROW - UNTIMED, "load": 12}
+#: Rounds of the host's rows: many and short, because the host's state changes. Each has operations in a row,
+#: behind some that are not timed: the first ones behind a switch take longer, attached or not. A load launches a
+#: kernel a layer, and the driver queues 1,024 without waiting.
+ROUNDS, UNTIMED, TIMED = 250, 4, 5
+#: The same one by one.
+ROUNDS_ALONE, ALONE = 30, 4
 #: How far apart single operations are, in seconds: the bus judges each before the next one.
 APART_S = 0.03
 #: Operations digested beside the copy, and on its own stream.
@@ -58,9 +60,14 @@ HOST: tuple[tuple[str, Build], ...] = (("mla", mla), ("index_k", index_k))
 
 
 def cost() -> Iterator[Row]:
-    """Yield the ratios of streams, then the host's time over ``add_``."""
+    """Yield the ratios of streams, then the host's rows."""
     for stream in STREAMS:
         yield from _streams(stream)
+    yield from host()
+
+
+def host() -> Iterator[Row]:
+    """Yield what an operation takes of the host's time, over ``add_``."""
     for name, build in HOST:
         yield from _host(name, build)
 
@@ -99,74 +106,50 @@ def _wall(ops: _Ops, kind: str, count: int) -> float:
     return time.perf_counter() - began
 
 
-def _in_a_row(ops: _Ops, kind: str, own: Callable[[], float]) -> tuple[float, float]:
-    """Return the host's microseconds per operation, of many in a row that only the host limits.
-
-    ``own`` returns the seconds of them that are our own so far, which come second.
-    """
+def _in_a_row(ops: _Ops, kind: str, stamps: Stamps) -> list[Parts]:
+    """Time operations in a row that only the host limits."""
     for number in range(UNTIMED):
         ops.run(kind, number)
     torch.cuda.synchronize()
-    count, before = TIMED[kind], own()
-    began = time.perf_counter()
-    ends = [ops.run(kind, UNTIMED + number) for number in range(count)]
-    spent = time.perf_counter() - began
-    ours = own() - before
-    for end in ends:
+    runs = [stamps.run(partial(ops.run, kind, UNTIMED + number)) for number in range(TIMED)]
+    for _, end in runs:
         end.synchronize()
-    return spent / count * 1e6, ours / count * 1e6
+    return [parts for parts, _ in runs]
 
 
-def _alone(ops: _Ops, kind: str, count: int) -> float:
-    """Return the same for operations far apart, whose code and data have left the caches."""
-    spent: list[float] = []
-    for number in range(count):
+def _alone(ops: _Ops, kind: str, stamps: Stamps) -> list[Parts]:
+    """Time operations far apart, whose code and data have left the caches."""
+    timed = []
+    for number in range(ALONE):
         torch.cuda.synchronize()
         time.sleep(APART_S)
-        began = time.perf_counter()
-        ops.run(kind, number)
-        spent.append(time.perf_counter() - began)
-    return statistics.median(spent) * 1e6
+        timed.append(stamps.run(partial(ops.run, kind, number))[0])
+    return timed
 
 
-def _compare(
-    modes: Sequence[Traced | None], measure: Callable[[], float], rounds: int
-) -> list[list[float]]:
-    """Measure with each attachment, and with none, in rounds of alternating order; return a list of each.
+@contextmanager
+def _attached(traced: Traced) -> Iterator[None]:
+    traced.attachment.attach()
+    yield
+    traced.take()  # judged before anything else is measured
+    traced.attachment.detach()
 
-    All are detached before and behind.
+
+def _compare(traced: Traced, measure: Callable[[], float]) -> list[list[float]]:
+    """Measure attached and detached in pairs of alternating order; return a list of each.
+
+    It is detached before and behind.
     """
-    values: list[list[float]] = [[] for _ in modes]
-    for number in range(rounds + 2):
-        for traced, mine in list(zip(modes, values, strict=True))[:: (1, -1)[number % 2]]:
-            if traced is not None:
-                traced.attachment.attach()
-            value = measure()
-            if traced is not None:
-                traced.take()  # judged before anything else is measured
-                traced.attachment.detach()
+    values: list[list[float]] = [[], []]
+    modes: list[Callable[[], AbstractContextManager[None]]]
+    modes = [partial(_attached, traced), nullcontext]
+    for number in range(PAIRS + 2):
+        for context, mine in list(zip(modes, values, strict=True))[:: (1, -1)[number % 2]]:
+            with context():
+                value = measure()
             if number > 1:
                 mine.append(value)
     return values
-
-
-class _Added(NamedTuple):
-    """What is added to ``bare``, in us: the median of the rounds' differences, and its standard error."""
-
-    us: float
-    error: float
-
-    @classmethod
-    def of(cls, ours: list[float], bare: list[float]) -> "_Added":
-        more = [a - b for a, b in zip(ours, bare, strict=True)]
-        middle = statistics.median(more)
-        # of a normal distribution: 1.48 deviations of the median are one sigma, 1.25 its median's error
-        spread = 1.48 * statistics.median(abs(one - middle) for one in more)
-        return cls(middle, 1.25 * spread / len(more) ** 0.5)
-
-    def over(self, add: float) -> str:
-        """Return it as a multiple of an ``add_``, which takes ``add`` us."""
-        return f"{self.us / add:.2f} add_ (+{self.us:.1f} us, standard error {self.error:.1f})"
 
 
 def _streams(stream: Stream) -> Iterator[Row]:
@@ -179,7 +162,7 @@ def _streams(stream: Stream) -> Iterator[Row]:
     size = sum(t[0].nbytes for t in setup.devices) * setup.rows * pages * OPS
     traced.attachment.detach()
     for kind in ("backup", "load"):
-        ours, bare = _compare((traced, None), lambda kind=kind: _wall(ops, kind, OPS), PAIRS)  # type: ignore[misc]
+        ours, bare = _compare(traced, partial(_wall, ops, kind, OPS))
         ratios = [a / b for a, b in zip(ours, bare, strict=True)]
         ratio = statistics.median(ratios)
         speed = size / statistics.median(ours) / 1e9
@@ -200,21 +183,35 @@ def _host(name: str, build: Build) -> Iterator[Row]:
     for kind in ("backup", "load"):
         add: list[float] = []
         own: list[float] = []
+        stamps = Stamps()
 
-        def measure(kind: str = kind, add: list[float] = add, own: list[float] = own) -> float:
+        def measure(
+            kind: str = kind, stamps: Stamps = stamps, add: list[float] = add
+        ) -> list[Parts]:
             add.append(_add(value))
-            spent, ours = _in_a_row(ops, kind, compiled.overhead_s)
-            own.append(ours)
-            return spent
+            return _in_a_row(ops, kind, stamps)
 
-        here, there, bare = _compare((compiled, python, None), measure, ROUNDS[kind])
-        cold, slow = _compare((compiled, None), lambda kind=kind: _alone(ops, kind, 9), 3)  # type: ignore[misc]
-        once, added = statistics.median(add), _Added.of(here, bare)
+        def counted(
+            measure: Callable[[], list[Parts]] = measure, own: list[float] = own
+        ) -> list[Parts]:
+            before = compiled.overhead_s()
+            parts = measure()
+            own.append((compiled.overhead_s() - before) / (UNTIMED + TIMED) * 1e6)
+            return parts
+
+        alone = partial(_alone, ops, kind, stamps)
+        on, slower = partial(_attached, compiled), partial(_attached, python)
+        with stamps.placed():
+            here, there, bare = alternate(
+                [(on, counted), (slower, measure), (nullcontext, measure)], ROUNDS
+            )
+            cold, slow = alternate([(on, alone), (nullcontext, alone)], ROUNDS_ALONE)
+        once, added = statistics.median(add), Added.of(here, bare)
         detail = (
-            f"{added.over(once)} on {statistics.median(bare):.0f} us in a row, of which "
-            f"{statistics.median([us for us in own if us] or [0.0]):.1f} us in the helper; "
-            f"+{_Added.of(cold, slow).us:.1f} us on {statistics.median(slow):.0f} us one by one; "
-            f"without the helper {_Added.of(there, bare).over(once)}; add_ takes {once:.1f} us"
+            f"{added.over(once)} on {Parts.middle(bare).us:.0f} us in a row, of which "
+            f"{statistics.median(own):.1f} us in the helper; "
+            f"one by one {Added.of(cold, slow)} on {Parts.middle(slow).us:.0f} us; "
+            f"without the helper {Added.of(there, bare).over(once)}; add_ takes {once:.1f} us"
         )
         case = f"{name}, {kind} of {size / 1e6:.0f} MB, {LAYERS} layers"
         yield Row("host", case, detail, "<= 3 add_", added.us <= 3 * once, added.us / once)

@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _part(name: str, only: str) -> Iterator[Row]:
-    from cost import cost
+    from cost import cost, host
     from faults import faults
     from ranks import ranks
     from round_trips import round_trips
@@ -69,6 +69,7 @@ def _part(name: str, only: str) -> Iterator[Row]:
         "faults": lambda: faults(only),
         "ranks": lambda: ranks(only),
         "cost": cost,
+        "host": host,
     }
     return parts[name]()
 
