@@ -1,6 +1,7 @@
 """The entry point that SGLang calls in each of its processes (group ``sglang.srt.plugins``)."""
 
 import os
+import sys
 
 __all__ = ["register"]
 
@@ -26,6 +27,11 @@ def register() -> None:
 
         install()
     except Exception as error:  # noqa: BLE001 - SGLang would swallow it silently
+        if (
+            type(error).__name__ == "SettingsError"
+            and "hicache_dbg.tracer.autoattach" in sys.modules
+        ):
+            return  # importing this package has said it
         logging.getLogger("hicache_dbg").warning(
             "hicache-dbg: %s: %s; tracing stays off", type(error).__name__, error
         )
