@@ -1,6 +1,7 @@
 """Hypotheses argue from counts: what is falsified, confirmed, and left open."""
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -232,6 +233,7 @@ def test_every_hypothesis_answers_whatever_there_is(events: tuple[Event, ...]) -
     assert set(told) == {hypothesis.name for hypothesis in known_hypotheses()}
     for answer in told.values():
         assert answer.evidence
+        assert bool(answer.decide_by) == (answer.verdict is Verdict.UNDECIDED)
         assert "\n" not in answer.evidence
 
 
@@ -332,8 +334,7 @@ def test_the_formula_that_sized_the_host_is_named(
     assert told.verdict is Verdict.CONFIRMED
     named = f", the formula of {formula}" if formula else ""
     assert told.evidence == (
-        f"index_k: the device stores {device} B a slot (bfloat16), Paged was sized for {host} B{named}; "
-        "0 tiles of this pool mismatched"
+        f"index_k: the device stores {device} B a slot (bfloat16), Paged was sized for {host} B{named}"
     )
 
 
@@ -480,3 +481,81 @@ def test_counters_of_a_gpu_are_read_whatever_their_size(
     )
     (hardware,) = (one for one in ask_all(Evidence.of([flip])) if one.name == "hardware")
     assert (hardware.verdict, hardware.evidence) == (verdict, evidence)
+
+
+def session(checksum: str = "loads", system: str = "sglang") -> Started:
+    """A start-up event of a system at a checksum level."""
+    return Started(
+        time_ns=0,
+        system=system,
+        version="0",
+        checksum=checksum,
+        mirrors=(mirror("mla", "L", 8, 8),),
+    )
+
+
+BACKUP = copied("mla", Op.BACKUP, witnessed=4)
+
+
+@pytest.mark.parametrize(
+    ("events", "advice"),
+    [
+        ((session(),), "let pages be backed up"),
+        ((session("sample"), BACKUP), "set HICACHE_DBG_CHECKSUM=loads"),
+        ((session(), BACKUP), "let pages come back"),
+        ((session(), BACKUP, Health(time_ns=0, copies=9)), "find where operations were lost"),
+        (
+            (session(), copied("mla", Op.LOAD, skipped={"unwitnessed": 4})),
+            "pages that were backed up before tracing began are not compared",
+        ),
+        ((session(), copied("mla", Op.LOAD, skipped={"graph": 4})), "docs/sglang.md says"),
+    ],
+)
+def test_who_saw_too_little_is_told_what_would_show_more(
+    events: tuple[Event, ...], advice: str
+) -> None:
+    """Advice that was followed already is of no use."""
+    (blind,) = (one for one in ask_all(Evidence.of(events)) if one.name == "tracer_was_blind")
+    assert blind.verdict is Verdict.CONFIRMED
+    assert blind.advice.startswith(advice)
+
+
+def test_nobody_is_told_to_do_what_was_done() -> None:
+    """Not to compare loads if they are compared, and not to explore an engine that is not there."""
+    told = answers(session(), BACKUP)
+    undecided = [one for one in told.values() if one.verdict is Verdict.UNDECIDED]
+    assert told["layout_misread"].decide_by.startswith("a longer run, in which pages come back")
+    assert all(one.decide_by for one in undecided)
+    assert not [one for one in undecided if "CHECKSUM=loads" in one.decide_by]
+    assert not [one for one in undecided if "--explore" in one.decide_by]
+    own = answers(session("three", "hicache_dbg.pools"), BACKUP)
+    assert own["stored_before_written"].decide_by.startswith("hicache-dbg repro --explore")
+    blank = answers(session("off"), BACKUP)
+    assert blank["layout_misread"].decide_by.startswith("HICACHE_DBG_CHECKSUM=loads")
+    late = answers(session(), copied("mla", Op.LOAD, verified=1, skipped={"unwitnessed": 4}))
+    assert "before tracing began" in late["layout_misread"].decide_by
+
+
+def test_pages_that_could_not_be_followed_rule_no_wrong_bookkeeping_out() -> None:
+    """An allocator whose indices the tracer had no room for was not seen as a whole."""
+    for errors, verdict in (
+        ({}, Verdict.FALSIFIED),
+        ({"attach/indices_skipped": 1}, Verdict.UNDECIDED),
+    ):
+        closed = Health(time_ns=0, copies=1, closing=True, errors=errors)
+        told = answers(session(), copied("mla", Op.LOAD, verified=4), closed)
+        assert told["bookkeeping_is_broken"].verdict is verdict
+
+
+def test_a_hypothesis_whose_advice_fails_is_undecided() -> None:
+    """A user's function may fail, whatever it is for."""
+
+    def fail(_: Evidence) -> str:
+        raise ValueError("no")
+
+    asked = replace(
+        known_hypotheses()[0], judge=lambda _: (Verdict.CONFIRMED, "it is"), advice=fail
+    )
+    (answer,) = ask_all(Evidence(), [asked])
+    assert answer.verdict is Verdict.UNDECIDED
+    assert answer.evidence == "it could not be asked: ValueError: no"

@@ -1,5 +1,6 @@
 """Print a report on a terminal: verdict and advice first, then findings, hypotheses, geometry, paths."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ __all__ = ["render_advice", "render_report", "render_verdict", "show_report", "t
 
 #: Most kinds of findings that are printed, the causes first.
 MOST_FINDINGS = 20
+#: Where a message goes on to the accesses that conflict; each is printed on a line of its own.
+_ACCESS = re.compile(r"; (?=(?:this access|previous access|allocated): )")
 _STYLE = {Verdict.CONFIRMED: "bold red", Verdict.FALSIFIED: "green", Verdict.UNDECIDED: "yellow"}
 
 
@@ -149,7 +152,7 @@ def _findings(console: Console, report: Report) -> None:
         where = f" at {finding.op or finding.check}"
         console.print()
         console.print(Text(f"{finding.cls}{times}: {finding.pool}{where}", style="bold red"))
-        console.print(Padding(Text(finding.message), (0, 0, 0, 2)))
+        console.print(Padding(Text(_ACCESS.sub("\n", finding.message)), (0, 0, 0, 2)))
         if finding.advice not in given:
             console.print(Padding(Text(f"do: {finding.advice}", style="cyan"), (0, 0, 0, 2)))
             given += f"\n{finding.advice}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from hicache_dbg.tracer.diagnose.evidence import Evidence
-from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
+from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Text, Verdict
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
 from hicache_dbg.tracer.words import counted, every
 
@@ -23,8 +23,8 @@ def by_class(
     words: str,
     alibi: Alibi,
     falsified_by: str,
-    advice: str,
-    decide_by: str = "",
+    advice: Text,
+    decide_by: Text = "",
     rank: int = 0,
 ) -> Hypothesis:
     """Return a hypothesis that findings of ``classes`` confirm and that ``alibi`` falsifies."""
@@ -45,6 +45,11 @@ def by_class(
         reason = alibi(evidence)
         if reason is not None:
             return Verdict.FALSIFIED, reason
+        if alibi is no_alibi:
+            return (
+                Verdict.UNDECIDED,
+                "no such finding, and nothing that is recorded can rule it out",
+            )
         return Verdict.UNDECIDED, "no such finding, and too little was checked to rule it out"
 
     named = " or ".join(classes)

@@ -221,8 +221,8 @@ class Evidence:
                 if first
                 else finding
             )
-        first = self._first_classes()
-        return sorted(merged.values(), key=lambda finding: not _is_cause(finding, first))
+        classes = self._first_classes()
+        return sorted(merged.values(), key=lambda finding: not _is_cause(finding, classes))
 
     @property
     def checked_share(self) -> float:

@@ -12,7 +12,19 @@ from hicache_dbg.tracer.diagnose import hypotheses
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import FaultClass
 
-__all__ = ["Answer", "Hypothesis", "Verdict", "ask_all", "in_order", "known_hypotheses"]
+__all__ = [
+    "Answer",
+    "Hypothesis",
+    "Text",
+    "Verdict",
+    "ask_all",
+    "in_order",
+    "known_hypotheses",
+    "worded",
+]
+
+#: A text, or what writes it from the evidence.
+Text = str | Callable[[Evidence], str]
 
 
 class Verdict(StrEnum):
@@ -30,8 +42,8 @@ class Hypothesis:
     ``words`` state it once it is confirmed. ``judge`` returns the verdict and, in one sentence with
     numbers, its evidence. ``rank`` orders confirmed ones: 0 names a cause by itself, 1 adds to a
     cause, 2 is about the tracer's own coverage. ``decide_by`` is a command that would settle an
-    undecided one. ``cause`` is the fault class it stands for, if any: among equal ranks, the
-    earlier class leads.
+    undecided one; it and ``advice`` may depend on the evidence. ``cause`` is the fault class it
+    stands for, if any: among equal ranks, the earlier class leads.
     """
 
     name: str
@@ -41,8 +53,8 @@ class Hypothesis:
     words: str
     judge: Callable[[Evidence], tuple[Verdict, str]]
     rank: int = 1
-    advice: str = ""
-    decide_by: str = ""
+    advice: Text = ""
+    decide_by: Text = ""
     cause: FaultClass | None = None
 
 
@@ -80,14 +92,24 @@ def _key(hypothesis: Hypothesis) -> tuple[int, int, str]:
     return hypothesis.rank, cause, hypothesis.name
 
 
-def _judged(hypothesis: Hypothesis, evidence: Evidence) -> tuple[Verdict, str]:
-    """Evaluate one hypothesis; a failing one (a user's, for example) is reported as undecided."""
+def worded(text: Text, evidence: Evidence) -> str:
+    """Return a text as the evidence words it."""
+    return text if isinstance(text, str) else str(text(evidence))
+
+
+def _judged(hypothesis: Hypothesis, evidence: Evidence) -> tuple[Verdict, str, str, str]:
+    """Return verdict, reason, and what to do if it is confirmed, or decides it if it is undecided.
+
+    A failing hypothesis (a user's, for example) is reported as undecided.
+    """
     try:
         verdict, reason = hypothesis.judge(evidence)
-        return Verdict(verdict), str(reason)
+        advice = worded(hypothesis.advice, evidence) if verdict == Verdict.CONFIRMED else ""
+        decide = worded(hypothesis.decide_by, evidence) if verdict == Verdict.UNDECIDED else ""
+        return Verdict(verdict), str(reason), advice, decide
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code; the error is the evidence
         reason = f"it could not be asked: {type(error).__name__}: {error}"
-        return Verdict.UNDECIDED, " ".join(reason.split())
+        return Verdict.UNDECIDED, " ".join(reason.split()), "", ""
 
 
 _ORDER = (Verdict.CONFIRMED, Verdict.UNDECIDED, Verdict.FALSIFIED)
@@ -97,7 +119,7 @@ def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> li
     """Return every hypothesis's answer: confirmed first, then undecided, then falsified."""
     answers = []
     for hypothesis in known_hypotheses() if asked is None else asked:
-        verdict, reason = _judged(hypothesis, evidence)
+        verdict, reason, advice, decide_by = _judged(hypothesis, evidence)
         answers.append(
             Answer(
                 name=hypothesis.name,
@@ -105,8 +127,8 @@ def ask_all(evidence: Evidence, asked: Sequence[Hypothesis] | None = None) -> li
                 words=hypothesis.words,
                 verdict=verdict,
                 evidence=reason,
-                advice=hypothesis.advice if verdict is Verdict.CONFIRMED else "",
-                decide_by=hypothesis.decide_by if verdict is Verdict.UNDECIDED else "",
+                advice=advice,
+                decide_by=decide_by,
                 rank=hypothesis.rank,
                 cause=hypothesis.cause,
             )

@@ -1,5 +1,6 @@
 """Every copy is proven good: the fault is elsewhere."""
 
+from hicache_dbg.tracer.diagnose.deciding import by_comparing
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import Op
@@ -44,5 +45,5 @@ HYPOTHESIS = Hypothesis(
     judge=_judge,
     rank=0,
     advice="if answers are still wrong, look at the device pages and the order of device writes, not at the copies",
-    decide_by="HICACHE_DBG_CHECKSUM=loads with every pool and op traced",
+    decide_by=by_comparing,
 )

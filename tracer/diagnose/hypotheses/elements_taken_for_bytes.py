@@ -37,5 +37,6 @@ HYPOTHESIS = Hypothesis(
     confirmed_by="a mirror whose ends differ by exactly 2 or 4 to 1",
     words="elements were taken for bytes",
     judge=_judge,
+    decide_by="HICACHE_DBG=1 from the start of the process, so that registration is seen",
     advice="multiply by the itemsize of the device tensor",
 )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
+from hicache_dbg.tracer.diagnose.deciding import by_comparing
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Verdict
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
@@ -15,7 +16,7 @@ _BY_CLASS = by_class(
     alibi=all_loads_equal,
     falsified_by="every loaded tile arrived",
     advice="pass the status on and recompute the pages; do not insert them into the tree",
-    decide_by="HICACHE_DBG_CHECKSUM=loads; where a backup's host page was read late, three",
+    decide_by=by_comparing,
 )
 
 

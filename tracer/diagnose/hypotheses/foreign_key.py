@@ -1,6 +1,7 @@
 """One key stood for two contents, or a content had two keys."""
 
 from hicache_dbg.tracer.diagnose.by_class import by_class, came_back_equal
+from hicache_dbg.tracer.diagnose.deciding import by_comparing
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import FaultClass, Op
 
@@ -18,5 +19,5 @@ HYPOTHESIS = by_class(
     alibi=_alibi,
     falsified_by="everything fetched and loaded is what was stored under its key",
     advice="put model fingerprint, dtype, layout, rank and namespace into the key, and empty the store once",
-    decide_by="HICACHE_DBG_CHECKSUM=loads",
+    decide_by=by_comparing,
 )

@@ -58,11 +58,12 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
                 for (pool, _), tiles in evidence.by_pool.items()
                 if pool == mirror.pool
             )
+            harm = f"; {counted(mismatched, 'tile')} of this pool mismatched" if mismatched else ""
             return Verdict.CONFIRMED, (
                 f"{mirror.pool}: the device stores {device.slot_bytes} B a slot ({device.dtype}), "
                 f"{mirror.host.cls} was sized for {host.slot_bytes} B"
                 + (f", the formula of {formula}" if formula else "")
-                + f"; {counted(mismatched, 'tile')} of this pool mismatched"
+                + harm
             )
     return Verdict.FALSIFIED, (
         f"both ends of {every(len(evidence.mirrors), 'mirror')} agree in bytes a slot, read off the tensors"

@@ -1,6 +1,7 @@
 """The index says that a page is there, and it is gone or older."""
 
 from hicache_dbg.tracer.diagnose.by_class import by_class, came_back_equal
+from hicache_dbg.tracer.diagnose.deciding import by_comparing
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import FaultClass, Op
 
@@ -18,5 +19,5 @@ HYPOTHESIS = by_class(
     alibi=_alibi,
     falsified_by="everything that the index promised arrived as it was stored",
     advice="remove the entry before the bytes go, and check the generation at the hit",
-    decide_by="HICACHE_DBG_CHECKSUM=loads",
+    decide_by=by_comparing,
 )

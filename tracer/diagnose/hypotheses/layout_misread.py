@@ -1,6 +1,7 @@
 """A tensor was read in an order other than the one it was written in."""
 
 from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
+from hicache_dbg.tracer.diagnose.deciding import by_comparing
 from hicache_dbg.tracer.events import FaultClass
 
 HYPOTHESIS = by_class(
@@ -11,5 +12,5 @@ HYPOTHESIS = by_class(
     alibi=all_loads_equal,
     falsified_by="every loaded tile equals what was backed up, read through each end's own tensor",
     advice="compare the layouts of both ends in the geometry table, and let one place choose the layout",
-    decide_by="HICACHE_DBG_CHECKSUM=loads from the start of the process",
+    decide_by=by_comparing,
 )

@@ -27,5 +27,6 @@ HYPOTHESIS = Hypothesis(
     confirmed_by="a class in use with the wrong size, beside host pool classes that were never built",
     words="a class that is in use has the wrong size, and others were never built",
     judge=_judge,
+    decide_by="HICACHE_DBG=1 from the start of the process, so that registration is seen",
     advice="mend the class that is in use",
 )

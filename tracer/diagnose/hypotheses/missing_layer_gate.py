@@ -1,6 +1,7 @@
 """A layer was read before its load was done."""
 
 from hicache_dbg.tracer.diagnose.by_class import briefly
+from hicache_dbg.tracer.diagnose.deciding import who_waits
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import FaultClass, Op
@@ -23,7 +24,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         )
     return (
         Verdict.UNDECIDED,
-        "whether a reader came too early, digests of what arrived cannot say",
+        "no reader was seen to come too early; of readers that are not followed, digests cannot say",
     )
 
 
@@ -36,6 +37,6 @@ HYPOTHESIS = Hypothesis(
     judge=_judge,
     rank=0,
     advice="wait for the layer in every reader, not only in the gated accessor",
-    decide_by="hicache-dbg repro --explore 1000; on SGLang HICACHE_DBG=1, which follows every reader",
+    decide_by=who_waits,
     cause=FaultClass.READ_BEFORE_LOAD,
 )

@@ -68,5 +68,6 @@ HYPOTHESIS = Hypothesis(
     confirmed_by="a component without a mirror, or a mirror that never moves",
     words="the cache does not carry every pool",
     judge=_judge,
+    decide_by="a longer run from the start of the process, in which every cache backs up pages",
     advice="give the pool a mirror in the cache",
 )

@@ -20,5 +20,6 @@ HYPOTHESIS = by_class(
     alibi=_alibi,
     falsified_by="several ranks were recorded and agree",
     advice="make every rank take the smallest capacity and hit length, by one reduction",
-    decide_by="record every rank and name them together: hicache-dbg diagnose --together RECORDING...",
+    decide_by="if there are several ranks, record every one and name them together: "
+    "hicache-dbg diagnose --together RECORDING...",
 )

@@ -1,6 +1,7 @@
 """A slot was freed or reused while something still used it."""
 
 from hicache_dbg.tracer.diagnose.by_class import all_loads_equal, by_class
+from hicache_dbg.tracer.diagnose.deciding import by_comparing
 from hicache_dbg.tracer.events import FaultClass
 
 HYPOTHESIS = by_class(
@@ -11,5 +12,5 @@ HYPOTHESIS = by_class(
     alibi=all_loads_equal,
     falsified_by="every loaded tile equals what was backed up, under the generation it was allocated with",
     advice="hold the lock until the operation is reported complete: the finding names the free and the open copy",
-    decide_by="HICACHE_DBG_CHECKSUM=loads, and hicache-dbg repro --explore 1000 for the own engine",
+    decide_by=by_comparing,
 )

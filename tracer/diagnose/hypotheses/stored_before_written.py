@@ -1,6 +1,7 @@
 """A backup read its source before the writer was done."""
 
 from hicache_dbg.tracer.diagnose.by_class import by_class, no_alibi
+from hicache_dbg.tracer.diagnose.deciding import by_looking_at_waits
 from hicache_dbg.tracer.events import FaultClass
 
 HYPOTHESIS = by_class(
@@ -12,6 +13,5 @@ HYPOTHESIS = by_class(
     alibi=no_alibi,
     falsified_by="nothing that is recorded: a writer may come after every look at the source",
     advice="make the backup's stream wait for the event of the last writer",
-    decide_by="HICACHE_DBG_CHECKSUM=three, which sees a source change under the copy; "
-    "hicache-dbg repro --explore 1000, which sees who waits for whom",
+    decide_by=by_looking_at_waits,
 )

@@ -1,6 +1,7 @@
 """A page table was overwritten while a copy still read it."""
 
 from hicache_dbg.tracer.diagnose.by_class import by_class, no_alibi
+from hicache_dbg.tracer.diagnose.deciding import who_waits
 from hicache_dbg.tracer.events import FaultClass
 
 HYPOTHESIS = by_class(
@@ -12,5 +13,5 @@ HYPOTHESIS = by_class(
     alibi=no_alibi,
     falsified_by="nothing that is recorded: equal pages say nothing of the table that led to them",
     advice="give each operation its own table, or wait for its event before the table is filled again",
-    decide_by="hicache-dbg repro --explore 1000, which sees who waits for whom",
+    decide_by=who_waits,
 )

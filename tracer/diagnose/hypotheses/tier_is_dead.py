@@ -1,6 +1,7 @@
 """A tier is written and never answers."""
 
 from hicache_dbg.tracer.diagnose.by_class import by_class
+from hicache_dbg.tracer.diagnose.deciding import WAIT
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.events import FaultClass, Op
 from hicache_dbg.tracer.words import counted
@@ -26,5 +27,5 @@ HYPOTHESIS = by_class(
     alibi=_alibi,
     falsified_by="what is written is read as well",
     advice="look at the status of the tier's first operations; without it, switch the tier off",
-    decide_by="a longer run, in which pages are evicted and come back",
+    decide_by=WAIT,
 )

@@ -1,5 +1,6 @@
 """Too little was checked to say anything."""
 
+from hicache_dbg.tracer.diagnose.deciding import levels
 from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.hypothesis import Hypothesis, Verdict
 from hicache_dbg.tracer.events import Op
@@ -22,6 +23,32 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     return Verdict.CONFIRMED, detail + (f" (skipped: {reasons})" if reasons else "")
 
 
+def _advice(evidence: Evidence) -> str:
+    """Return what would let more be compared, the largest obstacle first."""
+    if not evidence.paths:
+        return (
+            "let pages be backed up, with HICACHE_DBG=1; hicache-dbg doctor says what is attached"
+        )
+    if levels(evidence) & {"off", "sample"}:
+        return "set HICACHE_DBG_CHECKSUM=loads: digests were off, or taken of a sample"
+    if evidence.unseen:
+        return (
+            "find where operations were lost: the tracer's line below and its health events say it; "
+            "HICACHE_DBG_QUEUE holds more, HICACHE_DBG_POOLS and _OPS ask for less"
+        )
+    if not evidence.of_op(Op.LOAD, Op.RECV).moved:
+        return (
+            "let pages come back, so that there is something to compare: run longer, with more sessions "
+            "or a smaller device pool (SGLang: --max-total-tokens)"
+        )
+    if [why for why, _ in evidence.skipped.most_common(1)] == ["unwitnessed"]:
+        return (
+            "pages that were backed up before tracing began are not compared: trace for longer, or "
+            "start the process with HICACHE_DBG=1"
+        )
+    return "docs/sglang.md says what each reason for a skipped tile means, and what to do"
+
+
 HYPOTHESIS = Hypothesis(
     name="tracer_was_blind",
     question="Was too little checked to say anything?",
@@ -30,5 +57,5 @@ HYPOTHESIS = Hypothesis(
     words="too little was checked to say anything",
     judge=_judge,
     rank=2,
-    advice="raise HICACHE_DBG_CHECKSUM, start with the process, and look at the drop counters",
+    advice=_advice,
 )
