@@ -317,6 +317,14 @@ def test_a_page_that_shows_everything_says_nothing_of_what_is_left_out(tmp_path:
     assert "The page took part in" not in text
 
 
+def test_the_map_of_a_pool_that_differs_is_seen_first(tmp_path: Path) -> None:
+    """Before those of all pools that are equal, whatever their names."""
+    good = copied(pool="a", **(LOAD | PAGES))
+    text = page_text(tmp_path, started(), good, copied(pool="b", **(LOAD | PAGES | BAD)))
+    maps = text.partition('id="map"')[2].partition("</section>")[0]
+    assert re.findall(r"<h3>(.*)</h3>", maps) == ["b", "a"]
+
+
 def test_several_ranks_on_one_map_are_told_apart(tmp_path: Path) -> None:
     """A cell shows the worst of all ranks, the map says so, and the text names the rank."""
     bad = LOAD | PAGES | BAD

@@ -64,7 +64,7 @@ def page_of(
     confirmed = [one for one in report.hypotheses if one.verdict is Verdict.CONFIRMED]
     innocent = any(one.name == INNOCENT for one in confirmed)
     state = "bad" if report.corrupt else "good" if innocent else "unknown"
-    grids = list(grids_of(database))
+    grids = sorted(grids_of(database), key=lambda grid: not grid.bad)  # what differs is seen first
     drawn = list(geometry(report.mirrors))
     return Page(
         answer=_ANSWERS["fault" if report.corrupt and not report.tiles.mismatched else state],
