@@ -11,7 +11,7 @@ from hicache_dbg.repro.engine import DeviceMissing
 from hicache_dbg.repro.faults.page_table import HostAccess, untold
 from hicache_dbg.repro.run import OnProgress, run
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
-from hicache_dbg.tracer.cli.exits import MISSING, CommandError
+from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, CommandError
 from hicache_dbg.tracer.cli.job import TracedJob
 from hicache_dbg.tracer.cli.levels import CHECKSUMS, GateLevel
 from hicache_dbg.tracer.cli.recorded import recording_in
@@ -20,6 +20,7 @@ from hicache_dbg.tracer.diagnose.evidence import Evidence
 from hicache_dbg.tracer.diagnose.report import build_report
 from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.session import CorruptionFoundError
 from hicache_dbg.tracer.settings import Gate, Settings, SettingsError
 from hicache_dbg.tracer.sinks import build_sinks
 
@@ -31,13 +32,15 @@ __all__ = ["option_errors", "traced_run"]
 
 @contextmanager
 def option_errors() -> Iterator[None]:
-    """Turn errors about the requested run into ``CommandError``."""
+    """Turn errors about the requested run, and the finding that it had to stop at, into ``CommandError``."""
     try:
         yield
     except (ConfigError, SettingsError) as error:
         raise CommandError(str(error)) from error
     except (DeviceMissing, ModelMissingError) as error:
         raise CommandError(str(error), MISSING) from error
+    except CorruptionFoundError as error:
+        raise CommandError(f"HICACHE_DBG_ACTION=raise stopped the run: {error}", CORRUPT) from error
 
 
 def traced_run(job: TracedJob, advance: OnProgress) -> Outcome:
