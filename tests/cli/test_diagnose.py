@@ -71,3 +71,22 @@ def test_of_many_findings_the_causes_are_printed(
     assert titles[0] == "slot_reuse: mla at backup"
     assert len(titles) == MOST_FINDINGS
     assert "and 6 more kinds of finding (6 bit_flip): --json has them all" in lines
+
+
+def test_the_accesses_that_conflict_have_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was done, what had been done before and where the page was handed out are found at a glance."""
+    told = (
+        "host page 7: freed while open; this access: free at a.py:3 f; previous access: load 3 at b.py:9 g; "
+        "allocated: alloc at c.py:1 h"
+    )
+    found = finding(cls=FaultClass.SLOT_REUSE, pool="mla", message=told)
+    _, lines = printed(capsys, str(recorded(tmp_path, "run", [START, found])))
+    at = next(n for n, line in enumerate(lines) if line.startswith("slot_reuse: "))
+    assert [line.rstrip() for line in lines[at + 1 : at + 5]] == [
+        "  host page 7: freed while open",
+        "  this access: free at a.py:3 f",
+        "  previous access: load 3 at b.py:9 g",
+        "  allocated: alloc at c.py:1 h",
+    ]
