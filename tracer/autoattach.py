@@ -5,8 +5,10 @@ the host itself imports a module that defines pools.
 """
 
 import atexit
+import contextlib
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -50,6 +52,8 @@ def _follow_the_gate() -> None:
     from hicache_dbg.tracer.settings import Gate, Settings
 
     gate = Settings.from_environ().gate
+    if gate is not Gate.OFF and not _in_main_interpreter():
+        raise RuntimeError("this is a subinterpreter, which may have no threads of ours")
     if gate is Gate.ARMED:
         from hicache_dbg.tracer.switch.listener import listen
 
@@ -59,6 +63,15 @@ def _follow_the_gate() -> None:
 
         for name in _pool_modules():
             wrapt.register_post_import_hook(_attach, name)
+
+
+def _in_main_interpreter() -> bool:
+    """Return whether threads may outlive their work here: ending a subinterpreter with one is fatal."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # of Python 3.13, and before
+        with contextlib.suppress(ImportError):
+            interpreters = import_module(name)
+            return bool(interpreters.get_current() == interpreters.get_main())
+    return True
 
 
 def _pool_modules() -> list[str]:

@@ -8,18 +8,19 @@ each sink's outbox. The host's threads never wait for the bus.
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hicache_dbg.tracer.boot import boot_ns
 from hicache_dbg.tracer.collapse import FindingCollapser
-from hicache_dbg.tracer.events import Copied, Event, Finding, Health
+from hicache_dbg.tracer.events import Event, Finding, Health
 from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.outbox import Outbox
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.sink import Sink
+from hicache_dbg.tracer.totals import Totals
 
 __all__ = ["Bus", "Holding", "Record"]
 
@@ -53,31 +54,6 @@ class Holding(Record, Protocol):
     def drop(self) -> None:
         """Let go of it: the record was accepted, but the bus closed before it was readable."""
         ...
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Totals over all events since the start."""
-
-    events: int = 0
-    copies: int = 0
-    verified: int = 0
-    witnessed: int = 0
-    mismatched: int = 0
-    findings: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def add(self, event: Event) -> None:
-        self.events += 1
-        if isinstance(event, Copied):
-            self.copies += 1
-            self.verified += event.verified
-            self.witnessed += event.witnessed
-            self.mismatched += event.mismatched
-            if event.skipped:
-                self.skipped.update(event.skipped)
-        elif isinstance(event, Finding):
-            self.findings += event.count
 
 
 class Bus:
@@ -129,7 +105,7 @@ class Bus:
         self._dropped = 0
         self._late = 0
         self._at_work = False  # a turn is under way
-        self._totals = _Totals()
+        self._totals = Totals()
         self._collapser = FindingCollapser()
         self._wake = threading.Event()
         self._idle = threading.Condition()

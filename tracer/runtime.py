@@ -101,8 +101,11 @@ class Runtime:
             self._scrubber.stop(timeout)
         self.session.bus.settle(timeout)  # while writes to pages are still being counted
         self.session.unwatch()
-        self.attachment.detach()
-        self.session.close(timeout)
+        try:
+            with self.session.errors.at("detach"):
+                self.attachment.detach()
+        finally:  # whatever is still wrapped is passed through, and the recording has its end
+            self.session.close(timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,11 @@
 """What hosts do to whatever runs in their process: exceptions, handlers, defaults, forks, limits."""
 
 import ast
+import errno
+import importlib.util
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,10 +19,13 @@ from tests.tracer.rig import Rig
 from hicache_dbg import tracer
 from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
-from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.events import Health, Op
+from hicache_dbg.tracer.memory_sink import MemorySink
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Checksum, Gate, Settings
+from hicache_dbg.tracer.sinks import default_sinks
+from hicache_dbg.tracer.switch import listener
 
 ROOT = Path(tracer.__file__).parent
 
@@ -172,3 +178,52 @@ def test_an_import_of_ours_that_fails_does_not_fail_the_hosts() -> None:
 def test_any_mode_of_the_interpreter_will_do(gate: str, options: tuple[str, ...]) -> None:
     """Without asserts and docstrings, isolated, with warnings as errors, in development mode."""
     assert imported(gate, "hicache_dbg", options=options) == "hicache_dbg"
+
+
+SUBINTERPRETER = """
+import _xxsubinterpreters as interpreters
+one = interpreters.create(isolated=False)
+interpreters.run_string(one, 'import hicache_dbg')
+interpreters.destroy(one)
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("_xxsubinterpreters") is None, reason="Python 3.13 has other calls"
+)
+@pytest.mark.parametrize("gate", ["", "armed", "1"])
+def test_a_subinterpreter_can_end(gate: str) -> None:
+    """With a thread of ours in it, Python would abort the process."""
+    env = {**os.environ, "HICACHE_DBG": gate}
+    run = subprocess.run([sys.executable, "-c", SUBINTERPRETER], env=env, capture_output=True)
+    assert run.returncode == 0
+    assert (b"this is a subinterpreter" in run.stderr) == bool(gate)
+
+
+def test_a_failure_to_detach_does_not_cost_the_end_of_the_recording(
+    monkeypatch: pytest.MonkeyPatch, internal_errors: list[str]
+) -> None:
+    """It is counted, and the last health event says so."""
+    sink = MemorySink()
+    runtime = Runtime.start(Settings(gate=Gate.ON), sinks=[sink])
+    detach = runtime.attachment.detach
+    monkeypatch.setattr(runtime.attachment, "detach", lambda: 1 / 0)
+    runtime.stop()
+    detach()
+    last = sink.of(Health)[-1]
+    assert (last.closing, last.errors) == (True, {"detach": 1})
+    internal_errors.clear()
+
+
+def test_a_process_without_a_free_descriptor_still_has_sinks_and_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal counts as absent, and the switch says in one line that it cannot listen."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", full)
+    assert default_sinks(Path("/run/journal")) == ("stderr", "prometheus")
+    assert listener._start(lambda _ask, _reply: None) is None
+    assert "cannot listen for the switch: [Errno 24]" in capsys.readouterr().err

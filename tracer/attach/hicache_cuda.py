@@ -6,14 +6,14 @@ the life of the process and is inert when nobody listens.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hicache_dbg.pools.streams import CudaStream
 from hicache_dbg.tracer.attach.call_site import access
 from hicache_dbg.tracer.attach.gpu_trace import ignore, listen
 from hicache_dbg.tracer.attach.hicache_books import Books
 from hicache_dbg.tracer.attach.hicache_pages import Wrappers
-from hicache_dbg.tracer.attach.hicache_streams import touched
+from hicache_dbg.tracer.attach.hicache_streams import TableTouch, Touch, touched
 from hicache_dbg.tracer.attach.notes import Notes
 from hicache_dbg.tracer.checks.ordering_clocks import ActorId
 from hicache_dbg.tracer.checks.ordering_cuda import CudaOrder
@@ -39,22 +39,25 @@ class CudaNotes:
 
     def _around_submit(self, original: Callable[..., None]) -> Callable[..., None]:
         def submit(stream: CudaStream, work: Callable[[], object]) -> None:
-            touches = getattr(work, "touches", ())
-            if touches:
-                self._notes.ordered = True
-                listen(self)
-                handle, thread = int(stream.cuda.cuda_stream), _thread()
-                name = getattr(work, "name", "unnamed")
-                by = Access(f"kernel {name}", f"stream {handle:#x}", access("").site)
-
-                def turn(books: Books) -> list[Violation]:
-                    stream = books.order.cuda.handed(handle, thread)
-                    return touched(books.order, touches, stream, None, by)
-
-                self._take(turn, by, touches)
+            with self._notes.at("lifetimes/cuda"):  # torch's own trace may refuse to listen
+                if touches := getattr(work, "touches", ()):
+                    self._handed(stream, getattr(work, "name", "unnamed"), touches)
             original(stream, work)
 
         return submit
+
+    def _handed(self, stream: CudaStream, name: str, touches: Sequence[Touch | TableTouch]) -> None:
+        """Note that a kernel is about to be queued."""
+        self._notes.ordered = True
+        listen(self)
+        handle, thread = int(stream.cuda.cuda_stream), _thread()
+        by = Access(f"kernel {name}", f"stream {handle:#x}", access("").site)
+
+        def turn(books: Books) -> list[Violation]:
+            stream = books.order.cuda.handed(handle, thread)
+            return touched(books.order, touches, stream, None, by)
+
+        self._take(turn, by, touches)
 
     # -- torch's GPU trace ------------------------------------------------------------------------
 
