@@ -183,6 +183,7 @@ def test_packed_parts_are_unpacked_and_torn_lines_are_told(capsys: Capture, tmp_
     last = max(runs.glob("*.jsonl"))
     last.write_bytes(last.read_bytes()[:-20])
     (runs / "notes.txt").write_text("not for others")
+    (runs / "long.lock").touch()  # the run's own
     assert main(["bundle", str(runs), "-o", str(tmp_path / "b.tar.gz"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert any(f"{last.name}, line" in line and "cut short" in line for line in told["left_out"])

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hicache_dbg.exporters.parts import PartMissingError
+from hicache_dbg.exporters.recording_folder import LOCK
 from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
 from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.bundle_archive import GZIP, ZSTD, Contents, fill, opened
@@ -46,13 +47,14 @@ def command(
 
 
 def _recordings(place: Path) -> tuple[list[Path], int]:
-    """Return the recordings, and the number of other files beside them."""
+    """Return the recordings, and the number of other files beside them; the runs' locks aside."""
     if not place.is_dir():
         return [place], 0
     found = recordings_in(place)
     if not found:
         raise CommandError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
-    return found, sum(1 for path in place.iterdir() if path not in found)
+    others = (path for path in place.iterdir() if path not in found)
+    return found, sum(not path.name.endswith(LOCK) for path in others)
 
 
 def _say(output: Path, done: Contents, *, as_json: bool) -> None:

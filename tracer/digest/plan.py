@@ -58,9 +58,9 @@ def reading_of(
     """
     boxes = boxes_of(view, first, last)
     size = sum(box.bytes for box in boxes)
-    if max(box.end for box in boxes) >= 1 << 31:
+    if (end := max(box.end for box in boxes)) >= 1 << 31:
         raise ValueError(
-            f"{view.pool}.{view.component}: a page reaches {boxes[-1].end} bytes past its base: "
+            f"{view.pool}.{view.component}: a page reaches {end} bytes past its base: "
             f"expected less than 2 GiB"
         )
     slots = (view.slots_per_page if last is None else last) - first
@@ -101,8 +101,8 @@ def _kernel(
 def _alignment(view: View, runs: tuple[tuple[int, ...], ...], offset: int) -> int:
     """Return the greatest power of two, at most 16, that divides every row's address."""
     values = [16, *view.bases, view.page_stride, offset]
-    for start, slot_stride, row_bytes, rows, row_stride in runs:
-        values += [start, slot_stride, row_bytes, row_stride if rows > 1 else 0]
+    for start, slot_stride, row_bytes, _, row_stride in runs:
+        values += [start, slot_stride, row_bytes, row_stride]
     return gcd(*values)
 
 

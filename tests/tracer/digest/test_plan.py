@@ -63,3 +63,12 @@ def test_partial_pages_compile_little(case: Tiles) -> None:
     }
     shapes = {dict(kernel.constants)["RUNS"] == () for kernel in kernels}
     assert len(kernels) <= 2 * len(shapes)
+
+
+def test_a_page_too_long_is_refused_with_its_real_end() -> None:
+    """The bytes that come last in a tile need not lie last in the page."""
+    runs = Run(1 << 31, 64, 64), Run(0, 16, 16)
+    place = ("p", "kv", "device", "layer_first", "uint8", 1)
+    view = View(*place, (1 << 24,), 1 << 32, 1 << 32, 3, 4, runs=runs)
+    with pytest.raises(ValueError, match=f"reaches {(1 << 31) + 256} bytes past its base"):
+        reading_of(view)
