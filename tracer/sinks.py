@@ -147,7 +147,14 @@ def _recording(settings: Settings, _: PoolStateReader) -> Sink:
     from hicache_dbg.exporters.recording_folder import Tenant
 
     folder, bound = settings.directory, settings.directory_gb * 1e9
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: set HICACHE_DBG_DIR to a folder that this process can write to",
+            str(folder),
+        ) from error
     rotation = Rotation(part_bytes=PART_BYTES, keep=PARTS_KEPT)
     tenant = Tenant(folder, bound) if bound else None
     return RecordingSink(folder, run_id(settings.rank), rotation=rotation, tenant=tenant)

@@ -120,6 +120,10 @@ def test_a_finding_has_the_command_that_shows_it(tmp_path: Path) -> None:
     told = f'{{class="row_width",pool="mla",rank="7",instance="a:1",{named},command="{command}"}}'
     asked = expression("integrity", "Findings by class, pool and rank")
     answers(tmp_path, series, {asked: sample(told, 3)})
+    answers(
+        tmp_path, dict.fromkeys(series, "0x20"), {f"({asked}) == 0": sample('{command="  "}', 0)}
+    )
+    answers(tmp_path, {"up": "1x20"}, {asked: []})
     args = shlex.split(command)[1:]
     assert main([*args, "--help"]) == 0
 

@@ -89,14 +89,19 @@ def start(folder: Path) -> Iterator[Start]:
         yield begin
 
 
-def scrape(port: int, name: str, query: str = "") -> dict[str, float]:
-    """Return the non-zero samples of ``name`` by rank."""
+def told(port: int, query: str = "") -> str:
+    """Return the text of a scrape."""
     url = f"http://127.0.0.1:{port}/metrics{query}"
     with urllib.request.urlopen(url, timeout=10) as response:
-        text = response.read().decode()
+        text: str = response.read().decode()
+    return text
+
+
+def scrape(port: int, name: str, query: str = "") -> dict[str, float]:
+    """Return the non-zero samples of ``name`` by rank."""
     return {
         sample.labels["rank"]: sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(told(port, query))
         for sample in family.samples
         if sample.name == "hicache_dbg_" + name and sample.value
     }
@@ -130,6 +135,8 @@ def test_a_killed_rank_keeps_its_counters_and_loses_its_gauges(start: Start, por
         assert scrape(port, "copies_total") == {"0": 3.0, "1": 3.0}
         assert scrape(port, "pool_pages") == {"0": 100.0}
         assert scrape(port, "rank_info") == {"0": 1.0}
+        assert 'hicache_dbg_queue_depth{rank="0"}' in told(port)  # an alert asks who is alive by it
+        assert 'hicache_dbg_queue_depth{rank="1"}' not in told(port)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 64, DAMAGE])

@@ -43,6 +43,7 @@ def test_a_sink_that_cannot_be_built_loses_with_a_reason_until_it_can(tmp_path: 
     built = build_sinks(settings, lambda: ())
     late, _ = built.sinks
     assert list(built.refused) == ["recording"]
+    assert "set HICACHE_DBG_DIR to a folder that" in built.refused["recording"]
     with pytest.raises(SinkError, match="still does not work") as caught:
         late.emit([Health(time_ns=1), Health(time_ns=2)])
     assert (late.name, caught.value.reason, caught.value.lost) == ("recording", "refused", 2)

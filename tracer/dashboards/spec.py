@@ -21,6 +21,7 @@ __all__ = [
     "Variable",
     "by",
     "gpu_metric",
+    "largest",
     "level",
     "metric",
     "pool_metric",
@@ -162,6 +163,14 @@ def total(selector: str, legend: str, *, look: Look | None = None) -> Query:
 def totals(labels: str, selector: str, legend: str = "", *, look: Look | None = None) -> Query:
     """Return a count since each process started, by ``labels``."""
     return Query(by(labels, seen(selector)), legend or shown(labels), look=look)
+
+
+def largest(labels: str, selector: str) -> str:
+    """Return the 25 largest counts since each process started, without those of 0.
+
+    If all are 0, return one 0 without labels: no line at all would mean that nothing is scraped.
+    """
+    return f"topk(25, {by(labels, seen(selector))} > 0) or on () sum({seen(selector)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from hicache_dbg.tracer.dashboards.spec import (
     Reading,
     Row,
     Step,
+    largest,
     metric,
     pool_metric,
     rate,
@@ -75,7 +76,7 @@ def _tiles(result: str) -> str:
 
 def _findings() -> str:
     """Return the findings with, as a label, the command that shows them."""
-    found = f"topk(25, sum by (class, pool, instance, rank) ({seen(FINDINGS)}))"
+    found = largest("class, pool, instance, rank", FINDINGS)
     for name, option in (
         ("class", "hicache-dbg logs --finding"),
         ("pool", "--pool"),
@@ -205,15 +206,18 @@ INTEGRITY = Board(
                     "New findings a second. What was found before the first scrape does not show here but in "
                     "the table.",
                     (rates("class", FINDINGS),),
+                    width=8,
                     look=Look(unit="ops", bars=True, stacked=True, least=0),
                 ),
                 Panel(
                     Kind.TABLE,
                     "Findings by class, pool and rank",
-                    "The 25 largest counts since each process started; a pool that is empty stands for "
-                    "findings that belong to none. The command, on the instance's machine, shows the pages, "
-                    "layers and both values, and the journalctl query that it runs.",
+                    "The 25 largest counts since each process started, and one line of 0 if there are none; a "
+                    "pool that is empty stands for findings that belong to none. The command, on the "
+                    "instance's machine, shows the pages, layers and both values, and the journalctl query "
+                    "that it runs.",
                     (Query(_findings(), "findings"),),
+                    width=16,
                     columns=("class", "pool", "instance", "rank", "command"),
                     sort="findings",
                     look=BAD_IF_ANY,

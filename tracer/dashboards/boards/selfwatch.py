@@ -11,6 +11,7 @@ from hicache_dbg.tracer.dashboards.spec import (
     Row,
     Step,
     by,
+    largest,
     level,
     metric,
     rate,
@@ -112,13 +113,8 @@ SELF = Board(
                 Panel(
                     Kind.TABLE,
                     "Events lost since the start",
-                    "The 25 largest counts.",
-                    (
-                        Query(
-                            f"topk(25, sum by (sink, reason, {WHO}) ({seen(DROPPED)}))",
-                            "lost",
-                        ),
-                    ),
+                    "The 25 largest counts, and one line of 0 if nothing was lost.",
+                    (Query(largest(f"sink, reason, {WHO}", DROPPED), "lost"),),
                     columns=("sink", "reason", "instance", "rank"),
                     sort="lost",
                     look=BAD_IF_ANY,
