@@ -24,8 +24,10 @@ KINDS = ("counter", "histogram", "summary")
 #: Number of dead processes whose files are tolerated before they are merged.
 MOST_DEAD = 8
 MERGED = "hicachedbg"
-#: Longest time a scrape waits for a merge under way, and how often it polls, in seconds.
+#: Longest time to wait for another process's lock, and how often to poll it, in seconds.
 LONGEST_WAIT_S, POLL_S = 2.0, 0.01
+#: The lock files that this process holds. They must be told from one that a scrape looks at.
+_ours: set[Path] = set()
 
 
 class Claim:
@@ -49,18 +51,26 @@ class Claim:
             return
         with _held(self._folder, fcntl.LOCK_SH, 0) as had:
             if had:  # no merge may see the lock file between its creation and its locking
-                file = os.open(_lock(self._folder, str(pid)), os.O_CREAT | os.O_RDWR, 0o600)
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # another session of this process has it, for as long
-                    os.close(file)
-                    file = -1
-                self._pid, self._file = pid, file
+                self._hold(pid)
+
+    def _hold(self, pid: int) -> None:
+        """Lock this process's file unless another session of it has done so, for as long."""
+        lock = _lock(self._folder, str(pid))
+        if lock not in _ours:
+            file = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+            # A scrape that asks whether this process is alive holds it for a moment.
+            if not _had(file, fcntl.LOCK_EX, time.monotonic() + LONGEST_WAIT_S):
+                os.close(file)
+                return
+            _ours.add(lock)
+            self._file = file
+        self._pid = pid
 
     def let_go(self) -> None:
         """In a forked child, close the lock: it is the parent's and must end with it."""
         if self._file >= 0:
             os.close(self._file)
+        _ours.discard(_lock(self._folder, str(self._pid)))
         self._pid, self._file = 0, -1
 
 
