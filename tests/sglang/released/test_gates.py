@@ -185,3 +185,19 @@ def test_a_load_that_nobody_followed_to_its_end_accuses_nobody(
     assert not gates.sending
     assert not gates.on_way
     assert not any("complete" in vars(events) for events in owner.layer_done_counter.events)
+
+
+def test_a_load_that_was_begun_and_never_submitted_is_forgotten_with_the_next(
+    traced: Start,
+) -> None:
+    """Only the newest one of a thread is still being submitted, for all that is known."""
+    run, _, owner = prepared(traced)
+    owner.start_loading()
+
+    def start_loading() -> None:
+        owner.layer_done_counter.update_producer()
+
+    for _ in range(2 * len(owner.layer_done_counter.events)):
+        start_loading()
+    gates = run.attachment.observer.gates
+    assert list(gates.sending) == [gates.here.loading]
