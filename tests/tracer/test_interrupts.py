@@ -23,6 +23,7 @@ def test_a_copy_that_moved_bytes_is_recorded_or_counted(
     checksum: Checksum, loads: bool, internal_errors: list[str]
 ) -> None:
     """Its tiles are skipped if its digests are incomplete, and what comes later is compared as ever."""
+    at = 0
     for at in count(1):
         rig = Rig(checksum)
         rig.backup([0, 1], [0, 1])
@@ -60,6 +61,7 @@ def test_pages_that_an_interrupt_lost_accuse_nobody(
     step: Callable[[PageAllocator], object], internal_errors: list[str]
 ) -> None:
     """Whether the interrupted call was carried out is unknown, and so nothing is held against it."""
+    at = 0
     for at in count(1):
         sink = MemorySink()
         with Runtime.start(Settings(gate=Gate.ON, checksum=Checksum.OFF), sinks=[sink]):
@@ -78,6 +80,7 @@ def test_pages_that_an_interrupt_lost_accuse_nobody(
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_a_cache_goes_on_after_an_interrupt(first: int, internal_errors: list[str]) -> None:
     """Later readers get right bytes, and only what the interrupt itself left behind is reported."""
+    at = 0
     for at in count(first, 9):
         sink = MemorySink()
         with Runtime.start(Settings(gate=Gate.ON, checksum=Checksum.LOADS), sinks=[sink]):

@@ -8,15 +8,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hicache_dbg.tracer.checks.violation import Access, Violation
 from hicache_dbg.tracer.events import Finding
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.settings import Settings
-
-if TYPE_CHECKING:
-    from hicache_dbg.tracer.attach.hicache_pages import Together
 
 __all__ = ["Desk", "Note", "Notes", "Turn"]
 
@@ -94,6 +91,12 @@ class Note:
         ]
 
 
+class _Holds(Protocol):
+    """Collects the holds that an operation takes or releases as one."""
+
+    def add(self, allocator: Any, name: str, page_ids: Any) -> None: ...
+
+
 class _Here(threading.local):
     """What a thread has yet to note.
 
@@ -103,7 +106,7 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self.together: Together | None = None
+        self.together: _Holds | None = None
 
 
 class Notes:
