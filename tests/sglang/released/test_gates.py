@@ -33,6 +33,11 @@ def prepared(traced: Start) -> tuple[Traced, Setup, Any]:
     setup = mha_of_sglang("layer_first")
     backup(setup, indices([PAGE], setup.page), indices([1], setup.page), "kernel")
     owner = controller(setup, "kernel")
+    for _ in (
+        owner.layer_done_counter.events
+    ):  # the compiled helper leaves the first load of each to Python
+        owner.load_queue.append(operation(indices([PAGE], setup.page), indices([3], setup.page)))
+        owner.start_loading()
     owner.load_queue.append(
         operation(indices([PAGE], setup.page), indices([ELSEWHERE], setup.page))
     )
@@ -201,3 +206,25 @@ def test_a_load_that_was_begun_and_never_submitted_is_forgotten_with_the_next(
         start_loading()
     gates = run.attachment.observer.gates
     assert list(gates.sending) == [gates.here.loading]
+
+
+def test_a_load_names_where_it_began(traced: Start) -> None:
+    """Also one that another line began than the last load of its set."""
+    run, setup, owner = prepared(traced)
+    gates, sites = run.attachment.observer.gates, list[str]()
+
+    def first() -> None:
+        owner.start_loading()
+
+    def second() -> None:
+        owner.start_loading()
+
+    for begin in (first, second) * 3:
+        owner.load_queue[:] = [operation(indices([PAGE], setup.page), indices([3], setup.page))]
+        begin()
+        events = owner.layer_done_counter.events[owner.layer_done_counter.producer_index]
+        sites.append(gates.current[id(events)].by.site[1].function)
+        assert gates.here.loading is None
+    assert sites == ["first", "second"] * 3
+    assert len({id(load.passed) for load in gates.current.values()}) == len(gates.current)
+    assert len({id(load.pages) for load in gates.current.values()}) == len(gates.current)
