@@ -3,8 +3,10 @@
 Each object says itself what that means; usually it refuses requests and closes without effect.
 """
 
+import contextlib
 import ctypes
 import os
+import sys
 from typing import Protocol
 from weakref import WeakSet
 
@@ -40,7 +42,14 @@ def leak(item: object) -> None:
 
 def _in_child() -> None:
     for item in list(_ALL):
-        item.leave_to_parent()
+        try:
+            item.leave_to_parent()
+        except Exception as error:  # noqa: BLE001 - the others must be told too
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # stderr may be closed
+                sys.stderr.write(
+                    f"hicache-dbg: a forked child keeps a part of its parent's {type(item).__name__}: "
+                    f"{type(error).__name__}: {error}\n"
+                )
 
 
 os.register_at_fork(after_in_child=_in_child)

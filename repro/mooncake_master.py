@@ -69,7 +69,8 @@ def master(lease_ms: int = 5000) -> Iterator[Master]:
 def _start(program: str, lease_ms: int) -> Master:
     """Start a master, with other ports if it ends because one is taken."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    for trial in range(1, TRIALS + 1):
+    ports, status = list[int](), None
+    for _ in range(TRIALS):
         ports = _free_ports(3)
         running = _begin(program, lease_ms, *ports)
         try:
@@ -80,7 +81,7 @@ def _start(program: str, lease_ms: int) -> Master:
             raise
         status = running.process.poll()
         running.kill()
-        if status is None or trial == TRIALS:
+        if status is None:
             break
     raise MasterMissing(f"{BINARY} did not answer on ports {ports} (exit status {status})")
 

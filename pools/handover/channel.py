@@ -41,14 +41,14 @@ class Channel:
         self.is_open = True
         self._connection = connection
         self._frames = Frames(connection)
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         self._mute = self._deaf = ""  # why nothing more can be sent, or understood
         self._heard = self._said = self._kept = self._read = time.monotonic()
         left_to_parent(self)
 
     def leave_to_parent(self) -> None:
         """Close a forked child's copy, which would keep the parent's death from the peer."""
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         self._frames.drop()
         self._mute, self.is_open = f"the channel {FORKED}", False
         self._connection.close()

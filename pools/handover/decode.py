@@ -236,9 +236,8 @@ class DecodeEnd:
                 self._offers[name] = offer
             elif not twice and receiving is not None:
                 receiving.attempt, receiving.trace = offer.attempt, offer.trace
-        if (
-            twice
-        ):  # two writes into one request's pages: the later one would land after the admission
+        if twice:
+            # Of two writes into one request's pages, the later one would land after the admission.
             reason = f"request {name} is offered already; give each a name of its own"
             self._link.channel.tell(Abort(attempt=offer.attempt, reason=reason))
         elif receiving is not None:

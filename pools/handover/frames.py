@@ -34,25 +34,35 @@ class Frames:
         self._inbox = bytearray()
         self._outbox: deque[memoryview] = deque()
         self._ready = select.poll()
+        self._writing = False
         #: Bytes that the socket had no room for.
         self.unsent = 0
 
     def put(self, raw: bytes) -> None:
         """Queue one frame; :meth:`flush` writes it."""
+        size = _LENGTH.size + len(raw)
         self._outbox.append(memoryview(_LENGTH.pack(len(raw)) + raw))
-        self.unsent += _LENGTH.size + len(raw)
+        self.unsent += size  # no call within the addition: a signal's handler may send
 
     def flush(self) -> bool:
         """Write as much as the socket has room for; return whether that was anything.
+
+        A signal's handler may call it in the middle of itself: what that queued is written here.
 
         Raises:
             OSError: The connection is closed. Nothing is left to be written.
         """
         outbox, wrote = self._outbox, False
+        if self._writing:
+            return wrote
+        self._writing = True
         try:
             while outbox:
                 sent = os.write(self._connection.fileno(), outbox[0])
-                outbox[0], wrote = outbox[0][sent:], True
+                wrote = True
+                if not outbox:  # a signal's handler closed the channel
+                    break
+                outbox[0] = outbox[0][sent:]
                 self.unsent -= sent
                 if not outbox[0]:
                     outbox.popleft()
@@ -61,6 +71,8 @@ class Frames:
         except OSError:
             self.drop()
             raise
+        finally:
+            self._writing = False
         return wrote
 
     def drop(self) -> None:

@@ -97,17 +97,23 @@ class Link:
         self.channel.close()
 
 
-def nixl_wire(group: PoolGroup, connection: Connection, *more: tuple[int, int, int]) -> NixlWire:
+def nixl_wire(
+    group: PoolGroup,
+    connection: Connection,
+    *more: tuple[int, int, int],
+    thread: bool | None = None,
+) -> NixlWire:
     """Return NIXL over the group's device memory and ``more`` regions of the same kind.
 
-    ``connection`` tells whether the peer is on this host. CUDA memory is registered with its own
-    device current.
+    ``connection`` tells whether the peer is on this host; for ``thread`` see :class:`NixlWire`. CUDA
+    memory is registered with its own device current.
     """
     device = group.mirrors[0].device.device
     on_gpu = device.type == "cuda"
     regions = [*regions_of(group), *more]
     with torch.cuda.device(device if on_gpu else -1):
-        return NixlWire(regions, "VRAM" if on_gpu else "DRAM", near=same_host(connection))
+        kind, near = "VRAM" if on_gpu else "DRAM", same_host(connection)
+        return NixlWire(regions, kind, near=near, thread=thread)
 
 
 def _ends(ours: Hello, theirs: Hello) -> tuple[Fields, Fields]:

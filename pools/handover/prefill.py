@@ -119,7 +119,10 @@ class PrefillEnd:
             over = self._changed.wait_for(lambda: sending.over, timeout)
         if not over:
             self.abort(sending, f"not taken over within {timeout:g} s")
-            raise HandoverError(f"request {sending.request}: not taken over within {timeout:g} s")
+            if sending.state is not SendState.DONE:  # as it may be by now
+                raise HandoverError(
+                    f"request {sending.request}: not taken over within {timeout:g} s"
+                )
         if sending.state is SendState.FAILED:
             kind = PeerLost if self.lost else Refused
             raise kind(f"request {sending.request}: {sending.reason}")

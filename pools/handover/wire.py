@@ -73,6 +73,7 @@ class NixlWire:
             runs no progress thread: it would occupy a core, and its waits for CUDA events end the
             process while another thread captures a graph. Host memory is copied through the kernel,
             without UCX's peer failure detection.
+        thread: Whether NIXL runs its progress thread; by default it does unless the peer is near.
 
     Raises:
         NixlMissing: The package is not installed, or UCX does not start.
@@ -84,12 +85,14 @@ class NixlWire:
         kind: str = "DRAM",
         *,
         near: bool = False,
+        thread: bool | None = None,
     ) -> None:
         self._kind = kind
         self._peer = ""
         api = _api()
         try:
-            config = api.nixl_agent_config(enable_prog_thread=not near, backends=[])
+            threaded = not near if thread is None else thread
+            config = api.nixl_agent_config(enable_prog_thread=threaded, backends=[])
             self._agent: Any = api.nixl_agent(f"hicache-{os.getpid()}-{next(_names)}", config)
             self._agent.create_backend(
                 "UCX", {_FAILURES: "none"} if near and kind == "DRAM" else {}

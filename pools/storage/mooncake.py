@@ -92,8 +92,7 @@ class MooncakeStore:
 
     def leave_to_parent(self) -> None:
         """Refuse everything in a forked child: the client's threads are not here."""
-        client, self._client = self._client, None
-        leak(client)
+        leak(self._client)
         self._refusal = f"the client {FORKED}; open a store here"
         self._out_lock, self._in_lock = Lock(), Lock()
         self._regions.clear()

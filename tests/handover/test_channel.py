@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.handover.pair import Pair, handmade
 
 from hicache_dbg.pools.handover import channel as module
+from hicache_dbg.pools.handover import frames
 from hicache_dbg.pools.handover.channel import Channel
 from hicache_dbg.pools.handover.errors import PeerLost
 from hicache_dbg.pools.handover.messages import Abort, Beat, Ended, Offer, Room, encode
@@ -230,3 +231,31 @@ def test_offers_of_a_lost_peer_are_refused(handmade: Pair) -> None:
     handmade.prefill.step()
     assert "its end of the channel is closed" in handmade.prefill.lost
     handmade.decode.link.channel.tell(Offer(attempt=1, request="r", pages=1, tokens=4))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_signals_handler_may_send_in_the_middle_of_a_send(
+    monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """Its message follows the one under way, which is written once; if it closes, nothing follows."""
+    ours, theirs = Pipe()
+    channel, peer, told = Channel(ours, SILENCE_S), Channel(theirs, SILENCE_S), list[str]()
+
+    def handled(descriptor: int, some: memoryview) -> int:
+        sent = os.write(descriptor, some)
+        if not told:
+            told.append("a signal")
+            channel.send(Abort(attempt=2, reason="handler"))
+            if closes:
+                channel.close()
+        return sent
+
+    with closing(channel), closing(peer):
+        with monkeypatch.context() as patch:
+            patch.setattr(frames, "os", SimpleNamespace(write=handled))
+            channel.send(Abort(attempt=1, reason="thread"))
+        assert peer.receive(1.0) == Abort(attempt=1, reason="thread")
+        if not closes:
+            assert peer.receive(1.0) == Abort(attempt=2, reason="handler")
+            channel.keep()
+            assert peer.receive() is None

@@ -1,5 +1,7 @@
 """Requests between ends: all tiles arrive, counts are compared, aborts leave nothing behind."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.handover.pair import (
@@ -121,6 +123,25 @@ def test_a_write_that_cannot_be_prepared_ends_its_request_alone(
     wire.move_all()
     handmade.settle()
     assert other.state is SendState.DONE
+
+
+def test_a_request_taken_over_as_its_wait_ends_is_no_error(
+    handmade: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the end of the wait and the abort: it is done, as the caller finds."""
+    handmade.decode.expect("r", handmade.alloc(1), 4)
+    sending = handmade.prefill.send("r", np.array([1]), 4)
+    abort = handmade.prefill.abort
+
+    def meanwhile(*args: Any) -> None:
+        handmade.settle()
+        _wire(handmade).move_all()
+        handmade.settle()
+        abort(*args)
+
+    monkeypatch.setattr(handmade.prefill, "abort", meanwhile)
+    handmade.prefill.wait(sending, 0.0)
+    assert sending.state is SendState.DONE
 
 
 @FORKS

@@ -1,5 +1,6 @@
 """A cache is closed while in use: callers get a clear refusal, and nothing stays open."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tests.pools.forking import FORKS, in_child
 from tests.pools.stored import cache_of
 
 from hicache_dbg.pools.controller import HiCacheController
+from hicache_dbg.pools.forks import left_to_parent
 from hicache_dbg.pools.radix_input import encode
 from hicache_dbg.pools.storage.files import FileStore
 from hicache_dbg.pools.ticket import Load, LoadTicket
@@ -154,3 +156,29 @@ def test_a_forked_child_is_told_that_the_cache_is_its_parents() -> None:
     cache.flush()
     cache.check()
     cache.close()
+
+
+@FORKS
+@pytest.mark.parametrize("said", [4, 0])
+def test_a_part_that_cannot_be_given_up_keeps_no_other_from_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: int
+) -> None:
+    """Each is told, and the failure is said if there is a standard error."""
+
+    class Part:
+        told = False
+
+        def leave_to_parent(self) -> None:
+            """Raise once told."""
+            self.told = True
+            raise OSError("no")
+
+    parts = [Part() for _ in range(4)]
+    for part in parts:
+        left_to_parent(part)
+    with monkeypatch.context() as patch:
+        if not said:
+            patch.setattr(sys, "stderr", None)
+        told = in_child(lambda: [part.told for part in parts])
+    assert told == ["[True, True, True, True]"]
+    assert capfd.readouterr().err.count("keeps a part of its parent's Part: OSError: no") == said

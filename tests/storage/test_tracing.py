@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.pools.caching import sequences
+from tests.pools.forking import FORKS, in_child
 from tests.pools.stored import Bench, cache_of, files_of, take_turns
 
 from hicache_dbg.pools.storage.engine import StorageEngine
@@ -320,6 +321,24 @@ def test_a_store_that_was_not_recorded_accuses_nobody(
     assert len(internal_errors) == failed
     internal_errors.clear()
     assert failed <= (Evidence.of(watched.sink.events).unseen > 0), unseen
+
+
+@FORKS
+def test_a_forked_child_stores_whatever_a_thread_of_its_parent_held(tmp_path: Path) -> None:
+    """Its locks are its own."""
+
+    def child() -> bool:
+        bench = Bench(FileStore(tmp_path))
+        return all(end.good for end in bench.store(2).results)
+
+    with watching() as watched:
+        storage = watched.runtime.attachment._storage  # type: ignore[attr-defined]
+        with storage._lock, storage._unread._lock:
+            said = list[str]()
+            forker = Thread(target=lambda: said.extend(in_child(child)))
+            forker.start()  # another thread holds the locks, and the child lacks it
+            forker.join(30)
+        assert said == ["True"]
 
 
 def test_a_store_that_was_not_recorded_keeps_no_page(

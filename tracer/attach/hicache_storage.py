@@ -21,6 +21,7 @@ from hicache_dbg.tracer.attach.hicache_storage_late import UnreadPages
 from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord, sample_of
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.events import Op
+from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.ledger import Pages
 from hicache_dbg.tracer.mirror import MirrorViews, SpanIds
 from hicache_dbg.tracer.session import Session
@@ -56,8 +57,12 @@ class StorageAttachment:
         self._judge = StorageJudge(session)
         self._asked = threading.local()
         self._unread = UnreadPages(self._read)
-        self._lock = threading.Lock()
         self._gap = False  # whether a store was not recorded
+        self._unlock()
+        after_fork(self._unlock)  # a lock may be held by a thread that the child lacks
+
+    def _unlock(self) -> None:
+        self._lock = threading.RLock()  # a signal's handler may store, too
 
     def attach(self) -> None:
         """Wrap the engine's functions that are not wrapped yet."""
@@ -209,9 +214,10 @@ class StorageAttachment:
         record.let_go = self._let_go(engine, record)
         if not record.off:
             self._take(record)
-        with self._lock:
+        with self._lock:  # nobody's record overtakes the one that tells of the gap
             record.after_gap, self._gap = self._gap, False
-        if not self._session.bus.push(record):
+            pushed = self._session.bus.push(record)
+        if not pushed:
             self._lose(op, record)
 
     def _lose(self, op: StorageOp, record: StorageRecord | None = None) -> None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.tracer.attach.hicache_storage_record import StorageRecord
+from hicache_dbg.tracer.forks import after_fork
 
 __all__ = ["UnreadPages"]
 
@@ -27,8 +28,12 @@ class UnreadPages:
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._lock = Lock()
+        self._unlock()
+        after_fork(self._unlock)  # a lock may be held by a thread that the child lacks
         self._waiting: list[tuple[PageAllocator, StorageRecord]] = []
+
+    def _unlock(self) -> None:
+        self._lock = Lock()
 
     def add(self, allocator: PageAllocator, record: StorageRecord) -> None:
         """Track the pages of ``record``, which belong to ``allocator``."""
