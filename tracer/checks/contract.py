@@ -5,6 +5,7 @@ something differs; a field tells what.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_low
 
 from hicache_dbg.tracer.checks.late_writes import late_writes
 from hicache_dbg.tracer.checks.processes import Process
@@ -158,19 +159,20 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
     """Compare pages sent with pages received by request, unless a recording lost events.
 
     Silence does not accuse a prefill process that was killed, or that began to record later or in the
-    middle of the request. Nor does a request that decode gave up while its last bytes arrived, which
-    prefill sent to the end.
+    middle of the request, by whatever clocks. Nor does a request that decode gave up while its last
+    bytes arrived, which prefill sent to the end.
     """
     if prefill.lost or decode.lost:
         return
     sent = {said.request: said.values for said in prefill.on(Topic.SENT)}
     received = {said.request: said for said in decode.on(Topic.RECEIVED)}
+    ahead_ns = _ahead(prefill, received)
     wrong = [
         said
         for request, said in received.items()
         if said.values != sent.get(request)
         and not (said.values[1:] == (NOT_TAKEN,) and sent.get(request) == (said.values[0], WHOLE))
-        and (_heard(prefill, said) or not _unfinished(sent.get(request), said.values))
+        and (_heard(prefill, said, ahead_ns) or not _unfinished(sent.get(request), said.values))
     ]
     if not wrong:
         return
@@ -187,9 +189,24 @@ def _counts(prefill: Process, decode: Process) -> Iterator[Finding]:
     )
 
 
-def _heard(prefill: Process, said: Stated) -> bool:
+def _ahead(prefill: Process, received: Mapping[str, Stated]) -> int:
+    """Return by how many nanoseconds decode's clock says more than prefill's, as it seems.
+
+    Two hosts' clocks differ. Both ends state a request that they agree on at about the same time.
+    """
+    sent = {said.request: said for said in prefill.on(Topic.SENT)}
+    apart = [
+        said.time_ns - sent[request].time_ns
+        for request, said in received.items()
+        if request in sent and sent[request].values == said.values
+    ]
+    return median_low(apart) if apart else 0
+
+
+def _heard(prefill: Process, said: Stated, ahead_ns: int) -> bool:
     """Return whether prefill's recordings hold what it said of a request, from its begin on."""
-    return prefill.heard(said.time_ns) and (not said.began_ns or prefill.heard(said.began_ns))
+    began_ns = said.began_ns or said.time_ns
+    return prefill.heard(said.time_ns - ahead_ns) and prefill.heard(began_ns - ahead_ns)
 
 
 def _unfinished(sent: Sequence[str] | None, received: Sequence[str]) -> bool:

@@ -111,6 +111,26 @@ def test_a_prefill_process_that_was_killed_is_not_accused_of_silence() -> None:
         assert join([[late, last], [taken]]) == []
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, -2, 0, 2, 3600])
+def test_the_clocks_of_two_hosts_accuse_nobody_and_excuse_nobody(ahead_s: int) -> None:
+    """Requests that both ends state tell how far decode's clock is ahead of prefill's."""
+
+    def at(said: Stated, second: float, ahead: int = 0) -> Stated:
+        when = 10**13 + int(second * 1e9) + ahead * 10**9
+        return replace(said, time_ns=when, began_ns=when - 10**7)
+
+    ours = [at(sent(name, 2), second) for name, second in (("a", 1), ("b", 2), ("c", 3.5))]
+    theirs = [
+        at(received(name, 2), second, ahead_s) for name, second in (("a", 1), ("b", 2), ("d", 3.6))
+    ]
+    ours.insert(0, at(contract("prefill", "v", 1), 0))
+    theirs.insert(0, at(contract("decode", "v", 1), 0, ahead_s))
+    assert join([ours, theirs]) == []  # killed at 3.5: it may have sent d
+    theirs[-1] = at(received("d", 2), 2.2, ahead_s)
+    (finding,) = join([ours, theirs])
+    assert "request d: prefill sent 0 pages (never sent)" in finding.message
+
+
 def test_a_prefill_process_that_began_to_record_within_a_request_is_not_accused() -> None:
     """It was switched on after decode had asked for the request, and follows only later ones."""
     before, first, taken = word(), contract("prefill", "v", 1), received("r", 2)
