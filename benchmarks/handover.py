@@ -1,6 +1,6 @@
 """Cost of recording tiles on a handover over NIXL between two processes on the CPU.
 
-    python benchmarks/handover.py [--pairs 15] [--shapes 1x8,8x6,64x1] [--consecutive] [--json]
+    python benchmarks/handover.py [--pairs 15] [--shapes 1x8,8x6,64x1] [--consecutive] [--nixl-thread] [--json]
 
 A pass hands over a burst of requests (``8x6``: six requests of eight pages each). It is timed at decode,
 from asking for them until the last may be read. Passes run in pairs in alternating order, one with the
@@ -17,8 +17,10 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,8 +28,10 @@ import torch
 from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.geometry import Layout
 from hicache_dbg.pools.group import PoolGroup
+from hicache_dbg.pools.handover.channel import SILENCE_S
 from hicache_dbg.pools.handover.decode import DecodeEnd
-from hicache_dbg.pools.handover.link import Link
+from hicache_dbg.pools.handover.link import Link, nixl_wire
+from hicache_dbg.pools.handover.planes import Descriptors
 from hicache_dbg.pools.handover.prefill import PrefillEnd
 from hicache_dbg.pools.kinds import mla
 from hicache_dbg.tracer.attach.hicache_handover import HandoverAttachment, handover_of
@@ -40,6 +44,35 @@ LAYERS, PAGE_TOKENS = 61, 64  # a page of DeepSeek-V3's latent: 61 x 73,728 B
 LEFT = PAGE_TOKENS // 2  # of the last page of each request
 MOST_COST = 1.05
 WAIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the bytes go.
+
+    Attributes:
+        devices: of prefill's and decode's pools.
+        thread: NIXL runs its progress thread at both ends; None leaves it to the engine.
+        by_tile: rows that are adjacent at both ends are not merged.
+    """
+
+    devices: tuple[str, str] = ("cpu", "cpu")
+    thread: bool | None = None
+    by_tile: bool = False
+
+
+def link_of(
+    role: str, group: PoolGroup, connection: Connection, way: Way, silence_s: float = SILENCE_S
+) -> Link:
+    """Return one end's link, not agreed yet."""
+    if way.by_tile and role == "prefill":  # which writes; it has a process of its own
+        mock.patch("hicache_dbg.pools.handover.wire.merged", _as_they_are).start()
+    wire = nixl_wire(group, connection, thread=way.thread)
+    return Link(role, group, connection, silence_s=silence_s, wire=wire)
+
+
+def _as_they_are(local: Descriptors, remote: Descriptors) -> tuple[Descriptors, Descriptors]:
+    return local, remote
 
 
 def group_of(pages: int, *, filled: bool, device: str = "cpu") -> PoolGroup:
@@ -70,11 +103,11 @@ def tracer() -> Iterator[tuple[HandoverAttachment, MemorySink]]:
         yield handover_of(runtime), sink
 
 
-def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, device: str) -> None:
+def prefill(jobs: Connection, channel: Connection, pages: int, requests: int, way: Way) -> None:
     """Hand over the requests of each pass, traced or not."""
     torch.set_num_threads(1)
-    group = group_of(pages * requests, filled=True, device=device)
-    link = Link("prefill", group, channel)
+    group = group_of(pages * requests, filled=True, device=way.devices[0])
+    link = link_of("prefill", group, channel, way)
     link.agree()
     with PrefillEnd(link) as end, tracer() as (attachment, sink):
         while (job := jobs.recv()) is not None:
@@ -112,28 +145,25 @@ def measure(
     pairs: int,
     pages: int,
     requests: int,
-    devices: tuple[str, str] = ("cpu", "cpu"),
+    way: Way = Way(),
     *,
     consecutive: bool = False,
 ) -> dict[str, float]:
-    """Return ratios and rates over ``pairs`` pairs, after a warm-up pair.
-
-    ``devices`` are the devices of prefill's and decode's pools.
-    """
+    """Return ratios and rates over ``pairs`` pairs, after a warm-up pair."""
     torch.set_num_threads(1)
     context = get_context("spawn")
     jobs, theirs = context.Pipe()
     ours, channel = context.Pipe()
     process = context.Process(
-        target=prefill, args=(theirs, channel, pages, requests, devices[0]), daemon=True
+        target=prefill, args=(theirs, channel, pages, requests, way), daemon=True
     )
     process.start()
     theirs.close()
     channel.close()
-    group = group_of(pages * requests, filled=False, device=devices[1])
-    link = Link("decode", group, ours, silence_s=WAIT_S)
+    group = group_of(pages * requests, filled=False, device=way.devices[1])
+    link = link_of("decode", group, ours, way, WAIT_S)
     link.agree()
-    ratios, plain, later, seen = [], [], [], 0
+    ratios, plain, recorded, later, seen = [], [], [], [], 0
     allocator = PageAllocator(pages * requests, "decode")
     with (
         DecodeEnd(link, lambda _pages: None, generation=allocator.generation) as end,
@@ -154,6 +184,7 @@ def measure(
             if pair:  # the first one connects
                 ratios.append(took[True] / took[False])
                 plain.append(took[False])
+                recorded.append(took[True])
             seen += sum(copy.witnessed for copy in sink.of(Copied))
             sink.events.clear()
         jobs.send(None)
@@ -163,6 +194,7 @@ def measure(
         "ratio": statistics.median(ratios),
         "lowest": min(ratios),
         "highest": max(ratios),
+        "recorded_ms": statistics.median(recorded) * 1e3,
         "later_ms": statistics.median(later) * 1e3,
         "gb_s": moved / statistics.median(plain) / 1e9,
         "tiles_digested_at_decode": seen,
@@ -174,11 +206,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--shapes", default="1x8,8x6,64x1", help="pages x requests of a pass")
     parser.add_argument("--consecutive", action="store_true")
+    parser.add_argument(
+        "--nixl-thread", action="store_true", help="run NIXL's progress thread at both ends"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     for shape in asked.shapes.split(","):
         pages, requests = map(int, shape.split("x"))
-        found = measure(asked.pairs, pages, requests, consecutive=asked.consecutive)
+        way = Way(thread=asked.nixl_thread or None)
+        found = measure(asked.pairs, pages, requests, way, consecutive=asked.consecutive)
         if asked.json:
             print(json.dumps({"pages": pages, "requests": requests, **found}))
         else:

@@ -1,7 +1,12 @@
-"""NIXL's wire: which of its builds is taken."""
+"""NIXL's wire: which of its builds is taken, and whether its thread runs."""
 
+import numpy as np
 import pytest
+from benchmarks.handover import Way, measure
+from benchmarks.handover_gpu import wrong_tiles
+from tests.handover.pair import require_nixl
 
+from hicache_dbg.pools.handover import wire
 from hicache_dbg.pools.handover.wire import packages_for
 
 
@@ -12,3 +17,31 @@ def test_the_build_for_the_cuda_of_torch_is_tried_first(cuda: str | None, first:
     """The other one starts too, and then cannot reach a GPU's memory; all are tried."""
     assert packages_for(cuda)[0] == f"{first}._api"
     assert len(set(packages_for(cuda))) == 3
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("thread", [None, False, True])
+def test_the_progress_thread_runs_as_asked_or_for_a_peer_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, near: bool, thread: bool | None
+) -> None:
+    """Within a host it would occupy a core; the benchmark measures what it costs."""
+    require_nixl()
+    api, asked = wire._api(), list[bool]()
+    config = api.nixl_agent_config
+
+    def seen(*, enable_prog_thread: bool, **more: object) -> object:
+        asked.append(enable_prog_thread)
+        return config(enable_prog_thread=enable_prog_thread, **more)
+
+    monkeypatch.setattr(api, "nixl_agent_config", seen)
+    memory = np.zeros(4096, np.uint8)
+    wire.NixlWire([(memory.ctypes.data, 4096, 0)], near=near, thread=thread).close()
+    assert asked == [not near if thread is None else thread]
+
+
+def test_the_benchmark_hands_over_with_nixls_thread_and_tile_by_tile() -> None:
+    """Both ways move the same bytes; adjacent rows are merged only without ``by_tile``."""
+    require_nixl()
+    way = Way(thread=True, by_tile=True)
+    assert wrong_tiles("mla_index_k", way) == (0, 48)
+    assert measure(1, 2, 1, way, consecutive=True).keys() >= {"gb_s", "recorded_ms", "ratio"}
