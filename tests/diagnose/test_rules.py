@@ -115,6 +115,7 @@ def test_a_fetch_weighs_on_whose_key_it_is(name: str, fetch: dict[str, object]) 
 def test_what_has_a_cause_needs_no_second_one(name: str) -> None:
     """A pool whose cause is known is left out; the other pools alone clear the rest."""
     wide = found(FaultClass.ROW_WIDTH, "index_k")
+    assert told(name, (*CLEAN, wide)) == (FALSIFIED, EQUAL)  # it came back equal all the same
     differs = copied("index_k", Op.LOAD, verified=1, mismatched=3)
     verdict, evidence = told(name, (*CLEAN, wide, differs))
     assert verdict is FALSIFIED
@@ -287,6 +288,8 @@ def test_a_host_page_that_was_read_late_accuses_no_backup(
 
 def test_a_late_read_matters_if_any_run_was_made_so() -> None:
     """Several recordings may differ in their level."""
+    clean = told("failed_load_reported_done", (begun("ends"), *CLEAN[1:]))
+    assert clean == (FALSIFIED, EQUAL)  # without a finding there is nothing to doubt
     events = (begun("loads"), begun("ends"), found(FaultClass.FAILED_LOAD, **BYTES))
     assert told("failed_load_reported_done", events)[0] is UNDECIDED
 
