@@ -127,7 +127,8 @@ class _Writer:
         self.written += 1
 
     def _timed(self, time_ns: int, rest: bytes) -> None:
-        """Write a packet of a time and the rest."""
+        """Write a packet of a time and the rest; a time before 1970 would spoil the whole file."""
+        time_ns = max(0, time_ns)
         late = time_ns >> 2 * _HALF_BITS
         if late != self._late:
             self._late, self._late_bytes = late, varint(late)

@@ -113,12 +113,17 @@ def prune(folder: Path, most_bytes: float) -> list[str]:
     total, gone = sum(sizes.values()), list[str]()
     if total <= most_bytes:
         return gone
-    for run in oldest_first({run: [path for path, _ in parts] for run, parts in runs.items()}):
+    may_go = {
+        run: [path for path, _ in parts]
+        for run, parts in runs.items()
+        if _lock(folder, run).exists()
+    }
+    for run in oldest_first(may_go):
         if total <= most_bytes:
             break
         with _let_go(folder, run) as free:
             if free:
-                for path, _ in runs[run]:
+                for path in may_go[run]:
                     path.unlink(missing_ok=True)
                 _lock(folder, run).unlink(missing_ok=True)
                 total -= sizes[run]

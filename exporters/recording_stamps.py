@@ -92,10 +92,20 @@ def oldest_first(runs: Mapping[str, Sequence[Path]]) -> list[str]:
 def _end(file: Path) -> tuple[Stamp, Stamp]:
     """Return the latest moment of which both clocks are known, and the end."""
     try:
-        return (began(file),) * 2 if file.suffix == PACKED else ends_of(file)[1:]
-    except (RecordingError, PartMissingError):
-        known = Stamp(file.stat().st_mtime_ns if file.exists() else 0)
-        return known, known
+        if file.suffix != PACKED:
+            return ends_of(file)[1:]
+        known = began(file)
+    except (RecordingError, PartMissingError, OSError):
+        known = Stamp(_modified_ns(file))
+    return known, known
+
+
+def _modified_ns(file: Path) -> int:
+    """Return when a file was modified; 0 if another process has removed it meanwhile."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _tail(file: Path) -> bytes:

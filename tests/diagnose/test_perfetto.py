@@ -120,6 +120,15 @@ def test_slices_that_overlap_lie_in_lanes(
     assert begun == Counter(start for start, _ in spans)
 
 
+def test_a_time_before_the_epoch_spoils_no_other(tmp_path: Path) -> None:
+    """An operation that took longer than its clock had run begins at 0: times have no sign."""
+    kind = Kind(("rank 0", "mla", "load"), "load")
+    write_perfetto(tmp_path / "t", [Slice(kind, -5, 10), Slice(kind, 7, 2)], [])
+    trace = Read(tmp_path / "t")
+    assert [time for time, _ in trace.of("SLICE_BEGIN")] == [0, 7]
+    assert [time for time, _ in trace.of("SLICE_END")] == [5, 9]
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     start=st.integers(0, 2**63 - 1000),

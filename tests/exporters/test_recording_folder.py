@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from tests.exporters.samples import copied, finding, started
 
+from hicache_dbg.exporters import recording_stamps
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
 from hicache_dbg.exporters.recording_folder import Tenant, prune
 from hicache_dbg.exporters.recording_format import (
     SUFFIX,
     Header,
     read,
+    read_header,
     recordings_in,
     run_of,
 )
@@ -113,6 +115,25 @@ def test_the_age_of_a_run_is_what_its_last_readable_part_says(tmp_path: Path) ->
     now = time.time()
     os.utime(torn, (now, now))
     assert prune(tmp_path, NO_ROOM) == ["packed", "plain", "torn"]
+
+
+def test_a_file_that_another_process_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many processes make room in one folder; the others' files are still put in order."""
+    for run_id, age in (("first", 30.0), ("second", 20.0)):
+        record(tmp_path, run_id, [started()], age)
+    asked = read_header
+
+    def overtaken(path: Path) -> Header:
+        header = asked(path)
+        if run_of(path) == "first":
+            path.unlink()
+        return header
+
+    monkeypatch.setattr(recording_stamps, "read_header", overtaken)
+    assert prune(tmp_path, NO_ROOM) == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_clock_that_was_set_back_makes_no_run_older(tmp_path: Path) -> None:
