@@ -131,10 +131,13 @@ def test_a_misuse_is_one_line_that_says_where_to_look(
     assert err.endswith(f"{ends}\n")
 
 
-def test_no_verb_at_all_shows_the_help_as_a_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("arguments", "shown"), [([], "diagnose"), (["dashboards"], "export")])
+def test_no_verb_at_all_shows_the_help_as_a_misuse(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], shown: str
+) -> None:
     """A script that forgot it must not go on as if all were well."""
-    assert main([]) == 2
-    assert "diagnose" in "".join(capsys.readouterr())
+    assert main(arguments) == 2
+    assert shown in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(("number", "word"), [(15, "terminated"), (1, "hung up")])

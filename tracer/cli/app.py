@@ -15,7 +15,6 @@ app = typer.Typer(
     help="Tells whether a tiered KV cache keeps every byte, and names the culprit when it does not.",
     epilog="With a server: set HICACHE_DBG=1, then run hicache-dbg diagnose --journal."
     "\n\nWithout one: hicache-dbg repro. Every COMMAND has --help with examples.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     context_settings=HELP,

@@ -11,6 +11,7 @@ import typer
 from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.exits import CORRUPT, MISSING, OK, USAGE, CommandError
 from hicache_dbg.tracer.cli.json_output import AsJson, print_json
+from hicache_dbg.tracer.cli.verbs import Group
 from hicache_dbg.tracer.dashboards.boards import BOARDS
 from hicache_dbg.tracer.dashboards.document import Dashboard, DocumentError, load
 from hicache_dbg.tracer.dashboards.expressions import can_parse, names_in
@@ -30,8 +31,8 @@ __all__ = ["app"]
 _ORDER = {board.uid: place for place, board in enumerate(BOARDS)}
 
 app = typer.Typer(
+    cls=Group,
     help="Export, check and preview the Grafana dashboards and Prometheus rules.",
-    no_args_is_help=True,
     add_completion=False,
 )
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 __all__ = ["main"]
 
@@ -63,7 +63,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
-    from hicache_dbg.tracer.cli.exits import MISSING, OK, USAGE, CommandError
+    from hicache_dbg.tracer.cli.exits import MISSING, OK, CommandError
 
     try:
         import typer
@@ -88,9 +88,6 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except usage_error as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            cast("Any", error).show()
-            return USAGE
         raise CommandError(_misuse(error)) from None
     return code if isinstance(code, int) else OK
 

@@ -10,9 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hicache_dbg.tracer.cli.exits import CommandError
+from hicache_dbg.tracer.cli.exits import USAGE, CommandError
 
-__all__ = ["HELP", "VERBS", "Verb", "VerbGroup"]
+__all__ = ["HELP", "VERBS", "Group", "Verb", "VerbGroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,18 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
 )
 
 
-class VerbGroup(TyperGroup):
+class Group(TyperGroup):
+    """A command that needs a verb. Without one it shows its help, and exits 2 with every version of Click."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse the arguments, if there are any."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help(), err=True)
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, args)
+
+
+class VerbGroup(Group):
     """The command group: lists :data:`VERBS` without imports, and imports the one called."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - click's signature
