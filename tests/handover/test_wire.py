@@ -1,9 +1,12 @@
 """NIXL's wire: which of its builds is taken, and whether its thread runs."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
-from benchmarks.handover import Way, measure
-from benchmarks.handover_gpu import wrong_tiles
 from tests.handover.pair import require_nixl
 
 from hicache_dbg.pools.handover import wire
@@ -39,9 +42,18 @@ def test_the_progress_thread_runs_as_asked_or_for_a_peer_elsewhere(
     assert asked == [not near if thread is None else thread]
 
 
-def test_the_benchmark_hands_over_with_nixls_thread_and_tile_by_tile() -> None:
-    """Both ways move the same bytes; adjacent rows are merged only without ``by_tile``."""
+def test_the_benchmark_hands_over_with_nixls_thread() -> None:
+    """The command for the column in docs/handover.md moves every tile right, here in CPU memory."""
     require_nixl()
-    way = Way(thread=True, by_tile=True)
-    assert wrong_tiles("mla_index_k", way) == (0, 48)
-    assert measure(1, 2, 1, way, consecutive=True).keys() >= {"gb_s", "recorded_ms", "ratio"}
+    row = ["--pairs", "1", "--requests", "1", "--pages", "2", "--consecutive", "--nixl-thread"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.handover_gpu", "--device", "cpu", *row],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    told = json.loads(done.stdout)
+    assert {wrong for wrong, _ in told["wrong_and_all_tiles"].values()} == {0}
+    assert told.keys() >= {"gb_s", "recorded_ms", "ratio"}
