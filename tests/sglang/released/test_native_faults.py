@@ -16,6 +16,7 @@ from released_stress import OURS, Interrupt, Outcome, Rig, Step, rigged
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang.gpu_plans import Plan
+from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import OWNER_BROADCAST
 from hicache_dbg.tracer.attach.sglang.native.helper import Helper
 from hicache_dbg.tracer.attach.sglang.whose import Request
 from hicache_dbg.tracer.bus import Bus
@@ -51,8 +52,12 @@ def _is_over(rig: Rig) -> None:
 
 @pytest.mark.parametrize("form", ["", "queued"])
 @KINDS
-def test_no_python_of_ours_runs_in_the_usual_operation(traced: Start, kind: str, form: str) -> None:
+def test_no_python_of_ours_runs_in_the_usual_operation(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, kind: str, form: str
+) -> None:
     """Through the engine and through a controller's queue, for requests that are known."""
+    # where pools divide their layers, as in other tests of this process, a load is followed in Python
+    monkeypatch.delitem(sys.modules, OWNER_BROADCAST[0], raising=False)
     ran: list[str] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
