@@ -60,9 +60,8 @@ class Room:
         unfinished = spare(self._folder, str(os.getpid()))
         try:
             fill(unfinished, size)
-            if (
-                unfinished.stat().st_size
-            ):  # else the file system cannot reserve: left to the library
+            # An empty one says that the file system cannot reserve: it is left to the library.
+            if unfinished.stat().st_size:
                 os.link(unfinished, path)
         except OSError as error:
             if error.errno not in _UNABLE | {errno.EEXIST}:  # the library was faster
