@@ -107,7 +107,7 @@ def test_only_the_latest_nodes_are_remembered(
         tree.init_load_back(tree.load_back_of(f"r{node}", 4), setup.pool.alloc(4), node)
         owner.load_queue[1:] = []
         owner.mem_pool_device_allocator.alloc = lambda count: indices([4], count)
-    assert len(run.attachment.hooks.requests._nodes) == 2
+    assert len(run.attachment.hooks.requests.nodes) == 2
     owner.start_loading()
     assert run.sink.of(Copied)[-1].requests == ()  # node 0 is forgotten
 

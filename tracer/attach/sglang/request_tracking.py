@@ -53,7 +53,8 @@ class RequestTracker:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self.nodes = self._nodes = _Latest()
+        #: Requests by node, which the compiled helper reads.
+        self.nodes = _Latest()
         self._stores = _Latest()
 
     # -- wrappers -------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ class RequestTracker:
         def before(*call: Any) -> None:
             node = node_of(*call) if HERE.asked else None
             if node is not None:
-                self._nodes.keep(node, HERE.asked)
+                self.nodes.keep(node, HERE.asked)
 
         return around(self._say, "attach/queue", original, before, lambda *_: None)
 
@@ -95,7 +96,7 @@ class RequestTracker:
         @wraps(original)
         def carry(*args: Any, **kwargs: Any) -> Any:
             requests: tuple[Request, ...] = ()
-            if self._nodes and self._say.on():
+            if self.nodes and self._say.on():
                 with self._say.errors("attach/queue"):
                     queued = getattr(args[0], queue, ())
                     requests = self._requests_of(
@@ -115,7 +116,7 @@ class RequestTracker:
         @wraps(original)
         def write_backup_storage(*args: Any, **kwargs: Any) -> Any:
             requests: tuple[Request, ...] = ()
-            if self._nodes:
+            if self.nodes:
                 with self._say.errors("attach/queue"):
                     node = node_of(args, kwargs)
                     requests = self._requests_of([getattr(node, "id", node)])
@@ -149,5 +150,5 @@ class RequestTracker:
 
     def _requests_of(self, nodes: Iterable[Any]) -> tuple[Request, ...]:
         """Return the requests that ``nodes`` belong to, each once."""
-        requests = (request for node in nodes for request in self._nodes.get(node, ()))
+        requests = (request for node in nodes for request in self.nodes.get(node, ()))
         return tuple(dict.fromkeys(requests))
