@@ -71,7 +71,9 @@ def link_of(
     return Link(role, group, connection, silence_s=silence_s, wire=wire)
 
 
-def _as_they_are(local: Descriptors, remote: Descriptors) -> tuple[Descriptors, Descriptors]:
+def _as_they_are(
+    local: Descriptors, remote: Descriptors, **_: object
+) -> tuple[Descriptors, Descriptors]:
     return local, remote
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.messages import Landed, decode
-from hicache_dbg.pools.handover.planes import Descriptors, places_of, planes_of
+from hicache_dbg.pools.handover.planes import Descriptors, Starts, places_of, planes_of
 from hicache_dbg.pools.handover.wire import Transfer, TransferState, Wire
 from hicache_dbg.repro.faults.base import Parcel
 
@@ -33,9 +33,9 @@ class _Through:
         """The real wire's agent."""
         return self._wire.agent
 
-    def meet(self, agent: bytes) -> None:
+    def meet(self, agent: bytes, starts: Starts) -> None:
         """Forward to the real wire."""
-        self._wire.meet(agent)
+        self._wire.meet(agent, starts)
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
         """Forward to the real wire."""

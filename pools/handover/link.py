@@ -14,7 +14,7 @@ from hicache_dbg.pools.handover.channel import SILENCE_S, Channel, same_host
 from hicache_dbg.pools.handover.contract import ABSENT, Fields, contract_of, require_same
 from hicache_dbg.pools.handover.errors import ContractRefused, HandoverError, PeerLost
 from hicache_dbg.pools.handover.messages import Hello
-from hicache_dbg.pools.handover.planes import Plane, planes_of, regions_of
+from hicache_dbg.pools.handover.planes import Plane, planes_of, regions_of, starts_of
 from hicache_dbg.pools.handover.wire import NixlWire, Wire
 
 __all__ = ["IDLE_S", "Link", "Pump", "nixl_wire"]
@@ -72,7 +72,7 @@ class Link:
             hello = self._hello()
             require_same(*_ends(self.ours, hello))
             _require_same_planes(self.ours, hello)
-            self.wire.meet(hello.agent)
+            self.wire.meet(hello.agent, starts_of(hello.planes))
         except HandoverError:
             self.close()
             raise

@@ -13,15 +13,20 @@ __all__ = [
     "Descriptors",
     "Place",
     "Plane",
+    "Starts",
     "descriptors_of",
     "merged",
     "places_of",
     "planes_of",
     "regions_of",
+    "starts_of",
 ]
 
 Descriptors = npt.NDArray[np.uint64]
 """Rows of (address, bytes, device) that one transfer reads or writes, uint64 [rows, 3]."""
+
+Starts = npt.NDArray[np.uint64]
+"""The addresses at which tensors begin, uint64 [tensors]."""
 
 
 class Plane(msgspec.Struct, frozen=True, array_like=True):
@@ -81,14 +86,26 @@ def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descri
     return rows.reshape(-1, 3)
 
 
-def merged(local: Descriptors, remote: Descriptors) -> tuple[Descriptors, Descriptors]:
-    """Merge rows that are adjacent at both ends.
+def starts_of(planes: tuple[Plane, ...]) -> Starts:
+    """Return where the planes' tensors begin: layers within a page's stride of each other share one."""
+    ordered = sorted((plane.base, plane.stride) for plane in planes)
+    base, stride = np.array(ordered, np.uint64).reshape(-1, 2).T
+    found: Starts = base[np.concatenate([[True], np.diff(base) >= stride[:-1]])[: len(base)]]
+    return found
 
-    A transport spends as long on a row as on many kilobytes, and pages are often adjacent.
+
+def merged(
+    local: Descriptors, remote: Descriptors, *, starts: tuple[Starts, Starts]
+) -> tuple[Descriptors, Descriptors]:
+    """Merge rows that are adjacent at both ends, and in one tensor at each.
+
+    A transport spends as long on a row as on many kilobytes, and pages are often adjacent. So may tensors be,
+    and a transport refuses a row over two of them: ``starts`` are where they begin, local and remote.
     """
     together = np.ones(max(0, len(local) - 1), np.bool_)
-    for rows in (local, remote):
+    for rows, begun in zip((local, remote), starts, strict=True):
         together &= rows[:-1, 0] + rows[:-1, 1] == rows[1:, 0]
+        together &= ~np.isin(rows[1:, 0], begun)
         together &= rows[:-1, 2] == rows[1:, 2]
     first = np.flatnonzero(np.concatenate([[True], ~together]))[: len(local)]
     if not first.size:

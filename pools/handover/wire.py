@@ -8,11 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 
 from hicache_dbg.pools.forks import leak, left_to_parent
 from hicache_dbg.pools.handover.errors import HandoverError, NixlMissing
-from hicache_dbg.pools.handover.planes import Descriptors, merged
+from hicache_dbg.pools.handover.planes import Descriptors, Starts, merged
 
 __all__ = ["NixlWire", "Transfer", "TransferState", "Wire", "packages_for"]
 
@@ -34,8 +35,8 @@ class Wire(Protocol):
         """The metadata by which the peer reaches this end."""
         ...
 
-    def meet(self, agent: bytes) -> None:
-        """Load the peer's metadata."""
+    def meet(self, agent: bytes, starts: Starts) -> None:
+        """Load the peer's metadata; ``starts`` are where its tensors begin."""
         ...
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
@@ -89,6 +90,8 @@ class NixlWire:
     ) -> None:
         self._kind = kind
         self._peer = ""
+        own = np.array([address for address, _, _ in regions], np.uint64)
+        self._starts: tuple[Starts, Starts] = own, np.empty(0, np.uint64)
         api = _api()
         try:
             threaded = not near if thread is None else thread
@@ -114,8 +117,8 @@ class NixlWire:
         found: bytes = self._agent.get_agent_metadata()
         return found
 
-    def meet(self, agent: bytes) -> None:
-        """Load the peer agent's metadata.
+    def meet(self, agent: bytes, starts: Starts) -> None:
+        """Load the peer agent's metadata; ``starts`` are where its tensors begin.
 
         Raises:
             HandoverError: NIXL refuses it.
@@ -125,6 +128,7 @@ class NixlWire:
         except Exception as error:
             raise HandoverError(f"NIXL: {type(error).__name__}: {error}") from error
         self._peer = name.decode() if isinstance(name, bytes) else name
+        self._starts = self._starts[0], starts
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Transfer:
         """Prepare one transfer, with adjacent rows merged.
@@ -133,7 +137,7 @@ class NixlWire:
             HandoverError: NIXL refuses it.
         """
         agent = self._agent
-        ours, theirs = merged(local, remote)
+        ours, theirs = merged(local, remote, starts=self._starts)
         try:
             return agent.initialize_xfer(
                 "WRITE",

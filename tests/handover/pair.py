@@ -21,7 +21,7 @@ from hicache_dbg.pools.group import PoolGroup
 from hicache_dbg.pools.handover.decode import DecodeEnd
 from hicache_dbg.pools.handover.errors import HandoverError
 from hicache_dbg.pools.handover.link import Link
-from hicache_dbg.pools.handover.planes import Descriptors
+from hicache_dbg.pools.handover.planes import Descriptors, Starts
 from hicache_dbg.pools.handover.prefill import PrefillEnd
 from hicache_dbg.pools.handover.wire import TransferState, Wire
 
@@ -80,7 +80,7 @@ class HandWire:
     closed: bool = False
     agent: bytes = b"hand"
 
-    def meet(self, agent: bytes) -> None:
+    def meet(self, agent: bytes, starts: Starts) -> None:
         """Do nothing: there is nothing to exchange."""
 
     def prepare(self, local: Descriptors, remote: Descriptors, note: bytes) -> Write:

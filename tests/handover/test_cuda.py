@@ -44,6 +44,19 @@ def test_every_tile_arrives_and_both_ends_digest_the_same(devices: tuple[str, st
     assert join(by_role(sink.events)) == []
 
 
+def test_tensors_that_the_allocator_put_side_by_side_stay_apart(devices: tuple[str, str]) -> None:
+    """In pools of one page, the only page of a layer ends where the next layer's begins."""
+    with pair(by_hand=False, pump=True, devices=devices, device_pages=1) as made:
+        tokens, pages = tokens_of(1, 1), np.arange(1)
+        made.computed(tokens, pages)
+        room = made.alloc(1)
+        receiving = made.decode.expect("r", room, len(tokens))
+        sending = made.prefill.send("r", pages, len(tokens))
+        made.decode.wait(receiving, WAIT_S)
+        made.prefill.wait(sending, WAIT_S)
+        assert arrived(made.theirs, tokens, room)
+
+
 def test_a_request_that_prefill_takes_back_leaves_no_page_held(devices: tuple[str, str]) -> None:
     """Whether or not its write had begun, every page of decode is free in the end."""
     with pair(by_hand=False, pump=True, devices=devices) as made:

@@ -82,7 +82,7 @@ def test_an_agent_that_nixl_refuses_is_a_handovers_error(group: PoolGroup) -> No
     require_nixl()
     wire = NixlWire([(group.mirrors[0].device.buffers["latent"].tensors[0].data_ptr(), 64, 0)])
     with closing(wire), pytest.raises(HandoverError, match="NIXL: "):
-        wire.meet(b"no agent")
+        wire.meet(b"no agent", np.empty(0, np.uint64))
 
 
 def test_a_connection_to_a_peer_that_is_gone_makes_no_link(group: PoolGroup) -> None:
