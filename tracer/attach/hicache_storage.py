@@ -4,7 +4,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +27,12 @@ from hicache_dbg.tracer.session import Session
 from hicache_dbg.tracer.settings import Checksum
 from hicache_dbg.tracer.words import failure
 
-__all__ = ["StorageAttachment"]
+__all__ = ["INTERRUPTED", "StorageAttachment"]
 
 #: Larger operations (bytes) are digested on the bus's thread, so that nobody waits for them.
 AT_ONCE_BYTES = 1 << 20
+#: The status of an operation that the host stopped (``KeyboardInterrupt`` and its like): no failure.
+INTERRUPTED = "interrupted"
 
 Views = Callable[[Mirror], MirrorViews]
 Filled = Callable[[CacheState, Pages, Pages], None]
@@ -154,20 +155,31 @@ class StorageAttachment:
             return
         begun = time.perf_counter()
         record: StorageRecord | None = None
-        with session.errors.at("storage/before", partial(self._lose, op)):
-            record = self._open(engine, op)
-        started, status = time.perf_counter(), "ok"
+        noted = False
         try:
-            call()
-        except BaseException as error:
-            status = failure(error)
-            raise
-        finally:
-            ended = time.perf_counter()
-            if record is not None:
-                with session.errors.at("storage/after", partial(self._lose, op, record)):
-                    self._close(engine, op, record, status, (ended - started) * 1e6)
-            session.probe.overhead_s += time.perf_counter() - ended + started - begun
+            with session.errors.at("storage/before"):
+                record = self._open(engine, op)
+            started, status = time.perf_counter(), INTERRUPTED
+            try:
+                call()
+                status = "ok"
+            except Exception as error:
+                status = failure(error)
+                raise
+            finally:
+                # Not a context of ours: an interrupt on its way into one would lose the record.
+                try:
+                    ended = time.perf_counter()
+                    if record is not None:
+                        noted = self._close(engine, op, record, status, (ended - started) * 1e6)
+                    spent = time.perf_counter() - ended + started - begun
+                    session.probe.overhead_s += spent
+                except BaseException as error:
+                    if not session.errors.swallows("storage/after", error):
+                        raise
+        finally:  # wherever an interrupt came
+            if not noted:
+                self._lose(op, record)
 
     def _open(self, engine: StorageEngine, op: StorageOp) -> StorageRecord:
         settings = self._session.settings
@@ -207,18 +219,17 @@ class StorageAttachment:
         record: StorageRecord,
         status: str,
         duration_us: float,
-    ) -> None:
+    ) -> bool:
+        """Hand in the record of an operation that is over; return False if there was no room."""
         none = PageResult(PageState.FAILED, status)
         record.results = list(op.results) if status == "ok" else [none] * len(op.keys)
         record.status, record.duration_us, record.time_ns = status, duration_us, time.time_ns()
-        record.let_go = self._let_go(engine, record)
+        record.let_go = self._let_go(engine, record, status)
         if not record.off:
             self._take(record)
         with self._lock:  # nobody's record overtakes the one that tells of the gap
             record.after_gap, self._gap = self._gap, False
-            pushed = self._session.bus.push(record)
-        if not pushed:
-            self._lose(op, record)
+            return self._session.bus.push(record)
 
     def _lose(self, op: StorageOp, record: StorageRecord | None = None) -> None:
         """Note that ``op`` was not recorded: after a store, its keys may hold other contents."""
@@ -227,8 +238,13 @@ class StorageAttachment:
         with self._lock:
             self._gap = self._gap or op.kind == "store" or (record is not None and record.after_gap)
 
-    def _let_go(self, engine: StorageEngine, record: StorageRecord) -> frozenset[int]:
-        """Return the missing pages to excuse: the index forgot them too, or the store evicted meanwhile."""
+    def _let_go(self, engine: StorageEngine, record: StorageRecord, status: str) -> frozenset[int]:
+        """Return the missing pages to excuse: the index forgot them too, or the store evicted meanwhile.
+
+        All pages, if the host stopped the operation: that is not the store's fault.
+        """
+        if status == INTERRUPTED:
+            return frozenset(range(len(record.keys)))
         missing = [at for at, end in enumerate(record.results) if end.state is PageState.MISSING]
         if not missing:
             return frozenset()

@@ -97,6 +97,8 @@ class StorageJudge:
             self._enter(record, at, self._tiles(record, at) if trusted else {})
         elif verdict is Outcome.WITNESSED:
             self._keep(record, at)
+        elif record.status != "ok":  # a store that did not end: the key may have either contents
+            self._contents.drop(record.keys[at].name)
         return verdict
 
     def _judged(self, record: StorageRecord, at: int) -> Verdict:

@@ -63,6 +63,10 @@ class Contents:
         if len(self._pages) > self._most:
             self._pages.popitem(last=False)
 
+    def drop(self, name: str) -> None:
+        """Forget what was stored under ``name``."""
+        self._pages.pop(name, None)
+
     def get(self, name: str) -> Stored | None:
         """Return what was stored under ``name``, if known."""
         return self._pages.get(name)
