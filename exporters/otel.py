@@ -5,6 +5,7 @@ links to theirs instead of being the child of one. A finding is an event on the 
 operation and a log record in that span.
 """
 
+import logging
 import os
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from hicache_dbg.tracer.events import Copied, Event, Finding, Health, Outcome, S
 from hicache_dbg.tracer.sink import Pace, SinkError
 
 __all__ = ["OtelSink"]
+
+_log = logging.getLogger(__name__)
 
 SPANS_REMEMBERED = 4096
 #: Attributes that distinguish an operation's metrics.
@@ -61,6 +64,12 @@ class OtelSink:
         self._environ = os.environ if environ is None else environ
         self._close_limit_s = close_limit_s
         self._begin()
+        if unsent := self._telemetry.unsent:
+            _log.warning(
+                "hicache-dbg: sink otel has nowhere to send %s: set OTEL_EXPORTER_OTLP_ENDPOINT, such as "
+                "http://127.0.0.1:4318, unless this process sets up OpenTelemetry's providers itself later",
+                " and ".join(unsent),
+            )
 
     def _begin(self) -> None:
         self._pid = os.getpid()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-__all__ = ["OtelConfigError", "exporters_for"]
+__all__ = ["OtelConfigError", "exporters_for", "turned_off"]
 
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 _PACKAGES = {
@@ -31,11 +31,20 @@ def exporters_for(signal: str, environ: Mapping[str, str]) -> list[Any]:
     Raises:
         OtelConfigError: an exporter is unknown, not installed, or cannot be created.
     """
-    listed = environ.get(f"OTEL_{signal}_EXPORTER", "").split(",")
-    chosen = list(dict.fromkeys(name.strip() for name in listed))
-    if "none" in chosen or (chosen == [""] and not _endpoint(signal, environ)):
+    chosen = _chosen(signal, environ)
+    if turned_off(signal, environ) or (chosen == [""] and not _endpoint(signal, environ)):
         return []
     return [_exporter(name, signal, environ) for name in chosen if name or len(chosen) == 1]
+
+
+def turned_off(signal: str, environ: Mapping[str, str]) -> bool:
+    """Return whether the environment says that a signal is not to be sent."""
+    return "none" in _chosen(signal, environ)
+
+
+def _chosen(signal: str, environ: Mapping[str, str]) -> list[str]:
+    listed = environ.get(f"OTEL_{signal}_EXPORTER", "").split(",")
+    return list(dict.fromkeys(name.strip() for name in listed))
 
 
 def _exporter(chosen: str, signal: str, environ: Mapping[str, str]) -> Any:

@@ -30,7 +30,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from hicache_dbg.exporters.closed_sets import DURATION_BUCKETS_S
-from hicache_dbg.exporters.otel_exporters import exporters_for
+from hicache_dbg.exporters.otel_exporters import exporters_for, turned_off
 from hicache_dbg.exporters.otel_logs import CollectRecords, own_logger_provider
 
 __all__ = ["DURATION", "OwnProcess", "Telemetry", "takes_advice"]
@@ -91,6 +91,8 @@ class Telemetry:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._deliveries: list[tuple[Callable[[], list[Any]], list[_Export]]] = []
         self._shutdowns: list[Callable[[], object]] = []
+        #: The signals that go nowhere so far, although nobody turned them off.
+        self.unsent: list[str] = []
         resource = _resource(environ)
         self.tracer = self._tracer_provider(resource, environ).get_tracer(SCOPE)
         self.meter = self._meter_provider(resource, environ).get_meter(SCOPE)
@@ -131,11 +133,20 @@ class Telemetry:
             except Exception as error:  # noqa: BLE001 - foreign code: the others must flush as well
                 _log.warning("hicache-dbg: OpenTelemetry shutdown: %s", error)
 
+    def _exporters(self, signal: str, environ: Mapping[str, str], host: object) -> list[Any]:
+        """Create our own exporters for a signal; none if the host has a provider."""
+        if not _is_proxy(host):
+            return []
+        exporters = exporters_for(signal, environ)
+        if not exporters and not turned_off(signal, environ):
+            self.unsent.append(signal.lower())
+        return exporters
+
     def _tracer_provider(
         self, resource: Resource, environ: Mapping[str, str]
     ) -> trace.TracerProvider:
         host = trace.get_tracer_provider()
-        exporters = exporters_for("TRACES", environ) if _is_proxy(host) else []
+        exporters = self._exporters("TRACES", environ, host)
         if not exporters:
             return host
         collect = _CollectSpans()
@@ -149,7 +160,7 @@ class Telemetry:
         self, resource: Resource, environ: Mapping[str, str]
     ) -> metrics.MeterProvider:
         host = metrics.get_meter_provider()
-        exporters = exporters_for("METRICS", environ) if _is_proxy(host) else []
+        exporters = self._exporters("METRICS", environ, host)
         if not exporters:
             return host
         readers = [_reader(exporter) for exporter in exporters]
@@ -161,7 +172,7 @@ class Telemetry:
         self, resource: Resource, environ: Mapping[str, str]
     ) -> logs_api.LoggerProvider:
         host = logs_api.get_logger_provider()
-        exporters = exporters_for("LOGS", environ) if _is_proxy(host) else []
+        exporters = self._exporters("LOGS", environ, host)
         if not exporters:
             return host
         collect = CollectRecords()

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -213,6 +213,13 @@ class Bus:
             ),  # parts of it are measured by a clock that is set
             closing=closing,
             boot_ns=boot_ns(),
+        )
+
+    def unheard(self, silent: Container[str]) -> bool:
+        """Return whether a sink lost events, and none but the ``silent`` ones took the last of them."""
+        lost = any(outbox.losses() for outbox in self._outboxes)
+        return lost and not any(
+            outbox.took_last for outbox in self._outboxes if outbox.name not in silent
         )
 
     def _run(self) -> None:

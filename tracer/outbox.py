@@ -35,6 +35,8 @@ class Outbox:
         self.lost: Counter[str] = Counter()
         self.failures = 0
         self.delivered = 0
+        #: Whether the sink took the last events that it was given.
+        self.took_last = True
         self._clock = clock
         self._capacity = capacity
         self._copies: deque[tuple[int, Event]] = deque()
@@ -74,6 +76,7 @@ class Outbox:
         """Queue ``events``; drop those without room and count them as ``queue_full``."""
         with self._changed:
             if self._closed:
+                self.took_last = False
                 self.lost["closed"] += len(events)
                 return
             for event in events:
@@ -117,6 +120,7 @@ class Outbox:
             self._closed = True
             # A batch that the sink still holds is lost too: nobody will wait for it any more.
             if left := self.depth + self._pending:
+                self.took_last = False
                 self.lost["closed"] += left
             self._pending = 0
             self._copies.clear()
@@ -134,6 +138,7 @@ class Outbox:
                 self._failed(type(error).__name__, len(batch))
             else:
                 pause = FIRST_PAUSE_S
+                self.took_last = True
                 self._settle()
                 if self._pace.rest:
                     self._rest(self._pace.rest * (time.thread_time() - begun))
@@ -172,6 +177,7 @@ class Outbox:
         with self._changed:
             lost = min(lost, self._pending)  # 0 if closing has already counted the batch
             self.failures += 1
+            self.took_last = self.took_last and not lost
             self.lost[reason] += lost
             self._pending -= lost
         self._settle()

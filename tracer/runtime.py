@@ -1,10 +1,12 @@
 """The one place that connects gate, attachments, bus and sinks."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from hicache_dbg.tracer.digest.tiles import TileDigester
+from hicache_dbg.tracer.saying import say
 from hicache_dbg.tracer.scrub import Scrubber
 from hicache_dbg.tracer.selfcheck import InternalErrors
 from hicache_dbg.tracer.session import Session
@@ -31,6 +33,9 @@ class Attachment(Protocol):
         ...
 
 
+#: Sinks whose events nobody reads once the process is gone, or that take them without a receiver.
+SILENT = ("prometheus", "otel")
+
 #: Creates the session and the attachment of one system.
 Build = Callable[[Settings, Sequence[Sink], InternalErrors], tuple[Session, Attachment]]
 
@@ -45,6 +50,7 @@ class Runtime:
         self.session = session
         self.attachment = attachment
         self._scrubber = _scrubber(session)
+        self._pid = os.getpid()
 
     @classmethod
     def start(
@@ -96,7 +102,11 @@ class Runtime:
         return self.session.bus.flush(timeout)
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Detach, then deliver what is queued, in bounded time."""
+        """Detach, then deliver what is queued, in bounded time.
+
+        If no sink took the final summary, it goes to standard error.
+        """
+        again = self.session.bus.closed
         if self._scrubber is not None:
             self._scrubber.stop(timeout)
         self.session.bus.settle(timeout)  # while writes to pages are still being counted
@@ -106,6 +116,19 @@ class Runtime:
                 self.attachment.detach()
         finally:  # whatever is still wrapped is passed through, and the recording has its end
             self.session.close(timeout)
+            if not again:
+                with self.session.errors.at("last_line"):
+                    self._say_the_last_line()
+
+    def _say_the_last_line(self) -> None:
+        bus = self.session.bus
+        health = bus.health(closing=True)
+        # This line is the only event of a process without pools, and of most forked children.
+        ours = os.getpid() == self._pid and health.events > 1
+        if (ours or health.copies or health.findings) and bus.unheard(SILENT):
+            from hicache_dbg.exporters.line import line
+
+            say(f"no sink took the last line: {line(health)}")
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """What one attached run shares: probe, bus, judge, and the mirrors seen so far."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,8 @@ from hicache_dbg.tracer.settings import Action, Settings
 from hicache_dbg.tracer.sink import Sink
 
 __all__ = ["CorruptionFoundError", "Session"]
+
+_log = logging.getLogger("hicache_dbg")
 
 
 class CorruptionFoundError(RuntimeError):
@@ -56,6 +59,7 @@ class Session:
         self._mirrors: dict[str, MirrorInfo] = {}  # no views: they would keep pool memory alive
         self._caches: dict[tuple[str, ...], None] = {}  # an ordered set
         self._built: set[str] = set()
+        self._seen: dict[str, None] = {}  # all pools, traced or not: an ordered set
         self._first: Finding | None = None
         self._budget = HostBudget(settings.host_gb)
         self._unlock()
@@ -118,11 +122,25 @@ class Session:
             if together := tuple(filter(self.settings.traces, cache)):
                 self._caches[together] = None
             started = self._started(now, set(host_classes), tuple(unrecognised))
+            pools = self._none_traced(mirrors)
+        if pools:
+            _log.warning(
+                "hicache-dbg: HICACHE_DBG_POOLS=%s matches none of the pools so far (%s): "
+                "none of their copies is traced",
+                ",".join(self.settings.pools),
+                ", ".join(pools),
+            )
         self.bus.publish(started)
         over = self._budget.hold(mirrors, time_ns=now, rank=self.settings.rank)
         for finding in [*self._geometry(traced, now), *over]:
             self._found(finding)
             self.bus.publish(finding)
+
+    def _none_traced(self, mirrors: Sequence[MirrorViews]) -> list[str]:
+        """Return the names of the first pools that are announced if none is traced (lock held)."""
+        first = not self._seen
+        self._seen |= dict.fromkeys(mirror.pool for mirror in mirrors)
+        return list(self._seen) if first and not self._mirrors else []
 
     def _started(self, now: int, classes: set[str], unrecognised: tuple[str, ...]) -> Started:
         """Return the start record of everything announced so far (lock held)."""

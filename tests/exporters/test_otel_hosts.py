@@ -71,6 +71,34 @@ def test_without_provider_and_endpoint_nothing_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "unsent"),
+    [
+        ({}, "traces and metrics and logs"),
+        ({"OTEL_LOGS_EXPORTER": "none"}, "traces and metrics"),
+        ({"OTEL_LOGS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": "none"}, "metrics"),
+    ],
+)
+def test_what_has_nowhere_to_go_is_said_once(
+    environ: dict[str, str], unsent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who named the sink and forgot the endpoint would see nothing at all, and no loss either."""
+    sink = OtelSink(environ=environ)
+    sink.emit([started(), copied(), finding(), health()])
+    sink.close()
+    (said,) = caplog.messages
+    assert f"sink otel has nowhere to send {unsent}: set OTEL_EXPORTER_OTLP_ENDPOINT" in said
+
+
+@pytest.mark.parametrize("off", [(), ("LOGS",)])
+def test_nothing_is_said_of_what_is_sent_or_was_turned_off(
+    environ: dict[str, str], off: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither of a signal with an endpoint, nor of one that the host asked not to send."""
+    OtelSink(environ=environ | {f"OTEL_{signal}_EXPORTER": "none" for signal in off}).close()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, r"no exporter 'zipkin' for traces is installed"),

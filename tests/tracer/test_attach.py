@@ -244,6 +244,22 @@ def fp8_sized_beside_mla() -> Mirror:
     return mirror_of(index_k(2, 4, "bf16"), host=index_k(2, 4, "fp8"))
 
 
+@pytest.mark.parametrize("globs", [("nope",), ("nope", "*index_q*"), ("nope", "mla")])
+def test_globs_that_match_no_pool_are_said_once(
+    traced: Traced, caplog: pytest.LogCaptureFixture, globs: tuple[str, ...]
+) -> None:
+    """Who misspelt a pool's name sees the names that there are, and need not wait all night."""
+    traced(pools=globs)
+    for _ in range(2):
+        with HiCacheController((mirror_of(KINDS["mla"]), fp8_sized_beside_mla())):
+            pass
+    said = (
+        f"hicache-dbg: HICACHE_DBG_POOLS={','.join(globs)} matches none of the pools so far "
+        "(mla, dsa_index_k): none of their copies is traced"
+    )
+    assert caplog.messages == ([] if "mla" in globs else [said])
+
+
 def test_a_start_says_which_pools_are_one_cache(traced: Traced) -> None:
     """Of two caches each is told with its own pools, and without those that are not traced."""
     runtime, sink = traced(pools=("mla", "mha"))

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 from tests.dashboards.stack import free_port
+from tests.pools.caching import group_of, sequences, turn
+from tests.pools.forking import FORKS, in_child
 
 from hicache_dbg.exporters.recording import RecordingSink
 from hicache_dbg.exporters.recording_format import read, recordings_in
+from hicache_dbg.pools.controller import HiCacheController
 from hicache_dbg.tracer.events import Event, Health, Started
 from hicache_dbg.tracer.memory_sink import MemorySink
-from hicache_dbg.tracer.settings import EVERYWHERE, Listen, Settings, SettingsError
+from hicache_dbg.tracer.runtime import Runtime
+from hicache_dbg.tracer.settings import EVERYWHERE, Gate, Listen, Settings, SettingsError
 from hicache_dbg.tracer.sink import SinkError
 from hicache_dbg.tracer.sinks import PART_BYTES, PARTS_KEPT, LateSink, build_sinks
 
@@ -174,3 +178,45 @@ def test_building_twice_registers_once(rank: int) -> None:
     """A second run in the same process shares the metrics, whatever the rank."""
     settings = Settings(sinks=("prometheus",), rank=rank)
     assert names(settings) == names(settings) == ["prometheus"]
+
+
+def _refused(tmp_path: Path, *more: str) -> Settings:
+    """Ask for a recording where none can be made."""
+    (tmp_path / "folder").write_text("")
+    return Settings(gate=Gate.ON, sinks=("recording", *more), directory=tmp_path / "folder")
+
+
+@pytest.mark.parametrize("beside", [(), ("prometheus",), ("stderr",)])
+def test_the_last_line_is_on_standard_error_if_no_sink_took_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: tuple[str, ...]
+) -> None:
+    """The totals and the losses are said once; nobody scrapes a process that has ended."""
+    with Runtime.start(_refused(tmp_path, *beside)), HiCacheController(group_of()) as cache:
+        turn(cache, *sequences([[1, 2]]))
+        cache.flush()
+    closing = [text for text in capsys.readouterr().err.splitlines() if "closing" in text]
+    (last,) = closing
+    assert last.startswith("hicache-dbg: no sink took the last line: ") is (beside != ("stderr",))
+    assert "hicache-dbg health rank=0 closing copies=" in last
+    assert ("recording/refused:" in last) or ("recording/closed:" in last)
+
+
+def test_a_process_without_pools_has_no_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither has one that imported the engine for something else, nor one that is stopped again."""
+    runtime = Runtime.start(_refused(tmp_path))
+    for _ in range(2):
+        runtime.stop()
+    assert "closing" not in capsys.readouterr().err
+
+
+@FORKS
+def test_a_child_that_copies_nothing_has_no_last_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dozen workers that load data would each repeat it."""
+    with Runtime.start(_refused(tmp_path)) as runtime, HiCacheController(group_of()):
+        assert in_child(runtime.stop) == ["None"]
+        assert "closing" not in capfd.readouterr().err
+    assert capfd.readouterr().err.count("closing") == 1
