@@ -111,10 +111,16 @@ def _end(end: EndInfo) -> str:
     return f"{where} ({components})"
 
 
+def _indexed(mirror: MirrorInfo) -> str:
+    """Return what an index counts, and how many make up a page unless that is clear."""
+    clear = {"token": mirror.tokens_per_page, "page": 1}.get(mirror.index_unit)
+    count = "" if mirror.slot_page == clear else f" ({mirror.slot_page}/page)"
+    return f"indexed by {mirror.index_unit}{count}"
+
+
 def _mirror(mirror: MirrorInfo) -> str:
     return (
-        f"{_word(mirror.pool)}: {mirror.tokens_per_page} tokens/page, "
-        f"{mirror.slot_page} {mirror.index_unit}/page, "
+        f"{_word(mirror.pool)}: {mirror.tokens_per_page} tokens/page, {_indexed(mirror)}, "
         f"{_end(mirror.device)} <-> {_end(mirror.host)}"
     )
 

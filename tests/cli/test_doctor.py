@@ -197,23 +197,59 @@ def test_a_system_that_is_not_traced_says_so_where_it_is_installed(
     assert seen["sglang"] == (State.ABSENT, "not installed")
 
 
+@pytest.mark.parametrize("pool", ["missing", "attached"])
 def test_modules_of_sglang_that_fail_are_told_once_with_their_reason(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
-    """One row names them all; the last line counts what would be attached to."""
+    """One row names them all; the last line counts what would be attached to. Exit 3 without a pool."""
     rows = (
-        survey.Row("MLATokenToKVPoolHost", "missing", "its module cannot be imported here"),
+        survey.Row("MLATokenToKVPoolHost", pool, "its module cannot be imported here"),
         survey.Row("HiCacheFile", "attached", "mem_cache.hicache_storage: batch_set_v2"),
     )
     why = "ImportError: needs torchvision"
     failed: dict[str, str] = {"mem_cache.a": why, "mem_cache.b": why}
     found = survey.Survey("0.5.23", supported=True, rows=rows, unimportable=failed)
     monkeypatch.setattr(survey, "survey", lambda: found)
-    assert main(["doctor", "--sglang"]) == 0
+    assert main(["doctor", "--sglang"]) == (3 if pool == "missing" else 0)
     text = " ".join(capsys.readouterr().out.split())
     assert "cannot be imported (ImportError: needs torchvision): mem_cache.a, mem_cache.b" in text
     assert text.count("torchvision") == 1
-    assert text.endswith("1 of 2 places would be attached to")
+    none = "1 of 2 places would be attached to; no host pool class: nothing would be traced"
+    assert text.endswith(none if pool == "missing" else "2 of 2 places would be attached to")
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_an_sglang_that_cannot_be_imported_has_its_table(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    described: bool,
+) -> None:
+    """Torch makes a folder in HOME while SGLang is imported, which may be refused: exit 3, and why."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text(
+        "import pathlib\n"
+        "tried = pathlib.Path(__file__).with_name('tried')\n"
+        "if tried.exists():\n"
+        "    raise KeyError('sglang')  # as of a module of which a half is there\n"
+        "tried.touch()\n"
+        "raise PermissionError(13, 'Permission denied', '/home/x/.cache')\n"
+    )
+    if described:
+        (tmp_path / "sglang-0.5.23.dist-info").mkdir()
+        written = tmp_path / "sglang-0.5.23.dist-info" / "METADATA"
+        written.write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code = main(["doctor", "--sglang", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (code, told["missing"]) == (3, ["sglang"])
+    first, *rows = told["parts"]
+    assert ("0.5.23, supported" if described else "unknown, not a version") in first["detail"]
+    why = "PermissionError: [Errno 13] Permission denied: '/home/x/.cache'"
+    assert f"cannot be imported ({why}): sglang\n" in first["detail"]
+    assert "TORCHINDUCTOR_CACHE_DIR" in first["advice"]
+    assert rows
+    assert {part["detail"] for part in rows} == {"missing: its module cannot be imported here"}
 
 
 def test_the_expected_cost_grows_with_what_is_digested() -> None:

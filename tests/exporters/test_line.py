@@ -1,5 +1,6 @@
 """The lines of text, word for word."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,12 +40,31 @@ def test_the_start_line_holds_both_ends() -> None:
     assert line(started()) == (
         "hicache-dbg started rank=0 system=hicache_dbg.pools version=0.1.0 checksum=loads "
         "built=IndexKHostPool unbuilt=LegacyIndexKHostPool unrecognised=- pools=1; "
-        "index_k: 64 tokens/page, 64 token/page, "
+        "index_k: 64 tokens/page, indexed by token, "
         "device IndexKDevicePool layer_first cuda:0 "
         "(key bfloat16 256 B/slot 16384 B/page 128 pages 4 layers) <-> "
         "host IndexKHostPool page_first cpu pinned "
         "(key uint8 132 B/slot 8448 B/page 128 pages 4 layers)"
     )
+
+
+@pytest.mark.parametrize(
+    ("unit", "indices", "said"),
+    [
+        ("token", 256, "256 tokens/page, indexed by token, device"),
+        ("page", 1, "256 tokens/page, indexed by page, device"),
+        ("slot", 64, "256 tokens/page, indexed by slot (64/page), device"),
+        ("token", 64, "256 tokens/page, indexed by token (64/page), device"),
+    ],
+)
+def test_a_start_line_says_nothing_twice(unit: str, indices: int, said: str) -> None:
+    """What an index counts is said, and how many make up a page where that is another number."""
+    event = started()
+    (mirror,) = event.mirrors
+    mirror = msgspec.structs.replace(
+        mirror, index_unit=unit, slot_page=indices, tokens_per_page=256
+    )
+    assert f"; index_k: {said} " in line(msgspec.structs.replace(event, mirrors=(mirror,)))
 
 
 def test_the_health_line_sums_up() -> None:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+#: What to do if SGLang's pools cannot be imported: it would not start here either.
+NO_POOLS = (
+    "run this in SGLang's environment and as its user; install what the reason names, or give torch a "
+    "folder to write to (HOME, TORCHINDUCTOR_CACHE_DIR)"
+)
+
 _STYLE = {State.OK: "green", State.ABSENT: "dim", State.MISSING: "bold red"}
 
 
@@ -35,7 +41,7 @@ def command(
 
     missing: a HICACHE_DBG or OTEL variable asks for it, and it does not work.
     absent: it is not there, and nothing asks for it.
-    Exits 3 if anything is missing.
+    Exits 3 if anything is missing; with --sglang, if no host pool class can be attached to.
 
     Examples:
       HICACHE_DBG_SINKS=journald,otel hicache-dbg doctor
@@ -75,7 +81,7 @@ def _sglang() -> list[Part]:
         helper = str(error)
     head += f"\ncompiled helper: {helper}"
     return [
-        Part("sglang", State.OK, head),
+        Part("sglang", State.OK if found.has_pools else State.MISSING, head, NO_POOLS),
         *(Part(row.name, states[row.state], _detail(row)) for row in found.rows),
     ]
 
@@ -89,7 +95,9 @@ def _summary(parts: list[Part], *, sglang: bool) -> str:
     """Return the summary of the table in one line."""
     if sglang:
         attached = sum(part.state is State.OK for part in parts[1:])
-        return f"{attached} of {len(parts) - 1} places would be attached to"
+        text = f"{attached} of {len(parts) - 1} places would be attached to"
+        none = parts[0].state is State.MISSING
+        return f"{text}; no host pool class: nothing would be traced" if none else text
     missing = [part.name for part in parts if part.state is State.MISSING]
     if missing:
         return f"missing: {', '.join(missing)}"
