@@ -1,11 +1,18 @@
 """Work beside the engine: in order, waited for, and never waited for in vain."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from tests.pools.forking import FORKS, in_child
 
 from hicache_dbg.tracer.attach.hicache_handover_beside import Beside, Job
+from hicache_dbg.tracer.attach.hicache_handover_held import HeldPages
 from hicache_dbg.tracer.selfcheck import InternalErrors
 
 
@@ -89,3 +96,64 @@ def test_a_job_gives_way_until_its_reason_ends(ends: str) -> None:
 
     job.give_way(busy, 0.005 if ends == "too late" else 60.0)
     assert len(looks) >= {"not busy": 3, "too late": 1, "wanted": 1}[ends]
+
+
+@contextmanager
+def held(lock: Any) -> Iterator[None]:
+    """Let another thread hold ``lock``."""
+    holds, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            holds.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait(30)
+    yield
+    leave.set()
+    thread.join()
+
+
+@FORKS
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_forked_child_has_its_own_thread_and_none_of_its_parents_jobs(runs: bool) -> None:
+    """Whatever its parent's threads held or had yet to do; a thread that did not run stays away."""
+    go_on, done = threading.Event(), list[str]()
+    beside = Beside(InternalErrors())
+    if runs:
+        beside.start()
+        beside.give(Job(lambda: go_on.wait(60)))
+        beside.give(Job(lambda: done.append("one of theirs")))
+
+    def child() -> str:
+        job = Job(lambda: done.append("one of ours"))
+        beside.give(job)
+        job.wait(10)
+        beside.settle()
+        beside.stop()
+        return f"{job.over} {done}"
+
+    with held(beside._giving):
+        said = in_child(child)
+    go_on.set()
+    beside.stop()
+    assert said == ["True ['one of ours']" if runs else "True []"]
+    assert done == (["one of theirs"] if runs else [])
+
+
+@FORKS
+def test_a_forked_child_frees_pages_without_waiting_for_its_parents_digests() -> None:
+    """Nobody there takes them, and whoever held the lock is not there either."""
+    pages: Any = SimpleNamespace(generation=None, state=None, pages=np.arange(4))
+    held_pages, job = HeldPages(), Job(lambda: None)
+    held_pages.hold(pages, pages, job)
+
+    def child() -> bool:
+        held_pages.freed(None, np.arange(2))  # type: ignore[arg-type]
+        return job._wanted
+
+    with held(held_pages._lock):
+        assert in_child(child) == ["False"]
+    job.drop()

@@ -33,6 +33,7 @@ from hicache_dbg.tracer.attach.hicache_handover_sends import Sends
 from hicache_dbg.tracer.attach.hicache_handover_views import KnownViews
 from hicache_dbg.tracer.attach.patch import Patches
 from hicache_dbg.tracer.attach.requests import current_span
+from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.runtime import Runtime
 from hicache_dbg.tracer.session import Session
 
@@ -55,6 +56,7 @@ class HandoverAttachment:
         )  # gives way to writes, which would delay sends
         self._sends = Sends(session, records, self._sent_beside)
         self._receipts = Receipts(records, self._received_beside)
+        after_fork(self._forget)  # the requests under way are the parent's, and so are their jobs
 
     def attach(self) -> None:
         """Wrap the methods that are not wrapped yet."""
@@ -74,6 +76,9 @@ class HandoverAttachment:
         self._patches.undo()
         self._sent_beside.stop()
         self._received_beside.stop()
+        self._forget()
+
+    def _forget(self) -> None:
         self._sends.forget()
         self._receipts.forget()
 

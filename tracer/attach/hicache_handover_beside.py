@@ -5,6 +5,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
 
+from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.selfcheck import InternalErrors
 
 __all__ = ["Beside", "Job"]
@@ -63,14 +64,24 @@ class Beside:
     """One thread and its queue of jobs.
 
     ``start`` and ``stop`` are idempotent. Jobs given before ``stop`` are done when it returns; later
-    ones are dropped.
+    ones are dropped. A forked child has a thread of its own, and no part in its parent's jobs.
     """
 
     def __init__(self, errors: InternalErrors) -> None:
         self._errors = errors
+        self._begin()
+        after_fork(self._begin_in_child)
+
+    def _begin(self) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._giving = Lock()
+
+    def _begin_in_child(self) -> None:
+        ran = self._thread is not None
+        self._begin()
+        if ran:
+            self.start()
 
     def start(self) -> None:
         """Start the thread."""

@@ -10,6 +10,7 @@ from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.pools.handover.decode import DecodeEnd
 from hicache_dbg.pools.handover.requests import Receiving, RecvState
 from hicache_dbg.tracer.attach.hicache_handover_beside import Job
+from hicache_dbg.tracer.forks import after_fork
 
 __all__ = ["HeldPages"]
 
@@ -21,6 +22,10 @@ class HeldPages:
     """The pages of pending jobs, with the allocator that they return to."""
 
     def __init__(self) -> None:
+        self._begin()
+        after_fork(self._begin)  # a child has no part in its parent's jobs, nor who holds the lock
+
+    def _begin(self) -> None:
         self._lock = Lock()
         self._waiting: list[tuple[object, Receiving, Job]] = []
 
