@@ -14,6 +14,7 @@ import numpy as np
 
 from hicache_dbg.tracer.checks.resting import Resting
 from hicache_dbg.tracer.events import FaultClass, Finding, Op
+from hicache_dbg.tracer.forks import after_fork
 from hicache_dbg.tracer.ledger import Digests, Ledger, Pages
 from hicache_dbg.tracer.mirror import MirrorViews
 from hicache_dbg.tracer.probe import CopyRecord, Digester
@@ -54,6 +55,8 @@ class _Piece:
 class Scrubber:
     """Visits the resting pages of all pools in turn.
 
+    A forked child reads what comes to rest there, on a thread of its own.
+
     Args:
         rate: most bytes to read per second.
         check: runs a detector on the bus's thread, in order; returns False if the ring is full.
@@ -86,9 +89,20 @@ class Scrubber:
         self._watched = watched
         self._counters = counters
         self._rank = rank
+        self._begin()
+        after_fork(self._begin_in_child)
+
+    def _begin(self) -> None:
         self._resting: WeakKeyDictionary[MirrorViews, Resting] = WeakKeyDictionary()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hicache-dbg-scrub", daemon=True)
+
+    def _begin_in_child(self) -> None:
+        """Start anew in a forked child: the pages that rest so far are the parent's to watch."""
+        runs = self._thread.ident is not None and not self._stop.is_set()
+        self._begin()
+        if runs:
+            self.start()
 
     def start(self) -> None:
         """Start the thread."""

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pools.caching import group_of, sequences, turn
+from tests.pools.forking import FORKS, in_child
 
 from hicache_dbg.exporters.nvml import Gpu
 from hicache_dbg.pools.controller import HiCacheController
@@ -165,6 +166,51 @@ def test_the_thread_finds_it_by_itself() -> None:
             runtime.flush()
         assert sink.of(Finding)[0].cls is FaultClass.BIT_FLIP
     assert "hicache-dbg-scrub" not in {thread.name for thread in threading.enumerate()}
+
+
+@FORKS
+def test_a_forked_child_reads_its_own_pages_again_and_not_its_parents() -> None:
+    """Its cache is watched like any other; the pages that it inherited are the parent's to watch."""
+
+    def found(sink: MemorySink, runtime: Runtime) -> list[str]:
+        deadline = time.monotonic() + 10
+        while not sink.of(Finding) and time.monotonic() < deadline:
+            runtime.flush()
+        return [each.cls.value for each in sink.of(Finding)]
+
+    with scrubbed(scrub_mb_s=10_000.0) as (runtime, sink, controller):
+        scrubber = runtime._scrubber
+        assert scrubber is not None
+
+        def inherited() -> int:
+            flip(controller, resting_page(controller))
+            scrubber.turn()
+            return len(scrubber._resting)
+
+        def own() -> list[str]:
+            with HiCacheController(group_of()) as cache:
+                for tokens in sequences([[0], [1], [2], [0, 1]]):
+                    turn(cache, tokens)
+                cache.flush()
+                runtime.flush()
+                flip(cache, resting_page(cache))
+                return found(sink, runtime)
+
+        assert in_child(inherited) == ["0"]
+        assert in_child(own) == ["['bit_flip']"]
+        assert sink.of(Finding) == []
+
+
+@FORKS
+def test_a_scrubber_that_was_stopped_stays_so_in_a_child() -> None:
+    """Nobody starts a thread that the parent has ended."""
+    with scrubbed(scrub_mb_s=10_000.0) as (runtime, _, _controller):
+        scrubber = by_hand(runtime)
+
+        def runs() -> bool:
+            return scrubber._thread.is_alive()
+
+        assert in_child(runs) == ["False"]
 
 
 @pytest.mark.parametrize("rate", [1.0, 250.0])
