@@ -1,11 +1,13 @@
 """The tracer's memory does not grow with what it has seen; benchmarks/bounded.py uses a million records."""
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from hicache_dbg.pools.allocator import PageAllocator
 from hicache_dbg.repro.soak import CASES, soak
 from hicache_dbg.tracer.attach.hicache import HiCacheAttachment
 from hicache_dbg.tracer.bench.reach import Reach, reach
@@ -186,3 +188,26 @@ def test_an_event_orders_as_long_as_it_lives() -> None:
     assert clocks.now(ActorId(2)).clock == {ActorId(1): 1}
     del event
     assert not clocks._carried
+
+
+def test_threads_that_come_and_go_leave_a_few_ids_behind() -> None:
+    """The system gives the id of a dead thread to a later one, which goes on with its clock."""
+    with Runtime.start(Settings(gate=Gate.ON), sinks=[Counting()]) as runtime:
+        assert isinstance(runtime.attachment, HiCacheAttachment)
+        notes = runtime.attachment.lifetimes
+        pages, together = PageAllocator(8, "host"), 8
+        notes.host_access("first", ())  # from here on, who does what is of interest
+
+        def use() -> None:
+            pages.free(pages.alloc(1))
+            all_here.wait(30)
+
+        for _ in range(50):
+            all_here = threading.Barrier(together)
+            threads = [threading.Thread(target=use) for _ in range(together)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        assert runtime.flush(60)
+        assert 0 < len(notes._books.order.clocks._now) <= 3 * together
