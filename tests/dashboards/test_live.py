@@ -144,6 +144,7 @@ def test_the_window_of_a_rate_is_four_scrapes(prometheus: str) -> None:
         ("Checked or not, by pool", "all checked"),
         ("Do the two ends agree", "mla.latent<b>agree</b>"),
         ("Tiles by pool and op", "<td>dsa_index_k</td><td>load</td>"),
+        ("Paths", "iB</td>"),
         ("Durations", "<title>up to "),
         ("Tiles by outcome", "<title>verified</title>"),
         ("The first bad page", "hicache-dbg logs --finding any"),
