@@ -165,3 +165,70 @@ def test_every_verb_has_help_with_an_example(capsys: Capture, verb: str) -> None
     """``--help`` shows how the verb is used."""
     assert main(["dashboards", verb, "--help"]) == 0
     assert f"hicache-dbg dashboards {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "panels",
+    [
+        [1],
+        [{"gridPos": {"x": "a"}}],
+        [{"gridPos": [1]}],
+        [{"targets": [5]}],
+        [{"panels": 3}],
+        [{"datasource": 7}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("listed", [[], [None]])
+def test_a_document_of_another_shape_is_one_line(
+    capsys: Capture, tmp_path: Path, panels: list[object], listed: list[object]
+) -> None:
+    """Whatever was edited into it, there is no traceback."""
+    (tmp_path / "grafana").mkdir()
+    board = {"panels": panels, "templating": {"list": listed}}
+    (tmp_path / "grafana" / "a.json").write_text(json.dumps(board))
+    assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a.json is no dashboard: a panel or a variable has another shape" in line
+
+
+def test_a_data_source_by_its_name_is_a_problem(capsys: Capture, tmp_path: Path) -> None:
+    """Older documents name it in place of an object."""
+    main(["dashboards", "export", str(tmp_path)])
+    path = tmp_path / "grafana" / "hicache-dbg-self.json"
+    board = json.loads(path.read_text())
+    board["templating"]["list"][1]["datasource"] = "Prometheus"
+    next(p for p in board["panels"] if p["title"] == "Queues")["datasource"] = "Prometheus"
+    path.write_text(json.dumps(board))
+    capsys.readouterr()
+    assert main(["dashboards", "check", "--dir", str(tmp_path)]) == 1
+    *problems, _ = capsys.readouterr().out.splitlines()
+    assert len(problems) == 2
+    assert all("data source is 'Prometheus'" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("out", "cannot write into {out}: {out}/grafana is not a folder: name one"),
+        ("out/grafana", "cannot write into {out}/grafana: {out}/grafana is not a folder: name one"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--replace"]])
+def test_a_file_where_a_folder_goes_is_not_a_changed_one(
+    capsys: Capture, tmp_path: Path, place: str, words: str, more: list[str]
+) -> None:
+    """The line names what is in the way, and --replace is not offered."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "grafana").touch()
+    assert main(["dashboards", "export", str(tmp_path / place), *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"hicache-dbg: {words.format(out=out)}"
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_not_said_to_be_missing(capsys: Capture) -> None:
+    """It exists."""
+    assert main(["dashboards", "export", "/proc/hicache-dbg"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("nothing can be made in /proc: name another folder")

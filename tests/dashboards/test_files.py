@@ -12,7 +12,7 @@ from tests.exporters.journal import JOURNALD
 from tests.services import require
 
 from hicache_dbg.tracer.dashboards.expressions import names_in
-from hicache_dbg.tracer.dashboards.files import FOLDERS, export
+from hicache_dbg.tracer.dashboards.files import FOLDERS, ChangedError, export
 from hicache_dbg.tracer.dashboards.vocabulary import vocabulary
 from hicache_dbg.tracer.sinks import socket_answers
 
@@ -36,7 +36,7 @@ def test_an_export_keeps_what_was_changed(tmp_path: Path) -> None:
     export(out)
     (out / "prometheus" / "rules.yml").write_text("groups: []\n")
     (out / "systemd" / "hicache-dbg.conf").unlink()
-    with pytest.raises(FileExistsError, match=r"rules\.yml"):
+    with pytest.raises(ChangedError, match=r"rules\.yml"):
         export(out)
     assert not (out / "systemd" / "hicache-dbg.conf").exists()
     export(out, replace=True)

@@ -63,6 +63,15 @@ def test_grafana_knows_every_setting_of_every_dashboard(dashboards: Path) -> Non
         assert unknown(json.loads(path.read_text())) == [], path.name
 
 
+def test_no_setting_of_a_merged_table_asks_for_a_query(dashboards: Path) -> None:
+    """Grafana applies settings after it has merged the answers, which then belong to no query."""
+    for path in (dashboards / "grafana").glob("*.json"):
+        for panel in json.loads(path.read_text())["panels"]:
+            if any(one["id"] == "merge" for one in panel.get("transformations") or ()):
+                matchers = {one["matcher"]["id"] for one in panel["fieldConfig"]["overrides"]}
+                assert "byFrameRefID" not in matchers, f"{path.name}: {panel['title']}"
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [

@@ -129,7 +129,9 @@ def test_a_finding_has_the_command_that_shows_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("odd", "value"), [("", 1), ('slot_bytes="132"', 2), ('tier="device"', 0)], ids=str
+    ("odd", "value"),
+    [("", 1), ('slot_bytes="132"', 2), ('slot_bytes="132",dtype="v"', 2), ('tier="device"', 0)],
+    ids=str,
 )
 def test_one_rank_that_differs_is_seen_among_many(tmp_path: Path, odd: str, value: float) -> None:
     """Whether the ends agree is told for all ranks together, and the odd rank has a line of its own."""
@@ -139,9 +141,9 @@ def test_one_rank_that_differs_is_seen_among_many(tmp_path: Path, odd: str, valu
     for rank in range(5):
         for tier in ("device", "host"):
             labels = f'job="j",instance="a:{rank}",rank="{rank}",device="cuda:{rank}",tier="{tier}",{rest}'
-            if odd and (rank, tier) == (3, "host"):
-                name = odd.partition("=")[0]
-                labels = re.sub(rf'{name}="\w+"', odd, labels)
+            for differing in odd.split(",") if odd and (rank, tier) == (3, "host") else ():
+                name = differing.partition("=")[0]
+                labels = re.sub(rf'{name}="\w+"', differing, labels)
             series[f"hicache_dbg_pool_geometry_info{{{labels}}}"] = "1x20"
     # A geometry that is over, in multiprocess mode.
     series['hicache_dbg_pool_geometry_info{pool="mla",component="c",rank="0",slot_bytes="1"}'] = (

@@ -15,7 +15,7 @@ from hicache_dbg.tracer.cli.verbs import Group
 from hicache_dbg.tracer.dashboards.boards import BOARDS
 from hicache_dbg.tracer.dashboards.document import Dashboard, DocumentError, load
 from hicache_dbg.tracer.dashboards.expressions import can_parse, names_in
-from hicache_dbg.tracer.dashboards.files import export, shipped
+from hicache_dbg.tracer.dashboards.files import ChangedError, export, shipped
 from hicache_dbg.tracer.dashboards.live import (
     AddressError,
     Answer,
@@ -57,12 +57,13 @@ def export_command(
     """
     try:
         written = [str(path) for path in export(folder, replace=replace)]
-    except FileExistsError as error:
+    except ChangedError as error:
         raise CommandError(
             f"changed since they were written, and kept: {error}; --replace replaces them"
         ) from error
     except OSError as error:
-        raise CommandError(f"cannot write into {folder}: {why_not(folder, error)}") from error
+        place = Path(error.filename or folder)
+        raise CommandError(f"cannot write into {folder}: {why_not(place, error)}") from error
     if as_json:
         print_json(written)
     else:

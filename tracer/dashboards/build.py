@@ -119,7 +119,10 @@ def _panel(panel: Panel, number: int, grid: model.GridPos) -> _Builder:
         built.thresholds(_thresholds(look))
     for letter, query in _lettered(panel):
         built.with_target(_target(panel, query, letter))
-        if query.look is not None:
+        if query.look is not None and panel.kind is Kind.TABLE:
+            # Merged into one table, the columns no longer belong to a query.
+            built.override_by_name(query.legend, _overrides(query.look))
+        elif query.look is not None:
             built.override_by_query(letter, _overrides(query.look))
     for name, color in look.colors:
         built.override_by_name(name, [_color(color)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Dashboard", "DocumentError", "QueryVariable", "Shown", "Target", "load"]
+__all__ = ["Dashboard", "DocumentError", "QueryVariable", "Shown", "Target", "load", "source_uid"]
 
 
 class DocumentError(ValueError):
@@ -89,7 +89,24 @@ def load(path: Path) -> Dashboard:
         raise DocumentError(f"{path} is no JSON that can be read: {error}") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("panels"), list):
         raise DocumentError(f"{path} is no dashboard: expected an object with a list of panels")
+    try:
+        return _dashboard(path, raw)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DocumentError(
+            f"{path} is no dashboard: a panel or a variable has another shape: {error}"
+        ) from error
+
+
+def source_uid(raw: dict[str, Any]) -> str:
+    """Return the data source of a panel or variable: its uid, or in old documents its name."""
+    source = raw.get("datasource") or {}
+    return source if isinstance(source, str) else str(source.get("uid", ""))
+
+
+def _dashboard(path: Path, raw: dict[str, Any]) -> Dashboard:
     flat = tuple(_shown(panel) for panel in _flat(raw["panels"]))
+    for panel in flat:
+        _ = panel.place, panel.defaults.get("unit"), source_uid(panel.raw)
     listed = (raw.get("templating") or {}).get("list") or []
     return Dashboard(
         path=path,
@@ -130,5 +147,5 @@ def _variable(item: dict[str, Any]) -> QueryVariable:
     return QueryVariable(
         name=str(item.get("name", "")),
         query=str(query.get("query", "") if isinstance(query, dict) else query),
-        datasource=str((item.get("datasource") or {}).get("uid", "")),
+        datasource=source_uid(item),
     )

@@ -87,25 +87,23 @@ def _panel(panel: Shown, prometheus: Prometheus, values: Mapping[str, str], span
     if panel.kind == "text":
         content = (panel.raw.get("options") or {}).get("content", "")
         return f"<pre>{escape(str(content))}</pre>"
+    draw = _DRAW.get(panel.kind)
+    if draw is None:
+        return f'<p class="none">a panel of kind {escape(panel.kind)} is not drawn here</p>'
     try:
         asked = list(_ask(panel, prometheus, values, span_s))
     except (PrometheusError, ExpressionError) as error:
         return f'<p class="none">{escape(str(error))}</p>'
     if not any(series for _, series, _ in asked):
         return f'<p class="none">{escape(str(panel.defaults.get("noValue", "no data")))}</p>'
-    return _DRAW[panel.kind](panel, asked)
+    return draw(panel, asked)
 
 
 def _ask(
     panel: Shown, prometheus: Prometheus, values: Mapping[str, str], span_s: int
 ) -> Iterator[_Asked]:
-    overrides = {
-        override["matcher"]["options"]: {
-            item["id"]: item["value"] for item in override["properties"]
-        }
-        for override in panel.raw["fieldConfig"].get("overrides") or []
-        if override["matcher"]["id"] == "byFrameRefID"
-    }
+    of_query, of_column = _overrides(panel, "byFrameRefID"), _overrides(panel, "byName")
+    columns = _organised(panel).get("renameByName", {})
     for target in panel.targets:
         expression = interpolate(target.expr, values)
         series = (
@@ -113,7 +111,26 @@ def _ask(
             if target.instant
             else prometheus.query_range(expression, span_s)
         )
-        yield target, series, style_of({**panel.defaults, **overrides.get(target.ref, {})})
+        own = of_query.get(target.ref) or of_column.get(columns.get(f"Value #{target.ref}", ""), {})
+        yield target, series, style_of({**panel.defaults, **own})
+
+
+def _overrides(panel: Shown, matcher: str) -> dict[str, dict[str, Any]]:
+    """Return the settings that replace the panel's, by what a matcher of this kind matches."""
+    return {
+        override["matcher"]["options"]: {
+            item["id"]: item["value"] for item in override["properties"]
+        }
+        for override in (panel.raw.get("fieldConfig") or {}).get("overrides") or []
+        if override["matcher"]["id"] == matcher
+    }
+
+
+def _organised(panel: Shown) -> dict[str, Any]:
+    """Return how a table orders and names its columns; empty for other panels."""
+    return next(
+        (t["options"] for t in panel.raw.get("transformations") or [] if t["id"] == "organize"), {}
+    )
 
 
 def _named(asked: Sequence[_Asked]) -> list[Named]:
@@ -159,12 +176,11 @@ def _bands(panel: Shown, asked: Sequence[_Asked]) -> str:
 
 def _table(panel: Shown, asked: Sequence[_Asked]) -> str:
     """Join the queries by their labels, as the panel's own transformations do."""
-    organise: dict[str, Any] = next(
-        (t["options"] for t in panel.raw["transformations"] if t["id"] == "organize"), {}
-    )
+    organise = _organised(panel)
     names = organise.get("renameByName", {})
-    wanted = sorted(organise["indexByName"], key=organise["indexByName"].__getitem__)
-    sort = (panel.raw["options"].get("sortBy") or [{}])[0].get("displayName", "")
+    order = organise.get("indexByName", {})
+    wanted = sorted(order, key=order.__getitem__)
+    sort = ((panel.raw.get("options") or {}).get("sortBy") or [{}])[0].get("displayName", "")
     rows: dict[tuple[tuple[str, str], ...], list[Any]] = {}
     for target, answer, style in asked:
         column = "Value" if len(asked) == 1 else f"Value #{target.ref}"
@@ -196,10 +212,9 @@ def _frame(panel: Shown, asked: Sequence[_Asked]) -> Frame:
     """Return a frame as wide and tall as the panel."""
     _, _, width, height = panel.place
     colors = {
-        override["matcher"]["options"]: item["value"]["fixedColor"]
-        for override in panel.raw["fieldConfig"].get("overrides") or []
-        for item in override["properties"]
-        if override["matcher"]["id"] == "byName" and item["id"] == "color"
+        name: own["color"]["fixedColor"]
+        for name, own in _overrides(panel, "byName").items()
+        if "color" in own
     }
     tall = max(110, height * LINE_PX - ROOM_PX)
     return Frame(width=width * COLUMN_PX, height=tall, style=asked[0][2], colors=colors)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hicache_dbg.tracer.dashboards.document import Dashboard, QueryVariable, Shown
+from hicache_dbg.tracer.dashboards.document import Dashboard, QueryVariable, Shown, source_uid
 from hicache_dbg.tracer.dashboards.expressions import (
     EVERYTHING,
     ExpressionError,
@@ -179,7 +179,7 @@ def _panels(board: Dashboard) -> Iterator[tuple[str, str]]:
 
 def _asking(panel: Shown) -> Iterator[str]:
     """Yield the problems of a panel that has queries."""
-    source = (panel.raw.get("datasource") or {}).get("uid")
+    source = source_uid(panel.raw)
     if source != DATASOURCE:
         yield f"data source is {source!r}, expected {DATASOURCE!r}"
     for name in ("unit", "noValue"):

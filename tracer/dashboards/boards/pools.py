@@ -43,11 +43,11 @@ def _values(label: str) -> str:
 def _agreement() -> str:
     """Return 1 if a component's ends agree in every size on every rank.
 
-    Return more if they do not on some rank, 0 if there is only one end there.
+    Return 2 if they do not on some rank, 0 if there is only one end there.
     """
     labels = ("slot_bytes", "page_bytes", "slots_per_page", "dtype", "layers")
     every = " * ".join([f"({_values('tier')} >= bool 2)", *map(_values, labels)])
-    return f"max by ({PART}) ({every}) > 1 or min by ({PART}) ({every})"
+    return f"clamp_max(max by ({PART}) ({every}), 2) > 1 or min by ({PART}) ({every})"
 
 
 POOLS = Board(
@@ -148,6 +148,7 @@ POOLS = Board(
                         readings=(
                             Reading("0", "one end only", "red"),
                             Reading("1", "agree", "green"),
+                            Reading("2", "differ", "red"),
                         ),
                     ),
                 ),

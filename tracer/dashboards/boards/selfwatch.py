@@ -162,7 +162,7 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Overhead, as a share of the copies' own time",
-                    "Over the time shown.",
+                    "Of all time since each process started.",
                     (
                         Query(
                             f"{by(WHO, seen(OVERHEAD))} / {by(WHO, seen(SECONDS))}",
@@ -175,7 +175,7 @@ SELF = Board(
                 Panel(
                     Kind.LINES,
                     "Overhead a copy",
-                    "Over the time shown.",
+                    "Of all time since each process started.",
                     (
                         Query(
                             f"{by(WHO, seen(OVERHEAD))} / {by(WHO, seen(COPIES))}",
