@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.diagnose.test_gather import LOAD, recorded
 from tests.exporters.samples import copied, finding, health, started
@@ -139,3 +140,28 @@ def test_recordings_or_the_journal(
     """Naming neither or both is a usage error of one line."""
     assert main(["diagnose", *arguments]) == 2
     assert "name recordings to read, or --journal" in capsys.readouterr().err
+
+
+def test_a_rank_that_differs_is_not_hidden_by_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both geometries of a pool are told, and so are both findings of one class and operation."""
+    (one,) = started().mirrors
+    (part,) = one.host.components
+    wider = msgspec.structs.replace(part, slot_bytes=part.slot_bytes + 1)
+    host = msgspec.structs.replace(one.host, components=(wider,))
+    other = msgspec.structs.replace(one, host=host)
+    ends = [finding(got=got, expected="x", check=check) for got, check in (("1", "a"), ("2", "b"))]
+    runs: dict[str, list[Event]] = {
+        "a": [started(mirrors=(one,)), ends[1]],
+        "b": [started(mirrors=(other,)), started(rank=1, mirrors=(one,)), *ends],
+    }
+    places = [str(recorded(tmp_path, name, run)) for name, run in runs.items()]
+    assert main(["diagnose", *places, "--json"]) == 1
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    row = rows[f"{one.pool} host"]
+    assert row["change"] == "changed"
+    assert f"{wider.slot_bytes} B/slot" in row["values"][1]
+    assert row["values"][0] in row["values"][1].split("; also ")
+    (found,) = [row for row in rows.values() if row["kind"] == "finding"]
+    assert found["values"] == ["expected x, got 2", "expected x, got 1; also expected x, got 2"]

@@ -448,14 +448,17 @@ def test_who_came_late_does_not_vouch_for_the_books() -> None:
     ("beside", "verdict", "evidence"),
     [
         (
-            "GPU 0: ecc_errors corrected 2, ecc_errors uncorrected 0",
+            "GPU 0: ecc_errors corrected 0, ecc_errors uncorrected 2",
             Verdict.CONFIRMED,
-            "beside the changed bytes the GPU counts ecc_errors corrected 2",
+            "beside the changed bytes the GPU counts ecc_errors uncorrected 2",
         ),
         (
-            "GPU 0: ecc_errors corrected 1.5e+06; GPU 1: pcie_replays 3",
+            "GPU 0: ecc_errors uncorrected 1.5e+06; GPU 1: remapped_rows pending 1",
             Verdict.CONFIRMED,
-            "beside the changed bytes the GPU counts ecc_errors corrected 1500000, pcie_replays 3",
+            (
+                "beside the changed bytes the GPU counts ecc_errors uncorrected 1500000, "
+                "remapped_rows pending 1"
+            ),
         ),
         (
             "GPU 0: ",

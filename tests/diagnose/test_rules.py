@@ -235,28 +235,39 @@ def beside(counters: str) -> Finding:
             "the GPU's counters beside the changed bytes are all 0",
         ),
         (
-            [beside("GPU 0: ecc_errors corrected 0, pcie_replays 12; GPU 1: retired_pages x 1")],
-            CONFIRMED,
-            "beside the changed bytes the GPU counts pcie_replays 12, retired_pages x 1",
+            [beside("GPU 0: ecc_errors uncorrected 0, pcie_replays 12; GPU 1: retired_pages x 1")],
+            UNDECIDED,
+            (
+                "beside the changed bytes the GPU counts pcie_replays 12, retired_pages x 1: what it "
+                "corrected or sent again, or what is as old as the board, explains no changed byte"
+            ),
         ),
         (
-            [FLIP, beside("GPU 0: pcie_replays 0"), beside("GPU 0: pcie_replays 3")],
+            [
+                beside("GPU 0: ecc_errors corrected 9, ecc_errors uncorrected 1"),
+                beside("GPU 0: remapped_rows uncorrected 7; GPU 1: remapped_rows pending 1"),
+            ],
             CONFIRMED,
-            "beside the changed bytes the GPU counts pcie_replays 3",
+            "beside the changed bytes the GPU counts ecc_errors uncorrected 1, remapped_rows pending 1",
+        ),
+        (
+            [FLIP, *(beside(f"GPU 0: remapped_rows failed {count}") for count in (0, 3, 2))],
+            CONFIRMED,
+            "beside the changed bytes the GPU counts remapped_rows failed 3",
         ),
     ],
-    ids=["no counters", "all 0", "two GPUs", "the third"],
+    ids=["no counters", "all 0", "harmless", "two GPUs", "the largest, once"],
 )
 def test_the_machine_is_accused_by_its_own_counters_alone(
     flips: list[Finding], verdict: Verdict, evidence: str
 ) -> None:
-    """A flipped bit without a counter above 0 may as well be a stray write."""
+    """A flipped bit may as well be a stray write, unless the GPU counts errors that change bytes."""
     assert told("hardware", (*CLEAN, *flips)) == (verdict, evidence)
 
 
 def test_a_flip_that_follows_from_another_fault_is_not_the_machines() -> None:
     """A slot that was reused holds other bytes, whatever the GPU counts."""
-    events = (found(FaultClass.SLOT_REUSE), beside("GPU 0: pcie_replays 3"))
+    events = (found(FaultClass.SLOT_REUSE), beside("GPU 0: ecc_errors uncorrected 3"))
     assert told("hardware", events) == (UNDECIDED, "no tile is known to have changed at rest")
 
 
@@ -582,7 +593,7 @@ def test_the_three_commonest_reasons_of_blindness_are_named() -> None:
         (512, 128, CONFIRMED, "exactly 4 to 1, the size of an element"),
         (384, 128, FALSIFIED, "the ends differ (mla 384:128), and not by an element's size"),
         (1024, 128, FALSIFIED, "the ends differ (mla 1024:128), and not by an element's size"),
-        (128, 128, FALSIFIED, "both ends of the one mirror hold the same bytes"),
+        (128, 128, FALSIFIED, "both ends of the one mirror hold the same bytes a slot"),
     ],
 )
 def test_an_element_has_two_or_four_bytes(
@@ -592,6 +603,33 @@ def test_an_element_has_two_or_four_bytes(
     answer = told("elements_taken_for_bytes", [started(mirror("mla", "Paged", device, host))])
     assert answer[0] is verdict
     assert answer[1].endswith(evidence)
+
+
+def test_a_longer_page_of_the_host_is_padding_and_no_element() -> None:
+    """Slots of one size are not said to differ."""
+    padded = mirror("mla", "Paged", 128, 128)
+    (part,) = padded.host.components
+    longer = msgspec.structs.replace(part, page_bytes=part.page_bytes + 64)
+    host = msgspec.structs.replace(padded.host, components=(longer,))
+    events = [started(msgspec.structs.replace(padded, host=host))]
+    assert told("elements_taken_for_bytes", events) == (
+        FALSIFIED,
+        "both ends of the one mirror hold the same bytes a slot",
+    )
+
+
+def test_copies_that_were_lost_are_not_said_never_to_have_been() -> None:
+    """A recording without a readable copy, of a process that counted some."""
+    lost = Health(time_ns=0, copies=8, closing=True)
+    assert told("tracer_was_blind", (CLEAN[0], lost)) == (
+        CONFIRMED,
+        "no copy was recorded: 8 operations lost on the way here",
+    )
+    (answer,) = (
+        one for one in ask_all(Evidence.of((CLEAN[0], lost))) if one.name == "tracer_was_blind"
+    )
+    assert answer.advice.startswith("find where operations were lost")
+    assert told("tracer_was_blind", (CLEAN[0],)) == (CONFIRMED, "no copy was recorded")
 
 
 def test_a_fix_in_a_class_that_is_never_built_mends_nothing() -> None:

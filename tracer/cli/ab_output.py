@@ -68,9 +68,12 @@ def show(compared: Compared) -> None:
             style="bold yellow",
             soft_wrap=True,
         )
+    proven = all(exit_code(run.outcome) != USAGE for run in compared.runs)
     for effect in compared.moves:
-        style = "bold red" if effect.moves else "bold green" if effect.same else "bold yellow"
-        console.print(_sentence(effect), style=style, highlight=False, soft_wrap=True)
+        sure = effect.same and proven
+        style = "bold red" if effect.moves else "bold green" if sure else "bold yellow"
+        said = _sentence(effect, proven=proven)
+        console.print(said, style=style, highlight=False, soft_wrap=True)
 
 
 def _table(runs: Sequence[Run]) -> Table:
@@ -115,10 +118,15 @@ def _findings(run: Run) -> str:
     return ", ".join(words) or "-"
 
 
-def _sentence(effect: Moves) -> str:
+def _sentence(effect: Moves, *, proven: bool) -> str:
     counts = ", ".join(f"{value} {bad}/{total}" for value, (bad, total) in effect.corrupted.items())
     if effect.moves:
         return f"corruption depends on {effect.variable}: {counts}"
     same = "every session is the same to the token"
     how = same if effect.same else "not every session ended alike"
+    if not proven:
+        return (
+            f"whether corruption depends on {effect.variable} is not known, as a run proves nothing: "
+            f"{counts}; {how}"
+        )
     return f"corruption does not depend on {effect.variable}: {counts}; {how}"

@@ -1,6 +1,6 @@
 """Compare two or more runs side by side: what is new, gone or changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -64,11 +64,19 @@ def _row(kind: str, what: str, values: Sequence[str]) -> Row:
 
 
 def _geometry(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
-    return {
-        f"{mirror.pool} {end.tier}": _end(end)
+    return _gathered(
+        (f"{mirror.pool} {end.tier}", _end(end))
         for mirror in evidence.mirrors
         for end in (mirror.device, mirror.host)
-    }
+    )
+
+
+def _gathered(told: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    """Return the texts by what they are about: several, if ranks differ, are joined in order."""
+    texts: dict[str, set[str]] = {}
+    for what, text in told:
+        texts.setdefault(what, set()).add(text)
+    return {what: "; also ".join(sorted(found)) for what, found in texts.items()}
 
 
 def _end(end: EndInfo) -> str:
@@ -81,10 +89,10 @@ def _end(end: EndInfo) -> str:
 
 
 def _paths(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
-    return {
-        f"{pool} {op} token_granular={granular}": layout
+    return _gathered(
+        (f"{pool} {op} token_granular={granular}", layout)
         for pool, op, granular, layout in sorted(evidence.paths)
-    }
+    )
 
 
 def _tiles(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
@@ -100,10 +108,10 @@ def _tiles(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
 
 
 def _findings(evidence: Evidence, _: Sequence[Answer]) -> Mapping[str, str]:
-    return {
-        f"{finding.cls} {_place(finding)} {finding.op or finding.check}": _finding(finding)
+    return _gathered(
+        (f"{finding.cls} {_place(finding)} {finding.op or finding.check}", _finding(finding))
         for finding in evidence.kinds_of_finding()
-    }
+    )
 
 
 def _place(finding: Finding) -> str:

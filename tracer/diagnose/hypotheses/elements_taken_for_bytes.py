@@ -13,6 +13,8 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     for mirror in evidence.mirrors:
         for device, host in disagreeing(mirror):
             big, small = sorted((device.slot_bytes, host.slot_bytes), reverse=True)
+            if big == small:  # only the host's page is longer: padding
+                continue
             if big in (2 * small, 4 * small):
                 return Verdict.CONFIRMED, (
                     f"{mirror.pool}: {device.slot_bytes} B a slot on the device, {host.slot_bytes} B on the "
@@ -26,7 +28,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
         )
     return (
         Verdict.FALSIFIED,
-        f"both ends of {every(len(evidence.mirrors), 'mirror')} hold the same bytes",
+        f"both ends of {every(len(evidence.mirrors), 'mirror')} hold the same bytes a slot",
     )
 
 

@@ -13,7 +13,8 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
     unseen = evidence.unseen
     share = evidence.checked_share
     if not evidence.paths:
-        return Verdict.CONFIRMED, "no copy was recorded"
+        lost = f": {counted(unseen, 'operation')} lost on the way here" if unseen else ""
+        return Verdict.CONFIRMED, f"no copy was recorded{lost}"
     came = evidence.of_op(Op.LOAD, Op.RECV).moved
     compared = f"{share:.1%} of the loaded tiles were compared" if came else "no tile came back"
     detail = f"{compared}, {counted(unseen, 'operation')} lost"
@@ -25,7 +26,7 @@ def _judge(evidence: Evidence) -> tuple[Verdict, str]:
 
 def _advice(evidence: Evidence) -> str:
     """Return what would let more be compared, the largest obstacle first."""
-    if not evidence.paths:
+    if not evidence.paths and not evidence.unseen:
         return (
             "let pages be backed up, with HICACHE_DBG=1; hicache-dbg doctor says what is attached"
         )
