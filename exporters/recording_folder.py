@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hicache_dbg.exporters.descriptors import Opened, opened, there
-from hicache_dbg.exporters.recording_format import recordings_in, run_of
+from hicache_dbg.exporters.recording_format import files_of_recordings, run_of
 from hicache_dbg.exporters.recording_stamps import oldest_first
 from hicache_dbg.tracer.events import Event, Finding
 
@@ -104,7 +104,7 @@ def prune(folder: Path, most_bytes: float) -> list[str]:
         The ids of the removed runs.
     """
     runs: defaultdict[str, list[tuple[Path, os.stat_result]]] = defaultdict(list)
-    for path in recordings_in(folder):
+    for path in files_of_recordings(folder):
         try:
             runs[run_of(path)].append((path, path.stat()))
         except FileNotFoundError:  # another process removed it meanwhile

@@ -18,6 +18,8 @@ __all__ = [
     "SUFFIX",
     "Header",
     "RecordingError",
+    "begun",
+    "files_of_recordings",
     "opened_recording",
     "read",
     "read_header",
@@ -54,9 +56,38 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Return the recordings in ``folder``, compressed ones included, parts of a run in order."""
+    """Return the recordings in ``folder``, compressed ones included, parts of a run in order.
+
+    Of a file that is there both ways, because it is being compressed or because somebody kept both,
+    only one is returned: its events must not count twice.
+    """
+    found = files_of_recordings(folder)
+    packed = {path.with_suffix("") for path in found if path.suffix == PACKED}
+    plain = {path for path in packed if path.exists()}  # if it is gone, it was compressed meanwhile
+    return [
+        path
+        for path in found
+        if (
+            path.with_suffix("") not in plain
+            if path.suffix == PACKED
+            else path not in packed - plain
+        )
+    ]
+
+
+def files_of_recordings(folder: Path) -> list[Path]:
+    """Return every file of the recordings in ``folder``, in the same order."""
+    # In this order: what is compressed in between is found twice, not missed.
     found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{SUFFIX}{PACKED}")]
     return sorted(found, key=_place)
+
+
+def begun(path: Path) -> bool:
+    """Return whether a file holds anything; also if its writer has removed it meanwhile."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return True
 
 
 def run_of(path: Path) -> str:
@@ -109,6 +140,14 @@ def read_header(path: Path) -> Header:
         header = msgspec.json.decode(first, type=Header)
     except msgspec.MsgspecError:
         header = None
+    if (
+        header is None
+        and not first.endswith(b"\n")
+        and first.startswith(b'{"format":"%s"' % FORMAT.encode())
+    ):
+        raise RecordingError(
+            f"{path} is cut short in its first line: its writer was stopped, or a copy is not complete"
+        )
     if header is None or header.format != FORMAT:
         raise RecordingError(
             f"{path} is not a recording: expected a first line with format {FORMAT!r}, "

@@ -1,8 +1,10 @@
 """The report of ``hicache-dbg diagnose`` on a terminal: what is read first, last, and where more is."""
 
+import json
 from pathlib import Path
 
 import pytest
+import zstandard
 from tests.diagnose.test_gather import LOAD, recorded
 from tests.exporters.samples import copied, finding, started
 
@@ -90,3 +92,54 @@ def test_the_accesses_that_conflict_have_a_line_each(
         "  previous access: load 3 at b.py:9 g",
         "  allocated: alloc at c.py:1 h",
     ]
+
+
+@pytest.mark.parametrize("option", ["--html", "--perfetto"])
+@pytest.mark.parametrize("target", ["other.jsonl", "other.jsonl.zst", "run.rec"])
+def test_a_recording_is_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, target: str
+) -> None:
+    """An option that is taken for a flag must not cost a recording: nobody can make it again."""
+    read = recorded(tmp_path, "run", [START, CLEAN])
+    (tmp_path / "run.rec").symlink_to(read)
+    place = tmp_path / target
+    place.touch()
+    before = place.read_bytes()
+    named = place if target == "run.rec" else read
+    assert main(["diagnose", option, str(place), str(named)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{option} {place} is a recording" in line
+    assert place.read_bytes() == before
+
+
+def test_two_files_are_not_written_one_over_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Page and timeline need a name each."""
+    read, out = str(recorded(tmp_path, "run", [START, CLEAN])), str(tmp_path / "out")
+    assert main(["diagnose", read, "--html", out, "--perfetto", out]) == 2
+    assert "give each a name of its own" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+def test_an_empty_file_hides_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that crashed may leave one beside the recordings of all other processes."""
+    recorded(tmp_path, "run", [START, CLEAN])
+    (tmp_path / "lost.jsonl").touch()
+    assert main(["diagnose", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert f"{tmp_path}: 1 empty recording left out" in captured.err
+    assert "every copy is proven good" in captured.out
+    assert main(["diagnose", str(tmp_path / "lost.jsonl")]) == 2
+    assert "is empty, or cut short" in capsys.readouterr().err
+
+
+def test_a_recording_kept_both_ways_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compressing a copy of it changes no number."""
+    place = recorded(tmp_path, "run", [START, CLEAN])
+    packed = zstandard.ZstdCompressor().compress(place.read_bytes())
+    place.with_name(f"{place.name}.zst").write_bytes(packed)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tiles"]["verified"] == 8

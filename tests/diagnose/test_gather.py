@@ -385,3 +385,28 @@ def test_a_name_without_an_encoding_is_told(
     assert main(["diagnose", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "its name is no UTF-8; link to it by another name" in line
+
+
+@pytest.mark.parametrize("number", ["1e300", "1e999"], ids=["too long", "endless"])
+def test_a_number_that_cannot_be_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    """A damaged recording is told as such, without a traceback."""
+    place = recorded(tmp_path, "run", [started(), copied(duration_us=7.25)])
+    place.write_text(place.read_text().replace('"duration_us":7.25', f'"duration_us":{number}'))
+    assert main(["diagnose", str(place), "--perfetto", str(tmp_path / "out")]) == 2
+    assert "hicache-dbg: cannot read run.jsonl: " in capsys.readouterr().err
+
+
+def test_a_geometry_without_bytes_and_a_tile_without_a_place_are_borne(tmp_path: Path) -> None:
+    """The page shows the rest."""
+    (mirror,) = started().mirrors
+    (part,) = mirror.device.components
+    none = msgspec.structs.replace(part, slot_bytes=0, page_bytes=0)
+    device = msgspec.structs.replace(mirror.device, components=(none,))
+    start = started(mirrors=(msgspec.structs.replace(mirror, device=device),))
+    place = recorded(tmp_path, "run", [start, copied(mismatched=1, bad_tiles=((3, 4),))])
+    place.write_text(place.read_text().replace("[[3,4]]", "[[]]"))
+    page = tmp_path / "out"
+    assert main(["diagnose", str(place), "--html", str(page)]) == 1
+    assert "<html" in page.read_text()

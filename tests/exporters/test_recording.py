@@ -247,3 +247,11 @@ def test_a_file_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None:
     sink.close()
     (path,) = recordings_in(tmp_path)
     assert list(read(path)) == [started(), copied(op_id=2)]
+
+
+def test_a_first_line_that_was_cut_is_told_from_a_foreign_file(tmp_path: Path) -> None:
+    """An incomplete copy, or a full disk, is not another program's file."""
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"format":"hicache-dbg-recording","schema":1,"run_id":"20')
+    with pytest.raises(RecordingError, match="is cut short in its first line"):
+        read_header(path)

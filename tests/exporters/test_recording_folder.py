@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.exporters.samples import copied, finding, started
 
-from hicache_dbg.exporters import recording_stamps
+from hicache_dbg.exporters import recording_format, recording_stamps
 from hicache_dbg.exporters.recording import RecordingSink, Rotation
 from hicache_dbg.exporters.recording_folder import Tenant, prune
 from hicache_dbg.exporters.recording_format import (
@@ -246,3 +246,27 @@ def test_trouble_with_the_folder_costs_no_event(
     assert prune(tmp_path, NO_ROOM) == []
     (path,) = recordings_in(tmp_path)
     assert any(isinstance(event, Finding) for event in read(path))
+
+
+def test_a_file_kept_both_ways_is_one_recording_that_goes_as_a_whole(tmp_path: Path) -> None:
+    """It is read once, from what the writer appends to, and nothing of it stays behind."""
+    rotation = Rotation(part_bytes=PART, keep=9)
+    sink = RecordingSink(tmp_path, "run", rotation=rotation, tenant=Tenant(tmp_path, 1e9))
+    sink.emit([started()])
+    sink.close()
+    (plain,) = recordings_in(tmp_path)
+    packed = plain.with_name(f"{plain.name}.zst")
+    packed.write_bytes(compressor()(plain.read_bytes()))
+    assert recordings_in(tmp_path) == [plain]
+    assert prune(tmp_path, NO_ROOM) == ["run"]
+    assert not list(tmp_path.glob("run*"))
+
+
+def test_what_is_compressed_while_a_folder_is_listed_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing has both files, and one of them is gone."""
+    plain, packed = tmp_path / "run.0000.jsonl", tmp_path / "run.0000.jsonl.zst"
+    packed.touch()
+    monkeypatch.setattr(recording_format, "files_of_recordings", lambda _: [plain, packed])
+    assert recordings_in(tmp_path) == [packed]

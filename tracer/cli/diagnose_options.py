@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hicache_dbg.exporters.recording_format import PACKED, SUFFIX
 from hicache_dbg.tracer.cli.exits import CommandError
 from hicache_dbg.tracer.cli.journal_query import ANY
 from hicache_dbg.tracer.cli.json_output import AsJson
@@ -99,6 +100,7 @@ class DiagnoseOptions:
                 "--html and --perfetto are of one run: name one place, or --together"
             )
         self._check_around()
+        self._check_written(places)
 
     def _check_around(self) -> None:
         classes = (ANY, *(fault.value for fault in FaultClass))
@@ -108,3 +110,16 @@ class DiagnoseOptions:
             )
         if self.around and self.perfetto is None:
             raise CommandError("--around cuts the timeline: add --perfetto FILE")
+
+    def _check_written(self, places: Sequence[Path]) -> None:
+        """Refuse to write over a recording, which cannot be made again, or one file over the other."""
+        read = {place.resolve() for place in places}
+        for option, path in (("--html", self.html), ("--perfetto", self.perfetto)):
+            if path is None:
+                continue
+            if path.name.endswith((SUFFIX, SUFFIX + PACKED)) or path.resolve() in read:
+                raise CommandError(
+                    f"{option} {path} is a recording, or its name is that of one: name the file to write"
+                )
+        if self.html and self.perfetto and self.html.resolve() == self.perfetto.resolve():
+            raise CommandError("--html and --perfetto are two files: give each a name of its own")

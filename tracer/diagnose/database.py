@@ -231,7 +231,12 @@ def _told(source: Source) -> Iterator[None]:
         yield
     except duckdb.InterruptException as error:
         raise KeyboardInterrupt from error
-    except (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException) as error:
+    except (
+        duckdb.DataError,  # a number out of range
+        duckdb.IOException,
+        duckdb.InvalidInputException,
+        duckdb.OutOfMemoryException,
+    ) as error:
         first = str(error).strip().splitlines()[0]
         raise RecordingError(f"cannot read {source.name}: {first}") from error
 

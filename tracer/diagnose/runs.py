@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hicache_dbg.exporters.recording_format import RecordingError, read_header, run_of
+from hicache_dbg.exporters.recording_format import RecordingError, begun, read_header, run_of
 from hicache_dbg.exporters.recording_stamps import Stamp, began, ends_of, steps
 from hicache_dbg.tracer.diagnose.places import files_at
+from hicache_dbg.tracer.words import counted
 
 __all__ = ["Run", "chosen_at", "runs_of"]
 
@@ -68,7 +69,9 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
     chosen: list[Path] = []
     for place in places:
         files = files_at([place])
-        if not place.is_dir():
+        if place.is_dir():
+            files = _begun(files, place, say)
+        else:
             read_header(place)
         runs = runs_of(files)
         if not runs:
@@ -82,6 +85,18 @@ def chosen_at(places: Sequence[Path], say: Callable[[str], None], *, last: bool)
             )
         chosen += files
     return files_at(chosen)
+
+
+def _begun(files: list[Path], folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Leave out empty files, unless there are no others: one that lost its contents hides no run."""
+    whole = [file for file in files if begun(file)]
+    if not whole or len(whole) == len(files):
+        return files
+    say(
+        f"{folder}: {counted(len(files) - len(whole), 'empty recording')} left out: the writer was stopped "
+        "before it began, or the machine was"
+    )
+    return whole
 
 
 def _by_process(files: Sequence[Path]) -> list[Run]:

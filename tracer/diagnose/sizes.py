@@ -10,9 +10,10 @@ __all__ = ["geometry", "same_size"]
 
 
 def geometry(mirrors: Sequence[MirrorInfo]) -> Iterator[Geometry]:
-    """Yield a drawing for each component whose ends differ in bytes per slot."""
+    """Yield a drawing for each component whose ends differ in bytes per slot, if both have any."""
     for mirror, device, host in _ends(mirrors):
-        if device.slot_bytes != host.slot_bytes:
+        sizes = (device.slot_bytes, host.slot_bytes, device.page_bytes, host.page_bytes)
+        if device.slot_bytes != host.slot_bytes and min(sizes) > 0:
             yield _drawn(mirror, device, host)
 
 

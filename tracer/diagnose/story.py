@@ -17,7 +17,7 @@ BEFORE, AFTER = 10, 3
 
 _FIRST_BAD = """
     SELECT pool, rank, bad_tiles[1][2], bad_tiles[1][1], time_ns
-    FROM copies WHERE len(bad_tiles) > 0 ORDER BY time_ns LIMIT 1
+    FROM copies WHERE len(bad_tiles) > 0 AND len(bad_tiles[1]) = 2 ORDER BY time_ns LIMIT 1
 """
 #: One page's operations; ``{end}`` is the column to search for the page's id.
 _STEPS = """
