@@ -249,3 +249,30 @@ def test_the_verbs_have_help_with_an_example(capsys: Capture, verb: str) -> None
     """``--help`` shows how the verb is used."""
     assert main([verb, "--help"]) == 0
     assert f"hicache-dbg {verb}" in capsys.readouterr().out
+
+
+def test_a_request_is_named_in_no_text(capsys: Capture, tmp_path: Path, home: Path) -> None:
+    """A finding and a failed operation tell of a request by the alias that its statements have."""
+    text = f"prefill reallocated 2 pages of request {REQUEST} before its handover was over"
+    told: list[Event] = [
+        finding(requests=(REQUEST,), message=text, expected=text, got=text),
+        copied(requests=(REQUEST,), status=f"TimeoutError: request {REQUEST}: not taken over"),
+        hits(REQUEST, 5, 0),
+    ]
+    record(tmp_path / "runs", told)
+    out = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    (name,) = (each for each in unpack(out, tmp_path / "out") if each.endswith(".jsonl"))
+    (place,) = (tmp_path / "out").rglob(Path(name).name)
+    assert REQUEST not in place.read_text()
+    said = next(event for event in read(place) if isinstance(event, Stated))
+    assert place.read_text().count(f"request {said.request}") == 4
+
+
+def test_an_empty_recording_keeps_no_other_out(capsys: Capture, tmp_path: Path, home: Path) -> None:
+    """It counts among what is left out."""
+    record(tmp_path / "runs", events(home))
+    (tmp_path / "runs" / "lost.jsonl").touch()
+    out = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    assert "left out: 1 file: not a recording" in capsys.readouterr().out

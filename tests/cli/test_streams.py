@@ -263,3 +263,64 @@ def test_a_run_is_recorded_beside_the_sinks_that_the_environment_names(tmp_path:
     done = shell(f'$H run --record {folder} -- python -c "{script}"', HICACHE_DBG_SINKS="stderr")
     assert done.stdout.split() == ["stderr,recording", str(folder)]
     assert folder.is_dir()
+
+
+def test_without_standard_error_no_error_goes_into_the_output() -> None:
+    """Who closes it does not want the message among the results."""
+    done = shell("$H nosuch 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        ("echo a --sinks b --help --record c -x", "a --sinks b --help --record c -x"),
+        ("--sinks stderr echo --checksum", "--checksum"),
+        ("-- echo a -- b", "a -- b"),
+    ],
+)
+def test_a_command_runs_as_it_would_alone(arguments: str, out: str) -> None:
+    """Its options are its own, also without --."""
+    done = shell(f"$H run {arguments}")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, out, "")
+
+
+def test_a_misspelt_option_of_run_is_not_taken_for_a_command() -> None:
+    """What stands before the command is ours."""
+    done = shell("$H run --snks stderr echo a")
+    assert done.returncode == 2
+    assert "no such option: --snks" in done.stderr
+
+
+#: Prints many lines, one with a byte that is no text.
+JOURNALCTL = """#!/bin/sh
+case "$*" in *--lines=1*) n=1;; *) n=20000;; esac
+printf '[HICACHE_DBG] pool=\\377 op=load token_granular=False layout=x h=1 d=2 slot_page=4\\n'
+exec seq -f '[HICACHE_DBG] pool=p op=load token_granular=False layout=x h=%.0f d=2 slot_page=4' $n
+"""
+
+
+@pytest.fixture
+def journalctl(tmp_path: Path) -> str:
+    """A search path with a stand-in for journalctl."""
+    program = tmp_path / "journalctl"
+    program.write_text(JOURNALCTL)
+    program.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+def test_a_journal_that_nobody_reads_on_is_no_failure(journalctl: str) -> None:
+    """Behind ``| head``, logs ends as it would have."""
+    done = shell('$H logs | head -2 | tail -1; echo "${PIPESTATUS[0]}"', PATH=journalctl)
+    line, code = done.stdout.splitlines()
+    assert "pool=p op=load" in line
+    assert code == "0"
+    assert "ended with status" not in done.stderr
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_line_that_is_no_text_hides_no_path(journalctl: str, locale: str) -> None:
+    """Anyone may write to the journal."""
+    done = shell("$H logs --paths --json", PATH=journalctl, LC_ALL=locale)
+    assert done.returncode == 0, done.stderr
+    assert [row["count"] for row in json.loads(done.stdout) if row["pool"] == "p"] == [20000]

@@ -7,7 +7,7 @@ import typer
 
 from hicache_dbg.exporters.parts import PartMissingError
 from hicache_dbg.exporters.recording_folder import LOCK
-from hicache_dbg.exporters.recording_format import RecordingError, recordings_in
+from hicache_dbg.exporters.recording_format import RecordingError, begun, recordings_in
 from hicache_dbg.exporters.writing import why_not
 from hicache_dbg.tracer.cli.bundle_archive import GZIP, ZSTD, Contents, fill, opened
 from hicache_dbg.tracer.cli.exits import MISSING, CommandError
@@ -53,8 +53,9 @@ def _recordings(place: Path) -> tuple[list[Path], int]:
     found = recordings_in(place)
     if not found:
         raise CommandError(f"{place} holds no recording (*.jsonl or *.jsonl.zst)")
-    others = (path for path in place.iterdir() if path not in found)
-    return found, sum(not path.name.endswith(LOCK) for path in others)
+    packed = [path for path in found if begun(path)] or found
+    others = (path for path in place.iterdir() if path not in packed)
+    return packed, sum(not path.name.endswith(LOCK) for path in others)
 
 
 def _say(output: Path, done: Contents, *, as_json: bool) -> None:

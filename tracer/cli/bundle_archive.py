@@ -180,8 +180,30 @@ def _without_ids(event: Event, alias: Callable[[str], str]) -> Event:
         return event
     if not (event.trace_id or event.span_id or event.requests):
         return event
-    event = msgspec.structs.replace(event, trace_id="", span_id="", requests=())
-    return msgspec.structs.replace(event, shared_with=()) if isinstance(event, Copied) else event
+
+    def unnamed(text: str) -> str:
+        for name in event.requests:
+            text = text.replace(f"request {name}", f"request {alias(name)}")
+        return text
+
+    if isinstance(event, Copied):
+        return msgspec.structs.replace(
+            event,
+            trace_id="",
+            span_id="",
+            requests=(),
+            shared_with=(),
+            status=unnamed(event.status),
+        )
+    return msgspec.structs.replace(
+        event,
+        trace_id="",
+        span_id="",
+        requests=(),
+        message=unnamed(event.message),
+        expected=unnamed(event.expected),
+        got=unnamed(event.got),
+    )
 
 
 def _without_home(data: bytes) -> bytes:

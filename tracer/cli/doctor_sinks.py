@@ -68,8 +68,15 @@ def otlp(needs: Needs) -> Iterator[Part]:
     if not endpoint:
         yield Part("otlp endpoint", needs.state_without("otel"), f"{named[0]} is not set")
         return
-    place = urlsplit(endpoint)
-    port = place.port or (443 if place.scheme == "https" else 80)
+    try:
+        place = urlsplit(endpoint)
+        port = place.port or (443 if place.scheme == "https" else 80)
+    except ValueError as error:  # half an IPv6 address, or no such port
+        yield _no_url(needs, str(error))
+        return
+    if place.scheme not in {"http", "https"} or not place.hostname:
+        yield _no_url(needs, "it does not begin with http:// or https:// and a host")
+        return
     shown = f"{place.scheme}://{place.hostname}:{port}"  # without user name and password
     try:
         socket.create_connection((place.hostname or "", port), CONNECT_WAIT_S).close()
@@ -79,6 +86,12 @@ def otlp(needs: Needs) -> Iterator[Part]:
         yield Part("otlp endpoint", state, f"{shown}: {reason}", "start the collector")
     else:
         yield Part("otlp endpoint", State.OK, f"{shown} answers")
+
+
+def _no_url(needs: Needs, why: str) -> Part:
+    """Return the part of an endpoint that our exporter cannot use; its text may hold a password."""
+    state, advice = needs.state_without("otel"), "name it as http://HOST:PORT"
+    return Part("otlp endpoint", state, f"the variable holds no URL for HTTP: {why}", advice)
 
 
 def _refused(address: str, port: int) -> str:

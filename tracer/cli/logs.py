@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import signal
 import subprocess
 from typing import Any
 
@@ -16,7 +17,8 @@ from hicache_dbg.tracer.cli.verb import takes
 __all__ = ["command"]
 
 #: Turns the lines of copies into a table of paths; the page counts are cut, as they vary per copy.
-TABLE = "grep -F '[HICACHE_DBG]' | sed -E 's/ h=[0-9]+ d=[0-9]+//' | sort | uniq -c"
+#: One line with odd bytes must not make a binary file of all (-a).
+TABLE = "grep -aF '[HICACHE_DBG]' | sed -E 's/ h=[0-9]+ d=[0-9]+//' | sort | uniq -c"
 
 
 @takes(LogsOptions)
@@ -74,8 +76,8 @@ def _table(query: Query, *, as_json: bool) -> None:
     typer.echo(f"{shlex.join(arguments)} | {TABLE}", err=True)
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as journal:  # noqa: S603 - as above
         table = subprocess.run(  # noqa: S602 - a constant
-            TABLE, shell=True, check=False, stdin=journal.stdout, capture_output=True, text=True
-        ).stdout
+            TABLE, shell=True, check=False, stdin=journal.stdout, capture_output=True
+        ).stdout.decode(errors="backslashreplace")
     _succeeded(journal.returncode)
     if as_json:
         rows = map(_row, table.splitlines())
@@ -104,6 +106,9 @@ def _row(line: str) -> dict[str, Any] | None:
 
 
 def _succeeded(status: int) -> None:
-    """Raise unless the status is 0; journalctl has already printed the reason."""
-    if status:
+    """Raise unless the status is 0; journalctl has already printed the reason.
+
+    It is no failure that nobody reads on (``| head``).
+    """
+    if status not in {0, -signal.SIGPIPE}:
         raise CommandError(f"journalctl ended with status {status}")

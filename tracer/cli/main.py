@@ -108,5 +108,7 @@ def _report(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
+    if sys.stderr is None:  # closed: print would take standard output
+        return
     with suppress(OSError):  # the reader is gone
         print(text, file=sys.stderr)  # noqa: T201 - the command reports its own errors here

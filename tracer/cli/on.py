@@ -56,13 +56,25 @@ def command(
         "HICACHE_DBG_OPS": ops,
     }
     chosen = {name: value for name, value in settings.items() if value}
-    for reply in replies(pid, Ask(do="on", settings=chosen, for_s=_seconds(span))):
-        if reply.report is not None:
-            finish(reply, as_json=as_json)
-        typer.echo(f"hicache-dbg: {reply.text} (attached in {reply.took_s * 1e3:.0f} ms)", err=True)
-        for note in reply.notes:
-            typer.echo(f"  {note}", err=True)
+    try:
+        for reply in replies(pid, Ask(do="on", settings=chosen, for_s=_seconds(span))):
+            if reply.report is not None:
+                finish(reply, as_json=as_json)
+            _say_attached(reply)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"hicache-dbg: process {pid} may still be traced, until its time is over: "
+            f"hicache-dbg off --pid {pid} ends that and prints the report",
+            err=True,
+        )
+        raise
     raise typer.Exit(OK)
+
+
+def _say_attached(reply: Reply) -> None:
+    typer.echo(f"hicache-dbg: {reply.text} (attached in {reply.took_s * 1e3:.0f} ms)", err=True)
+    for note in reply.notes:
+        typer.echo(f"  {note}", err=True)
 
 
 def replies(pid: int, request: Ask) -> Iterator[Reply]:

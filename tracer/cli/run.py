@@ -30,6 +30,8 @@ def command(
 ) -> None:
     """Run a command with HICACHE_DBG=1 in its environment.
 
+    Options of hicache-dbg come before the command; all that follows is the command's.
+
     Example: hicache-dbg run --sinks stderr -- python serve.py --port 30000
     """
     if not context.args:

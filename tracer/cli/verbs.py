@@ -44,7 +44,8 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
         "diagnose": Verb("Read recordings or the journal and judge every possible cause."),
         "run": Verb(
             "Run a command with tracing on.",
-            {"ignore_unknown_options": True, "allow_extra_args": True},
+            # What follows the command's name is the command's own, even if it looks like ours.
+            {"allow_extra_args": True, "allow_interspersed_args": False},
         ),
         "on": Verb("Switch tracing on in a running process (started with HICACHE_DBG=armed)."),
         "off": Verb("Switch tracing off again and print what it saw."),
