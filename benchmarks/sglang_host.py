@@ -96,7 +96,7 @@ class NoDevice(HostLane):  # type: ignore[misc]
 
     def slot(self, words: int) -> Slot:
         """Return a slot as on a GPU, reusing a free one."""
-        slot = self.slots.popleft() if self.slots else HostSlot(max(words, 4096))
+        slot = self.slots.pop() if self.slots else HostSlot(max(words, 4096))
         slot.parts, slot.words, slot.refused = [], 0, ""
         slot.streams |= {0, 1}  # nothing has to know of its use
         return cast("Slot", slot)

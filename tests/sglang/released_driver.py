@@ -157,7 +157,7 @@ class DriverLane(host_lane.HostLane):
 
     def slot(self, words: int) -> Slot:
         """Return a free slot if it is large enough, else a new one."""
-        slot = self.slots.popleft() if self.slots else None
+        slot = self.slots.pop() if self.slots else None
         if slot is None or slot.size < words:
             slot = host_lane.HostSlot(max(words, 8), _Event(2))
         slot.parts, slot.words, slot.refused = [], 0, ""

@@ -346,7 +346,7 @@ class Rig:
             *(load and (load.by.what, load.by.actor, *load.by.site[:2]) for load in loads),
             [gates.on_way.get(events) is load for events, load in zip(sets, loads, strict=True)],
             ["complete" in vars(events) for events in sets],
-            [load and load.by.what for load in gates.sending],
+            [load and bool(load.sender) for load in loads],
             gates.here.loading and gates.here.loading.by.what,
         ]
 

@@ -13,9 +13,9 @@ import torch
 from released_base import LAYERS, Setup, bytes_of
 from released_driving import backup, controller, indices, operation
 from released_rows import mha_of_sglang
-from released_streams import Delayed, device_events
+from released_streams import Delayed, device_events, on_its_way
 from released_traced import Start, Traced
-from sglang.srt.managers.cache_controller import CacheOperation
+from sglang.srt.managers.cache_controller import CacheOperation, LayerLoadingEvent
 
 from hicache_dbg.tracer.events import FaultClass, Finding
 
@@ -124,11 +124,23 @@ def test_a_finished_load_asks_nobody(traced: Start) -> None:
     assert run.sink.of(Finding) == []
 
 
-def test_the_events_of_a_load_stay_as_fast_as_they_were(traced: Start) -> None:
-    """Nobody moved their attributes to a dictionary, and none of ours is left among them."""
+def test_the_events_of_a_load_stay_as_fast_as_they_were(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody moved their attributes to a dictionary, none of ours was ever among them, or on their class."""
+    complete, names = vars(LayerLoadingEvent)["complete"], list[str]()
+
+    def noted(events: Any, name: str, value: Any) -> None:
+        names.append(name)
+        object.__setattr__(events, name, value)
+
     _, setup, owner = prepared(traced)
-    with Delayed.before(1, owner, setup.pool):
-        owner.layer_done_counter.wait_until(1)
+    assert vars(LayerLoadingEvent)["complete"] is complete
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerLoadingEvent, "__setattr__", noted, raising=False)
+        with Delayed.before(1, owner, setup.pool):
+            owner.layer_done_counter.wait_until(1)
+    assert names == []
     for events in owner.layer_done_counter.events:
         assert not any(type(value) is dict for value in gc.get_referents(events))
         assert "complete" not in vars(events)
@@ -152,6 +164,101 @@ def test_a_method_that_somebody_else_put_on_a_loads_events_stays(traced: Start) 
         owner.layer_done_counter.wait_until(1)
     assert layers == list(range(LAYERS))
     assert all("complete" in vars(events) for events in owner.layer_done_counter.events)
+
+
+def test_a_subclass_of_sglangs_events_completes_each_layer(traced: Start) -> None:
+    """What it does instead is done."""
+    layers: list[int] = []
+
+    class Counted(LayerLoadingEvent):  # type: ignore[misc]
+        def complete(self, layer_index: int) -> None:
+            layers.append(layer_index)
+            super().complete(layer_index)
+
+    run, setup, owner = prepared(traced)
+    counter = owner.layer_done_counter
+    counter.events = [Counted(LAYERS) for _ in counter.events]
+    counter.reset()
+    counter.set_consumer(0)
+    with Delayed.before(1, owner, setup.pool):
+        setup.pool_device.get_key_buffer(0)
+        setup.pool_device._get_key_buffer(1)
+    (finding,) = run.sink.of(Finding)
+    assert finding.got == "a wait for layer 0"
+    assert layers == list(range(LAYERS))
+
+
+def test_a_load_of_an_unknown_function_is_followed_by_what_it_completes(traced: Start) -> None:
+    """A wait counts as far as its layers are complete; behind the last one SGLang's method is back."""
+    run, setup, owner = prepared(traced)
+    counter = owner.layer_done_counter
+    with on_its_way(counter, 1):
+        counter.wait_until(0)
+        setup.pool_device._get_key_buffer(1)
+        Delayed.go_on()
+    (finding,) = run.sink.of(Finding)
+    assert finding.got == "a wait for layer 0"
+    with on_its_way(counter, 1):
+        counter.wait_until(0)
+        counter.wait_until(1)
+    assert len(run.sink.of(Finding)) == 1
+    assert not any("complete" in vars(events) for events in counter.events)
+
+
+@pytest.mark.parametrize("after", ["unknown", "known", "detached"])
+@pytest.mark.parametrize("theirs", [False, True], ids=["SGLang's", "theirs"])
+def test_a_load_of_an_unknown_function_that_stops_leaves_nothing_behind(
+    traced: Start, after: str, theirs: bool
+) -> None:
+    """What completes the set's next load takes ours off; somebody's own stays."""
+    run, _, owner = prepared(traced)
+    counter = owner.layer_done_counter
+    index, layers = counter.producer_index, list[int]()
+    events = counter.events[(index + 1) % len(counter.events)]
+    real = events.complete
+
+    def own(layer: int) -> None:
+        layers.append(layer)
+        real(layer)
+
+    if theirs:
+        events.complete = own
+    counter.update_producer()
+    assert "complete" in vars(events)
+    events.complete(0)
+    counter.producer_index = index
+    if after == "detached":
+        run.attachment.detach()
+    if after == "known":
+        owner.start_loading()
+    else:
+        counter.update_producer()
+        for layer in range(LAYERS):
+            events.complete(layer)
+    assert vars(events).get("complete") is (own if theirs else None)
+    assert layers == ([0, *range(LAYERS)] if theirs else [])
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_gates_of_another_form_accuse_nobody(
+    traced: Start, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Without its ``complete`` nobody knows how far a load of an unknown function is; it is said."""
+    real = LayerLoadingEvent.complete
+
+    def complete(events: Any, layer: int) -> None:
+        real(events, layer)
+
+    monkeypatch.setattr(LayerLoadingEvent, "complete", complete)
+    run, setup, owner = prepared(traced)
+    counter = owner.layer_done_counter
+    with Delayed.before(1, owner, setup.pool) if known else on_its_way(counter, 1):
+        for layer in range(LAYERS):
+            counter.wait_until(layer)
+            setup.pool_device._get_key_buffer(layer)
+    assert run.sink.of(Finding) == []
+    said = run.attachment.observer.registry.inventory.unrecognised
+    assert "LayerLoadingEvent.complete: takes (layer)" in said
 
 
 @pytest.mark.parametrize("trouble", ["switched off", "failed"])
@@ -187,9 +294,27 @@ def test_a_load_that_nobody_followed_to_its_end_accuses_nobody(
         read()
     assert run.sink.of(Finding) == []
     gates = run.attachment.observer.gates
-    assert not gates.sending
+    assert not any(load.sender for load in gates.current.values())
     assert not gates.on_way
     assert not any("complete" in vars(events) for events in owner.layer_done_counter.events)
+
+
+def test_a_load_that_failed_accuses_nobody_once_another_has_begun(
+    traced: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread submits the other one's layers: nobody can tell how far it came."""
+    run, setup, owner = prepared(traced)
+
+    def amid(_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch, suppress(MemoryError):
+        patch.setattr(CacheOperation, "merge_ops", amid)
+        owner.start_loading()
+    owner.start_loading()
+    for layer in range(LAYERS):
+        setup.pool_device._get_key_buffer(layer)
+    assert run.sink.of(Finding) == []
 
 
 def test_a_load_that_was_begun_and_never_submitted_is_forgotten_with_the_next(
@@ -205,7 +330,7 @@ def test_a_load_that_was_begun_and_never_submitted_is_forgotten_with_the_next(
     for _ in range(2 * len(owner.layer_done_counter.events)):
         start_loading()
     gates = run.attachment.observer.gates
-    assert list(gates.sending) == [gates.here.loading]
+    assert [load for load in gates.current.values() if load.sender] == [gates.here.loading]
 
 
 def test_a_load_names_where_it_began(traced: Start) -> None:
@@ -228,3 +353,18 @@ def test_a_load_names_where_it_began(traced: Start) -> None:
     assert sites == ["first", "second"] * 3
     assert len({id(load.passed) for load in gates.current.values()}) == len(gates.current)
     assert len({id(load.pages) for load in gates.current.values()}) == len(gates.current)
+
+
+def test_a_load_that_somebody_looks_at_stays_as_it_is(traced: Start) -> None:
+    """The set's next load is another one; the compiled helper reuses only what nobody holds."""
+    run, setup, owner = prepared(traced)
+    gates = run.attachment.observer.gates
+    held = list(gates.current.values())
+    for load in held:
+        load.wait(7, 0)
+    for _ in range(2 * len(held)):
+        owner.load_queue[:] = [operation(indices([PAGE], setup.page), indices([3], setup.page))]
+        owner.start_loading()
+    assert [load.passed for load in held] == [{7: 0}] * len(held)
+    assert [load.passed for load in gates.current.values()] == [{}] * len(held)
+    assert not {id(load) for load in held} & {id(load) for load in gates.current.values()}

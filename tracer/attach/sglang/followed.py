@@ -32,8 +32,8 @@ FOLLOWED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (TRANSFERS[0], "BaseKVSender", ("send",)),
     (TRANSFERS[0], "BaseKVReceiver", ("send_metadata", "poll")),
 )
-#: Wrapped when the first instance is created: what a class defines itself.
-_LATER = {"BaseKVSender", "BaseKVReceiver"}
+#: Wrapped when the first instance is created, what a class defines itself; or for a load that needs it.
+_LATER = {"BaseKVSender", "BaseKVReceiver", "LayerLoadingEvent"}
 
 
 def followed() -> Iterator[tuple[str, str, str]]:

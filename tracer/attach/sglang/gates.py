@@ -4,6 +4,9 @@
 the next set, ``complete`` records a layer's event behind its copies, and ``wait_until`` makes the
 batch's stream wait for a layer of the set assigned to the batch. Accessors of device pools that
 call ``wait_until`` are gated; some do not call it.
+
+``complete`` is called once per layer, and stays SGLang's own: the variable of the loop that submits a load says
+how far it is. Only a load of a function whose loop is unknown gets a ``complete`` of ours, on its events.
 """
 
 import sys
@@ -11,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import wraps
-from types import FrameType, MethodType
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -20,7 +23,7 @@ import torch
 from torch.compiler import is_compiling
 
 from hicache_dbg.tracer.attach.call_site import access
-from hicache_dbg.tracer.attach.sglang.arguments import argument
+from hicache_dbg.tracer.attach.sglang.arguments import Argument, argument
 from hicache_dbg.tracer.attach.sglang.around import around
 from hicache_dbg.tracer.attach.sglang.classes import ours
 from hicache_dbg.tracer.attach.sglang.inner_pools import inner_layers
@@ -84,9 +87,7 @@ class Gates:
         self._gates: WeakKeyDictionary[Any, tuple[Any, dict[int, int] | None]] = WeakKeyDictionary()
         #: State of the current thread.
         self.here = _Here()
-        self._complete: Function | None = None  # SGLang's own function
-        #: Loads whose layers are being submitted: the submitting thread and the event set.
-        self.sending: dict[Loading | None, tuple[int, Any]] = {}
+        self._layer_of: Argument | None = None  # of ``complete``
 
     # -- wrappers -------------------------------------------------------------------------------
 
@@ -110,13 +111,16 @@ class Gates:
         try:
             events = counter.events[index]
             loading = Loading(counter.num_layers, self.site(index))
+            before = self.here.loading
+            if before is not None and before.sender:  # nobody followed it to its end
+                before.sent(before.layers)
+            if caller is not None and caller.f_code.co_name in LOOPS:
+                loading.sender = threading.get_ident()
+            else:
+                self._follow(loading, events)
             if id(events) not in self.current:
                 finalize(events, self.current.pop, id(events), None)
-            self.current[id(events)] = self.on_way[events] = loading
-            self.sending.pop(self.here.loading, None)  # a load that nobody followed to its end
-            self.here.loading = loading
-            if caller is not None and caller.f_code.co_name in LOOPS:
-                self._let_pass(loading, events)
+            self.current[id(events)] = self.on_way[events] = self.here.loading = loading
         except Exception as error:  # noqa: BLE001 - our failure must not stop SGLang
             session.errors.record("attach/load begins", error)
         session.probe.overhead_s += time.perf_counter() - since
@@ -125,21 +129,9 @@ class Gates:
         """Return where on this thread a load begins in the set ``index``."""
         return access(f"load in set {index}")
 
-    def completion(self, original: Function) -> Function:
-        """Wrap ``LayerLoadingEvent.complete``: a layer's gate is recorded behind its copies."""
-        known, thread, self._complete = self.current, self.here, original
-
-        @wraps(original)
-        def complete(events: Any, layer_index: int, *args: Any, **kwargs: Any) -> Any:
-            result = original(events, layer_index, *args, **kwargs)
-            loading = known.get(id(events))
-            if loading is not None:
-                loading.open(layer_index)
-                if layer_index + 1 == loading.layers:
-                    thread.loading = None
-            return result
-
-        return ours(complete)
+    def completes(self, original: Function) -> None:
+        """Learn how ``LayerLoadingEvent.complete`` is called, which says that a layer's gate is recorded."""
+        self._layer_of = argument(original, "layer_index")
 
     def waiting(self, original: Function) -> Function:
         """Wrap ``LayerDoneCounter.wait_until``."""
@@ -191,16 +183,10 @@ class Gates:
         """Note that this thread's load, a :data:`~.frames.Call`, has submitted all its layers."""
         here = self.here
         loading, here.loading = here.loading, None
-        _, events = self.sending.pop(loading, (0, None))
-        if events is None or loading is None:
+        if loading is None or not loading.sender:
             return
         try:
-            opened = min(layers_sent(owner, method, args, kwargs), loading.layers) - 1
-            loading.opened = max(opened, loading.opened)
-            try:  # noqa: SIM105 - a context takes longer
-                del events.complete
-            except AttributeError:  # somebody else has
-                pass
+            loading.sent(layers_sent(owner, method, args, kwargs))
         except Exception as error:  # noqa: BLE001 - SGLang goes on without us
             session = self._say.session()
             if session is not None:
@@ -236,23 +222,37 @@ class Gates:
             else:
                 yield loading
 
-    def _let_pass(self, loading: Loading, events: Any) -> None:
-        """Restore SGLang's own ``complete`` for this load, which is called once per layer.
+    def _follow(self, loading: Loading, events: Any) -> None:
+        """Follow a load of which only ``complete`` says how far it is."""
+        if self._layer_of is None:  # nobody knows: it accuses nobody
+            loading.sent(loading.layers)
+            return
+        theirs = events.complete
+        if isinstance(theirs, _Follower):  # of a load that never came to its last layer
+            theirs = theirs.theirs
+        events.complete = _Follower(self, loading, events, theirs, self._layer_of)
 
-        It is set as an attribute. Reading ``__dict__`` would slow every later access to an attribute of
-        ``events`` on CPython 3.11 and 3.12.
-        """
-        function = getattr(events.complete, "__func__", None)
-        if self._complete is not None and function in {type(events).complete, self._complete}:
-            events.complete = MethodType(self._complete, events)
-            self.sending[loading] = threading.get_ident(), events
+    def completed(self, follower: "_Follower", layer: int) -> None:
+        """Note that a layer's gate is recorded; behind the last one, the follower goes."""
+        with self._say.errors("attach/layer"):
+            loading, events = follower.loading, follower.events
+            if self._say.on() and self.current.get(id(events)) is loading:
+                loading.open(layer)
+            else:  # nobody follows it to its end
+                loading.sent(loading.layers)
+            if loading.opened >= loading.layers - 1:
+                follower.take_off()
+                if self.here.loading is loading:
+                    self.here.loading = None
 
     def _catch_up(self, loading: Loading) -> None:
         """Update the progress of a load that another thread is submitting."""
-        sender, _ = self.sending.get(loading, (0, None))
-        if sender:
-            layer = _layer_at(sender)
-            loading.open((loading.layers if layer is None else layer) - 1)
+        if loading.sender:
+            layer = _layer_at(loading.sender)
+            if layer is None:
+                loading.sent(loading.layers)
+            else:
+                loading.open(layer - 1)
 
     def _gate(self, pool: Any, counter: Any) -> None:
         if hasattr(counter, "wait_until"):
@@ -280,6 +280,35 @@ class Gates:
         by = access(f"{type(pool).__name__}.{name} of layer {told}")
         for one in sorted(names) or [type(pool).__name__]:
             self._say.found(loading.read(threading.get_ident(), layer, one, by), one)
+
+
+class _Follower:
+    """Takes the place of ``theirs``, the method ``complete`` of a set of events, for one load.
+
+    It stays callable when it has been taken off: somebody may have wrapped it.
+    """
+
+    __slots__ = ("_gates", "_layer_of", "events", "loading", "theirs")
+
+    def __init__(
+        self, gates: Gates, loading: Loading, events: Any, theirs: Function, layer_of: Argument
+    ) -> None:
+        self._gates, self.loading = gates, loading
+        self.events, self.theirs, self._layer_of = events, theirs, layer_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.theirs(*args, **kwargs)
+        self._gates.completed(self, self._layer_of((None, *args), kwargs))
+        return result
+
+    def take_off(self) -> None:
+        """Put theirs back, unless somebody else's has taken our place."""
+        events, theirs = self.events, self.theirs
+        if events.complete is not self:
+            return
+        del events.complete
+        if events.complete != theirs:  # it was not the class's
+            events.complete = theirs
 
 
 def _layer_at(thread: int) -> int | None:

@@ -133,6 +133,7 @@ class Lane:
         self.captures = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001
         #: The current stream's raw handle, in 0.2 us rather than 8.
         self.stream = partial(torch._C._cuda_getCurrentRawStream, index)  # noqa: SLF001
+        #: What was used last is taken first: the caches may still hold it.
         self.slots: deque[Slot] = deque()
         self.marks: deque[torch.cuda.Event] = deque()
         self._reader = Reader(self.device, sender(self.digester))
@@ -145,7 +146,7 @@ class Lane:
     def mark(self, stream: int) -> torch.cuda.Event:
         """Record a timed event on ``stream``, and return it; :meth:`give_back` takes it back."""
         try:
-            event = self.marks.popleft()
+            event = self.marks.pop()
         except IndexError:
             event = timed_event(self._reader.stream)
         self.record(event.cuda_event, stream)
@@ -154,7 +155,7 @@ class Lane:
     def slot(self, words: int) -> Slot:
         """Return an empty slot for ``words`` digests."""
         try:
-            slot = self.slots.popleft()
+            slot = self.slots.pop()
         except IndexError:
             slot = None
         if slot is None or slot.size < words:

@@ -119,7 +119,7 @@ class DeviceOp:
         on, step = lane.sides[self.stream] if beside else self.stream, steps[0]
         where = ids.data_ptr() + 8 * step * first, step * unit, unit, many
         with lane.lock:
-            slot = lane.slots.popleft() if lane.slots else lane.slot(words)
+            slot = lane.slots.pop() if lane.slots else lane.slot(words)
             if slot.size < words:
                 slot = lane.slot(words)
             self.slot = slot

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
+from inspect import getattr_static
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from hicache_dbg.tracer.attach.sglang.classes import (
 from hicache_dbg.tracer.attach.sglang.counters import COLLECTOR
 from hicache_dbg.tracer.attach.sglang.dedup_broadcasts import BROADCASTER, DedupBroadcasts
 from hicache_dbg.tracer.attach.sglang.envelopes import BACKING, allocating
+from hicache_dbg.tracer.attach.sglang.fitting import unfit
 from hicache_dbg.tracer.attach.sglang.gates import READERS
 from hicache_dbg.tracer.attach.sglang.idle import Idle
 from hicache_dbg.tracer.attach.sglang.kinds import LOAD, methods_of
@@ -180,13 +182,22 @@ class Hooks:
                 self.methods.own(cls, name, partial(gates.reading, name=name))
 
     def _wrap_gates(self, module: ModuleType) -> None:
-        gates = self.observer.gates
-        for name, method, make in (
-            ("LayerDoneCounter", "update_producer", self._producing),
-            ("LayerDoneCounter", "wait_until", gates.waiting),
-            ("LayerLoadingEvent", "complete", gates.completion),
+        for method, make in (
+            ("update_producer", self._producing),
+            ("wait_until", self.observer.gates.waiting),
         ):
-            self.methods.at(module, (versions.GATES_MODULE, name, method), make)
+            self.methods.at(module, (versions.GATES_MODULE, "LayerDoneCounter", method), make)
+        if module.__name__ == versions.GATES_MODULE:
+            self._learn_complete(vars(module).get("LayerLoadingEvent"))
+
+    def _learn_complete(self, events: type | None) -> None:
+        """Learn the form of ``complete``; a load that needs it wraps it, on its own events."""
+        found = getattr_static(events, "complete", None)
+        reason = "missing" if found is None else unfit("complete", found)
+        if found is not None and not reason:
+            self.observer.gates.completes(found)
+        else:
+            self.observer.registry.inventory.not_recognised(f"LayerLoadingEvent.complete: {reason}")
 
     def _producing(self, original: Any) -> Any:
         """Wrap ``update_producer``."""

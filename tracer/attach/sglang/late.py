@@ -33,9 +33,6 @@ UNDER_WAY = (
     "CUDA graphs that were captured before now: replayed as they were captured",
 )
 
-#: Bound anew for each load, and released with it.
-_OF_ONE_LOAD = {"LayerLoadingEvent.complete"}
-
 
 class NoPoolsError(RuntimeError):
     """SGLang is imported here, but nothing that moves pages was ever built."""
@@ -117,7 +114,7 @@ def attach_late(settings: Settings, sinks_of: SinksOf) -> tuple[Runtime, tuple[s
 def _bound_before(alive: Alive) -> list[str]:
     """Return the names of methods whose objects still hold the function that we have wrapped."""
     unwrapped = {_name(method) for method in alive.methods if _is_unwrapped(method)}
-    return sorted(unwrapped - _OF_ONE_LOAD)
+    return sorted(unwrapped)
 
 
 def _is_unwrapped(method: MethodType) -> bool:

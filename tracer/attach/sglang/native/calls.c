@@ -177,7 +177,8 @@ static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (!calls)
         return PyErr_Format(PyExc_TypeError, "Calls() takes every attribute by its name");
-    if (find_places((PyObject *)Py_TYPE(HAS(frame)), of_frame, calls->frame, FRAME_COUNT) ||
+    if (find_exchange(HAS(exchange)) ||
+        find_places((PyObject *)Py_TYPE(HAS(frame)), of_frame, calls->frame, FRAME_COUNT) ||
         find_places((PyObject *)Py_TYPE(HAS(op)), of_op, calls->op, OP_COUNT) ||
         find_places(HAS(Plan), of_plan, calls->plan, PLAN_COUNT) ||
         find_places(HAS(Slot), of_room, calls->room, ROOM_COUNT) ||

@@ -119,12 +119,16 @@ static int note(Wrapper *self, Running *now, PyObject *plan, PyObject *const *ar
     if (host == Py_None || device == Py_None)
         return 0;
     PyObject *stream = PyObject_CallNoArgs(OF_PLAN(plan, stream));
-    int64_t indices, handle;
+    int64_t handle, ordinal;
+    Tensor ids, hosts;
     int usual = -1, capturing = 0;
-    if (stream && !number(Py_NewRef(stream), &handle) &&
-        !number(PyObject_CallMethodNoArgs(device, n_numel), &indices)) {
+    if (stream && !number(Py_NewRef(stream), &handle) && !number(Py_NewRef(OF_PLAN(plan, ordinal)), &ordinal))
+        usual = ask(calls, device, &ids);
+    if (usual == 1)
+        usual = ask(calls, host, &hosts);
+    if (usual == 1) {
         const Driver *driver = (Driver *)OF_PLAN(plan, driver);
-        usual = indices && !driver->capturing((uint64_t)handle, &capturing) && !capturing;
+        usual = ids.count && !driver->capturing((uint64_t)handle, &capturing) && !capturing;
     }
     if (usual == 1 && self->loads)
         usual = brings_every(now, plan, pool);
@@ -132,7 +136,8 @@ static int note(Wrapper *self, Running *now, PyObject *plan, PyObject *const *ar
         PyObject *op = op_of(now, plan, args, count, names, stream);
         usual = op && !follow(self, now, op, pool) ? 1 : -1;
         Py_XSETREF(now->op, op);
-        now->count = indices, now->stream = handle;
+        now->ids = ids, now->stream = handle;
+        now->plain = ids.is_row && ids.device == ordinal && hosts.count == ids.count;
     }
     Py_XDECREF(stream);
     return usual;

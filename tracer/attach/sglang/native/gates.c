@@ -57,9 +57,9 @@ static PyObject *chain_of(Calls *calls, PyFrameObject *frame)
 }
 
 /* Return where a load of this set begins (Gates.site), which is what it was if the same code does. */
-static PyObject *site_of(Calls *calls, PyObject *index, PyFrameObject *frame)
+static PyObject *site_of(Calls *calls, PyObject *here, PyObject *index, PyFrameObject *frame)
 {
-    PyObject *sites = PyObject_GetAttr(HAS(gates), n_sites), *site = NULL;
+    PyObject *sites = Py_XNewRef(PyDict_GetItemWithError(here, n_sites)), *site = NULL;
     PyObject *known = sites && PyDict_Check(sites) ? Py_XNewRef(PyDict_GetItemWithError(sites, index)) : NULL;
     if (known && same_site(PyTuple_GET_ITEM(known, 0), frame))
         site = Py_NewRef(PyTuple_GET_ITEM(known, 1));
@@ -76,66 +76,62 @@ static PyObject *site_of(Calls *calls, PyObject *index, PyFrameObject *frame)
     return site;
 }
 
-/* Create the Loading of a counter's set, as its __init__ does. */
-static PyObject *loading_of(Calls *calls, PyObject *counter, PyObject *index, PyFrameObject *frame)
+/* Return a Loading without layers, as its __init__ leaves one: the set's last one, if nobody looks at it. */
+static PyObject *empty(Calls *calls, PyObject *events, PyObject *key)
 {
-    PyObject *loading = copy_of(HAS(load));
-    if (loading && (PUT_LOADING(loading, layers, PyObject_GetAttr(counter, n_num_layers)) ||
-                    PUT_LOADING(loading, by, site_of(calls, index, frame)) ||
-                    PUT_LOADING(loading, pages, PyDict_New()) || PUT_LOADING(loading, passed, PyDict_New())))
-        Py_CLEAR(loading);
-    return loading;
-}
-
-/* Put SGLang's own `complete` in its place for this load (Gates._let_pass). */
-static int let_pass(Calls *calls, PyObject *loading, PyObject *events)
-{
-    PyObject *bound = PyObject_GetAttr(events, n_complete);
-    PyObject *usual = bound ? PyObject_GetAttr((PyObject *)Py_TYPE(events), n_complete) : NULL;
-    PyObject *own = usual ? PyObject_GetAttr(HAS(gating), n__complete) : NULL;
-    PyObject *function = bound && PyMethod_Check(bound) ? PyMethod_GET_FUNCTION(bound) : NULL;
-    int failed = !own;
-    if (own && own != Py_None && function && (function == usual || function == own)) {
-        PyObject *made = PyMethod_New(own, events);
-        PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-        PyObject *both = made && thread ? PyTuple_Pack(2, thread, events) : NULL;
-        failed = !both || PyObject_SetAttr(events, n_complete, made) ||
-                 PyDict_SetItem(HAS(sending), loading, both);
-        Py_XDECREF(made);
-        Py_XDECREF(thread);
-        Py_XDECREF(both);
+    PyObject *load = Py_XNewRef(PyDict_GetItemWithError(HAS(current), key));
+    PyObject *coming = load ? PyDict_GetItemWithError(HAS(on_way), events) : NULL;
+    if (PyErr_Occurred())
+        Py_CLEAR(load);
+    else if (load && Py_IS_TYPE(load, Py_TYPE(HAS(load))) && Py_REFCNT(load) == (coming == load) + 2) {
+        PyDict_Clear(OF_LOADING(load, pages));
+        PyDict_Clear(OF_LOADING(load, passed));
+        (void)PUT_LOADING(load, opened, Py_NewRef(OF_LOADING(HAS(load), opened)));
     }
-    Py_XDECREF(bound);
-    Py_XDECREF(usual);
-    Py_XDECREF(own);
+    else {
+        Py_XSETREF(load, copy_of(HAS(load)));
+        if (load && (PUT_LOADING(load, pages, PyDict_New()) || PUT_LOADING(load, passed, PyDict_New())))
+            Py_CLEAR(load);
+    }
+    return load;
+}
+
+/* Note that a load begins in these events, in a frame of the thread whose state of the gates is `here`. */
+static int begin(Calls *calls, PyObject *here, PyObject *counter, PyObject *index, PyObject *events,
+                 PyObject *key, PyFrameObject *frame)
+{
+    PyObject *layers = PyObject_GetAttr(counter, n_num_layers);
+    PyObject *site = layers ? site_of(calls, here, index, frame) : NULL;
+    PyObject *thread = site ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : NULL;
+    PyObject *load = thread ? empty(calls, events, key) : NULL;
+    int failed = !load;
+    if (load) {
+        (void)PUT_LOADING(load, layers, Py_NewRef(layers));
+        (void)PUT_LOADING(load, by, Py_NewRef(site));
+        (void)PUT_LOADING(load, sender, Py_NewRef(thread));
+        failed = PyDict_SetItem(HAS(current), key, load) || PyDict_SetItem(HAS(on_way), events, load) ||
+                 PyDict_SetItem(here, n_loading, load);
+    }
+    Py_XDECREF(layers);
+    Py_XDECREF(site);
+    Py_XDECREF(thread);
+    Py_XDECREF(load);
     return failed ? -1 : 0;
 }
 
-/* Make a load the thread's, in place of one that nobody followed to its end. */
-static int follow(Calls *calls, PyObject *loading, PyObject *events, PyObject *key)
+/* Note that a load begins in a set of a counter's; returns 0 if that is not usual. */
+static int begin_usual(Calls *calls, PyObject *counter, PyObject *index, PyFrameObject *frame)
 {
-    PyObject *before = PyObject_GetAttr(HAS(gates), n_loading);
-    int stale = before ? PyDict_Contains(HAS(sending), before) : -1;
-    int failed = PyDict_SetItem(HAS(current), key, loading) || PyDict_SetItem(HAS(on_way), events, loading) ||
-                 stale < 0 || (stale && PyDict_DelItem(HAS(sending), before)) ||
-                 PyObject_SetAttr(HAS(gates), n_loading, loading) || let_pass(calls, loading, events);
-    Py_XDECREF(before);
-    return failed ? -1 : 0;
-}
-
-/* Note that a load begins; returns 0 if it is not usual. */
-static int begin(Calls *calls, PyObject *counter, PyObject *index, PyFrameObject *frame)
-{
-    PyObject *sets = PyObject_GetAttr(counter, n_events);
+    PyObject *here = PyObject_GetAttr(HAS(gates), n___dict__); /* this thread's */
+    PyObject *sets = here ? PyObject_GetAttr(counter, n_events) : NULL;
     Py_ssize_t at = sets && PyList_Check(sets) ? PyLong_AsSsize_t(index) : -1;
     PyObject *events = at >= 0 && at < PyList_GET_SIZE(sets) ? Py_NewRef(PyList_GET_ITEM(sets, at)) : NULL;
     PyObject *key = events ? PyLong_FromVoidPtr(events) : NULL;
-    int usual = PyErr_Occurred() ? -1 : key ? PyDict_Contains(HAS(current), key) : 0;
-    if (usual == 1) {
-        PyObject *loading = loading_of(calls, counter, index, frame);
-        usual = loading && !follow(calls, loading, events, key) ? 1 : -1;
-        Py_XDECREF(loading);
-    }
+    int ended = key && PyDict_GetItemWithError(here, n_loading) == Py_None;
+    int usual = PyErr_Occurred() ? -1 : ended ? PyDict_Contains(HAS(current), key) : 0;
+    if (usual == 1 && begin(calls, here, counter, index, events, key, frame))
+        usual = -1;
+    Py_XDECREF(here);
     Py_XDECREF(sets);
     Py_XDECREF(events);
     Py_XDECREF(key);
@@ -158,7 +154,7 @@ static int note(Calls *calls, PyObject *probe, PyObject *counter, PyObject *inde
     PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
     int usual = frame && PyLong_CheckExact(index) ? is_loop(calls, frame) : 0;
     if (usual == 1)
-        usual = begin(calls, counter, index, frame);
+        usual = begin_usual(calls, counter, index, frame);
     int failed = usual < 0 && left_to_python();
     if (usual == 1 && add_cost(probe, clock_ns(CLOCK_MONOTONIC) - since)) {
         PyObject *error = taken_error();
@@ -207,44 +203,38 @@ static int layers_of(Running *now, int64_t *layers)
     return number(count, layers) ? -1 : *layers > 0;
 }
 
-/* Open the gates of a load, and take SGLang's own `complete` off its events. */
-static int open_all(Calls *calls, PyObject *loading, PyObject *events, int64_t layers)
+/* Open the gates of a load that went through so many layers (Loading.sent). */
+static int open_all(Calls *calls, PyObject *loading, int64_t layers)
 {
     int64_t opened, most;
-    int failed = number(Py_NewRef(OF_LOADING(loading, layers)), &most) ||
-                 number(Py_NewRef(OF_LOADING(loading, opened)), &opened);
+    if (number(Py_NewRef(OF_LOADING(loading, layers)), &most) ||
+        number(Py_NewRef(OF_LOADING(loading, opened)), &opened))
+        return -1;
     int64_t last = (layers < most ? layers : most) - 1;
-    if (!failed && last > opened)
-        failed = PUT_LOADING(loading, opened, PyLong_FromLongLong(last));
-    if (!failed && PyObject_DelAttr(events, n_complete)) {
-        failed = !PyErr_ExceptionMatches(PyExc_AttributeError);
-        if (!failed)
-            PyErr_Clear(); /* somebody else has done it */
-    }
-    return failed ? -1 : 0;
+    if (last > opened && PUT_LOADING(loading, opened, PyLong_FromLongLong(last)))
+        return -1;
+    return PUT_LOADING(loading, sender, PyLong_FromLong(0));
 }
 
 /* Note that this thread's load, if it is in one, has submitted all its layers. */
 int load_sent(Running *now)
 {
     Calls *calls = now->calls;
-    PyObject *loading = PyObject_GetAttr(HAS(gates), n_loading), *sender = NULL;
-    int64_t layers;
-    if (!loading || loading == Py_None) {
-        Py_XDECREF(loading);
-        return loading ? 0 : -1;
+    PyObject *here = PyObject_GetAttr(HAS(gates), n___dict__); /* this thread's */
+    PyObject *load = here ? Py_XNewRef(PyDict_GetItemWithError(here, n_loading)) : NULL;
+    int64_t layers, sender;
+    int failed = !here || (!load && PyErr_Occurred());
+    if (load && load != Py_None) {
+        int usual = Py_IS_TYPE(load, Py_TYPE(HAS(load))) ? layers_of(now, &layers) : 0;
+        failed = usual < 0 && left_to_python();
+        if (usual == 1)
+            failed = PyDict_SetItem(here, n_loading, Py_None) ||
+                     number(Py_NewRef(OF_LOADING(load, sender)), &sender) ||
+                     (sender && open_all(calls, load, layers));
+        else if (!failed)
+            failed = done(PyObject_CallObject(HAS(sent), OF_FRAME(now->frame, call)));
     }
-    int usual = Py_IS_TYPE(loading, Py_TYPE(HAS(load))) ? layers_of(now, &layers) : 0;
-    int failed = usual < 0 && left_to_python();
-    if (usual == 1) {
-        sender = Py_XNewRef(PyDict_GetItemWithError(HAS(sending), loading));
-        failed = PyErr_Occurred() || PyObject_SetAttr(HAS(gates), n_loading, Py_None) ||
-                 (sender && (PyDict_DelItem(HAS(sending), loading) ||
-                             open_all(calls, loading, PyTuple_GET_ITEM(sender, 1), layers)));
-    }
-    else if (!failed)
-        failed = done(PyObject_CallObject(HAS(sent), OF_FRAME(now->frame, call)));
-    Py_XDECREF(sender);
-    Py_DECREF(loading);
+    Py_XDECREF(here);
+    Py_XDECREF(load);
     return failed ? -1 : 0;
 }

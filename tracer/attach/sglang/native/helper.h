@@ -16,11 +16,10 @@
 
 /* Attributes and methods that are asked for by name. */
 #define NAMES(X) \
-    X(_capacity) X(_complete) X(_ring) X(_stop) X(append) X(carried) X(complete) X(cuda_event) X(current) \
-    X(data_ptr) X(device) X(drop) X(dtype) X(enabled) X(errors) X(events) X(finish_event) X(get_device) \
-    X(give_up) X(layer_mapper) X(layer_num) X(loading) X(mark) X(node_ids) X(now) X(num_layers) X(numel) \
-    X(overhead_s) X(pages) X(pools) X(popleft) X(record) X(sites) X(slot) X(start_event) X(stride) \
-    X(thread) X(timing_enabled) X(transfer_layer_id_max) X(used_on) X(way)
+    X(__dict__) X(_capacity) X(_ring) X(_stop) X(append) X(carried) X(cuda_event) X(current) \
+    X(device) X(drop) X(enabled) X(errors) X(events) X(finish_event) X(give_up) X(layer_mapper) X(layer_num) \
+    X(loading) X(mark) X(node_ids) X(now) X(num_layers) X(overhead_s) X(pages) X(pools) X(pop) X(record) \
+    X(sites) X(slot) X(start_event) X(thread) X(timing_enabled) X(transfer_layer_id_max) X(used_on) X(way)
 #define DECLARE(name) extern PyObject *n_##name;
 NAMES(DECLARE)
 
@@ -88,8 +87,8 @@ int enqueue(Way *way, const Work *work, const char **call);
 /* Objects that helper.py gives by these names, and says what they are. */
 #define HELD(X) \
     X(probe) X(pools) X(frames) X(here) X(gates) X(history) X(begun) X(running) X(under_way) X(numbers) \
-    X(frame) X(op) X(DevicePool) X(Plan) X(Slot) X(int64) X(brings_every) X(end) X(moved_over) \
-    X(sent) X(check) X(no_pages) X(push) X(gating) X(current) X(on_way) X(sending) X(load) X(begins) \
+    X(frame) X(op) X(DevicePool) X(Plan) X(Slot) X(Tensor) X(exchange) X(brings_every) X(end) X(moved_over) \
+    X(sent) X(check) X(no_pages) X(push) X(current) X(on_way) X(load) X(begins) \
     X(site) X(loops) X(ours) X(depth) X(divides)
 /* Slots of Frame, DeviceOp, Plan, Slot, DevicePool and Loading. */
 #define FRAME(X) \
@@ -103,7 +102,7 @@ int enqueue(Way *way, const Work *work, const char **call);
     X(ways) X(driver) X(push) X(pool) X(marks) X(slots) X(sides) X(passes) X(highest)
 #define ROOM(X) X(size) X(address) X(handle) X(event) X(streams)
 #define POOL(X) X(plans)
-#define LOADING(X) X(layers) X(by) X(pages) X(opened) X(passed)
+#define LOADING(X) X(layers) X(by) X(pages) X(opened) X(passed) X(sender)
 
 #define H_NAME(name) H_##name,
 #define F_NAME(name) F_##name,
@@ -140,6 +139,18 @@ typedef struct {
 #define PUT_PLAN(object, name, value) put(object, calls->plan[P_##name], value)
 #define PUT_LOADING(object, name, value) put(object, calls->loading[L_##name], value)
 
+/* -- tensors.c: what torch says of a tensor -------------------------------------------------------------- */
+
+typedef struct {
+    int64_t count, device, address, step; /* its elements; -1 is the CPU; step is 0 unless is_row */
+    int is_row;                           /* whether it has one dimension, of int64 */
+} Tensor;
+
+int find_exchange(PyObject *capsule);
+int ask(Calls *calls, PyObject *object, Tensor *tensor);
+
+/* -- what an operation is while it runs ------------------------------------------------------------------ */
+
 /* A pool whose method is running. */
 typedef struct inside {
     PyObject *pool;
@@ -157,7 +168,9 @@ typedef struct running {
     Inside *inside;
     int64_t cost_ns;       /* our own time so far */
     PyObject *op;          /* the last copy noted */
-    int64_t count, stream; /* its number of device indices, and its stream */
+    int64_t stream;        /* its stream */
+    Tensor ids;            /* its device indices */
+    int plain;             /* whether a launch can read them */
     PyObject *interrupt;   /* an exception that is not a failure, such as KeyboardInterrupt */
 } Running;
 

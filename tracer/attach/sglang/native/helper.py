@@ -17,6 +17,7 @@ from hicache_dbg.tracer.attach.sglang.gpu_ops import DeviceOp
 from hicache_dbg.tracer.attach.sglang.gpu_plans import AtOnce, DevicePool, Plan
 from hicache_dbg.tracer.attach.sglang.kinds import LOAD
 from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import OWNER_BROADCAST
+from hicache_dbg.tracer.attach.sglang.native.build import Unavailable
 from hicache_dbg.tracer.attach.sglang.probe import LayerProbe
 from hicache_dbg.tracer.attach.sglang.versions import ACKNOWLEDGED, LOADS, events_of
 from hicache_dbg.tracer.attach.sglang.whose import HERE
@@ -61,7 +62,8 @@ class Helper:
             DevicePool=DevicePool,
             Plan=Plan,
             Slot=Slot,
-            int64=torch.int64,
+            Tensor=torch.Tensor,
+            exchange=_exchange(),
             brings_every=calls.brings_every,
             end=calls.end,
             moved_over=calls.moved_over,
@@ -69,10 +71,8 @@ class Helper:
             check=check,
             no_pages=NO_PAGES,
             push=Bus.push,
-            gating=gates,
             current=gates.current,
             on_way=gates.on_way,
-            sending=gates.sending,
             load=Loading(0, Access("", "")),
             begins=gates.begins,
             site=gates.site,
@@ -129,6 +129,18 @@ class Helper:
         return self._module.Way(
             *(driver, way.start, way.unit, way.words, way.beside, way.during, launches)
         )
+
+
+def _exchange() -> Any:
+    """Return what the module asks about tensors.
+
+    Raises:
+        Unavailable: If this torch has no such thing.
+    """
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        raise Unavailable(f"torch {torch.__version__} lacks DLPack's exchange API: 2.10 has it")
+    return exchange
 
 
 def _patterns() -> tuple[Frame, DeviceOp]:

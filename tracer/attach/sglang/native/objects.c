@@ -67,10 +67,10 @@ int number(PyObject *stolen, int64_t *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Take what is kept for reuse from a deque; NULL without an exception if it is empty. */
+/* Take what was used last from a deque, as the caches hold it; NULL without an exception if it is empty. */
 PyObject *popped(PyObject *deque)
 {
-    PyObject *object = PyObject_CallMethodNoArgs(deque, n_popleft);
+    PyObject *object = PyObject_CallMethodNoArgs(deque, n_pop);
     if (!object && PyErr_ExceptionMatches(PyExc_IndexError))
         PyErr_Clear();
     return object;

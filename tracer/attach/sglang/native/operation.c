@@ -72,7 +72,7 @@ static int note_events(Wrapper *self, PyObject *frame, PyObject *result)
 static Way *way_of(Running *now, PyObject **at_once)
 {
     Calls *calls = now->calls;
-    PyObject *plan = OF_OP(now->op, plan), *key = PyLong_FromLongLong(now->count), *known = NULL;
+    PyObject *plan = OF_OP(now->op, plan), *key = PyLong_FromLongLong(now->ids.count), *known = NULL;
     if (key) {
         known = Py_XNewRef(PyDict_GetItemWithError(OF_PLAN(plan, ways), key));
         if (!known && !PyErr_Occurred()) {
@@ -88,33 +88,17 @@ static Way *way_of(Running *now, PyObject **at_once)
     return Py_IS_TYPE(way, &Way_Type) ? (Way *)way : NULL;
 }
 
-/* Ask what the operation adds to its way; returns 0 if it is not usual. */
+/* Note what the operation adds to its way. */
 static int work_of(Running *now, Way *way, Work *work)
 {
     Calls *calls = now->calls;
-    PyObject *ids = OF_OP(now->op, device), *plan = OF_OP(now->op, plan);
-    int64_t hosts, device, ordinal, end, begin = 0;
-    PyObject *dtype = PyObject_GetAttr(ids, n_dtype), *steps = NULL;
-    int usual = -1;
-    if (dtype && (steps = PyObject_CallMethodNoArgs(ids, n_stride)) &&
-        !number(PyObject_CallMethodNoArgs(OF_OP(now->op, host), n_numel), &hosts) &&
-        !number(PyObject_CallMethodNoArgs(ids, n_get_device), &device) &&
-        !number(Py_NewRef(OF_PLAN(plan, ordinal)), &ordinal))
-        usual = dtype == HAS(int64) && hosts == now->count && device == ordinal && PyTuple_Check(steps) &&
-                PyTuple_GET_SIZE(steps) == 1;
-    if (usual == 1) {
-        PyObject *over = OF_FRAME(now->frame, over), *start = OF_FRAME(now->frame, start);
-        if (number(Py_NewRef(PyTuple_GET_ITEM(steps, 0)), &work->step) ||
-            number(PyObject_CallMethodNoArgs(ids, n_data_ptr), &work->ids) ||
-            number(PyObject_GetAttr(over, n_cuda_event), &end) ||
-            (way->during && number(PyObject_GetAttr(start, n_cuda_event), &begin)))
-            usual = -1;
-        else
-            work->begin = (uint64_t)begin, work->end = (uint64_t)end;
-    }
-    Py_XDECREF(dtype);
-    Py_XDECREF(steps);
-    return usual;
+    int64_t end, begin = 0;
+    if (number(PyObject_GetAttr(OF_FRAME(now->frame, over), n_cuda_event), &end) ||
+        (way->during && number(PyObject_GetAttr(OF_FRAME(now->frame, start), n_cuda_event), &begin)))
+        return -1;
+    work->ids = now->ids.address, work->step = now->ids.step;
+    work->begin = (uint64_t)begin, work->end = (uint64_t)end;
+    return 0;
 }
 
 /* Find how to digest an operation; returns 0 if it is not usual. */
@@ -123,14 +107,16 @@ static int usual_way(Running *now, PyObject **at_once, Way **way, Work *work)
     Calls *calls = now->calls;
     PyObject *frame = now->frame, *op = now->op, *ops = OF_FRAME(frame, on_device);
     PyObject *ok = OF_FRAME(HAS(frame), status);
-    if (now->by_python || !op || PyList_GET_SIZE(ops) != 1 || PyList_GET_ITEM(ops, 0) != op ||
+    if (now->by_python || !op || !now->plain || PyList_GET_SIZE(ops) != 1 || PyList_GET_ITEM(ops, 0) != op ||
         OF_FRAME(frame, over) == Py_None || OF_FRAME(frame, on_host) != Py_None ||
         OF_FRAME(frame, status) != ok || OF_OP(op, status) != ok)
         return 0;
     *way = way_of(now, at_once);
     if (!*way)
         return PyErr_Occurred() ? -1 : 0;
-    return (*way)->during && OF_FRAME(frame, start) == Py_None ? 0 : work_of(now, *way, work);
+    if ((*way)->during && OF_FRAME(frame, start) == Py_None)
+        return 0;
+    return work_of(now, *way, work) ? -1 : 1;
 }
 
 /* Take a slot for a way's digests, which a stream may write. */
