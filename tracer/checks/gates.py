@@ -30,6 +30,7 @@ class Loading:
         pages: device pages it writes, by pool; filled as the pools' copies start.
         opened: the highest layer whose gate is ordered after its bytes, -1 before the first.
         passed: the highest opened layer that each reader has waited for.
+        sender: the thread that submits its layers, while that thread can be asked how far it is, else 0.
     """
 
     layers: int
@@ -37,10 +38,16 @@ class Loading:
     pages: dict[str, Pages] = field(default_factory=dict)
     opened: int = -1
     passed: dict[int, int] = field(default_factory=dict)
+    sender: int = 0
 
     def open(self, layer: int) -> None:
         """Record that the gate of ``layer``, and of all before it, is ordered after its bytes."""
         self.opened = max(self.opened, layer)
+
+    def sent(self, layers: int) -> None:
+        """Record that it went through this many layers, and that nobody submits any more."""
+        self.open(min(layers, self.layers) - 1)
+        self.sender = 0
 
     def moves(self, pool: str, pages: Pages) -> None:
         """Record the device pages of ``pool`` that the load writes; unknown ones are negative."""
