@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,16 @@ def journalctl(tmp_path: Path) -> str:
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
+@pytest.fixture(params=[False, True], ids=["", "blocked"])
+def sigpipe(request: pytest.FixtureRequest) -> Iterator[None]:
+    """SIGPIPE as usual, and blocked in what is started, as a library may leave it behind."""
+    blocked = {signal.SIGPIPE} if request.param else set[signal.Signals]()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("sigpipe")
 def test_a_journal_that_nobody_reads_on_is_no_failure(journalctl: str) -> None:
     """Behind ``| head``, logs ends as it would have."""
     done = shell('$H logs | head -2 | tail -1; echo "${PIPESTATUS[0]}"', PATH=journalctl)
@@ -316,6 +327,17 @@ def test_a_journal_that_nobody_reads_on_is_no_failure(journalctl: str) -> None:
     assert "pool=p op=load" in line
     assert code == "0"
     assert "ended with status" not in done.stderr
+
+
+def test_a_count_that_breaks_is_not_an_empty_journal(journalctl: str, tmp_path: Path) -> None:
+    """Without room to sort, nothing is known of the paths."""
+    program = tmp_path / "sort"
+    program.write_text("#!/bin/sh\necho no room >&2; exit 2\n")
+    program.chmod(0o755)
+    done = shell("$H logs --paths", PATH=journalctl)
+    assert done.returncode == 2
+    assert "no room" in done.stderr
+    assert "holds no such" not in done.stderr
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])

@@ -1,8 +1,8 @@
 """``hicache-dbg logs``: build the journalctl query for what you ask, and run it."""
 
+import select
 import shlex
 import shutil
-import signal
 import subprocess
 from typing import Any
 
@@ -19,6 +19,8 @@ __all__ = ["command"]
 #: Turns the lines of copies into a table of paths; the page counts are cut, as they vary per copy.
 #: One line with odd bytes must not make a binary file of all (-a).
 TABLE = "grep -aF '[HICACHE_DBG]' | sed -E 's/ h=[0-9]+ d=[0-9]+//' | sort | uniq -c"
+
+STANDARD_OUTPUT = 1
 
 
 @takes(LogsOptions)
@@ -50,7 +52,9 @@ def _run(query: Query) -> None:
     arguments = query.journalctl()
     typer.echo(shlex.join(arguments), err=True)
     if query.follow or _holds_any(arguments):
-        _succeeded(subprocess.run(arguments, check=False).returncode)  # noqa: S603 - the query is the purpose
+        status = subprocess.run(arguments, check=False).returncode  # noqa: S603 - the query is the purpose
+        if not _nobody_reads():  # that is no failure (| head)
+            _succeeded(status)
     else:
         _say_nothing_is_there("line")
 
@@ -76,7 +80,7 @@ def _table(query: Query, *, as_json: bool) -> None:
     typer.echo(f"{shlex.join(arguments)} | {TABLE}", err=True)
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as journal:  # noqa: S603 - as above
         table = subprocess.run(  # noqa: S602 - a constant
-            TABLE, shell=True, check=False, stdin=journal.stdout, capture_output=True
+            TABLE, shell=True, check=False, stdin=journal.stdout, stdout=subprocess.PIPE
         ).stdout.decode(errors="backslashreplace")
     _succeeded(journal.returncode)
     if as_json:
@@ -105,10 +109,17 @@ def _row(line: str) -> dict[str, Any] | None:
         return None
 
 
-def _succeeded(status: int) -> None:
-    """Raise unless the status is 0; journalctl has already printed the reason.
+def _nobody_reads() -> bool:
+    """Return whether the reader of standard output is gone.
 
-    It is no failure that nobody reads on (``| head``).
+    What journalctl ended with does not tell: where SIGPIPE is blocked, it is an ordinary error.
     """
-    if status not in {0, -signal.SIGPIPE}:
+    output = select.poll()
+    output.register(STANDARD_OUTPUT, 0)
+    return any(state & select.POLLERR for _, state in output.poll(0))
+
+
+def _succeeded(status: int) -> None:
+    """Raise unless the status is 0; journalctl, or what reads it here, has already printed the reason."""
+    if status:
         raise CommandError(f"journalctl ended with status {status}")
