@@ -52,3 +52,16 @@ def test_a_panel_of_another_kind_does_not_end_the_page(copy: Path) -> None:
     path.write_text(json.dumps(board))
     assert "a panel of kind gauge is not drawn here" in drawn(path, "Queues")
     assert "<svg" in drawn(path, "Overhead a copy")
+
+
+def test_a_series_whose_color_is_from_a_palette_does_not_end_the_page(copy: Path) -> None:
+    """Grafana writes a mode without a color then."""
+    path = copy / "grafana" / "hicache-dbg-self.json"
+    board: dict[str, Any] = json.loads(path.read_text())
+    (queues,) = (p for p in board["panels"] if p["title"] == "Queues")
+    palette = {"id": "color", "value": {"mode": "palette-classic"}}
+    queues["fieldConfig"]["overrides"] = [
+        {"matcher": {"id": "byName", "options": "load"}, "properties": [palette]}
+    ]
+    path.write_text(json.dumps(board))
+    assert "<svg" in drawn(path, "Queues")

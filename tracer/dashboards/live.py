@@ -1,5 +1,6 @@
 """Query a Prometheus as Grafana would: every panel's expression, every variable's values."""
 
+import base64
 import json
 import math
 import re
@@ -73,6 +74,8 @@ class Answer:
 class Prometheus:
     """A Prometheus server by its URL, such as ``http://127.0.0.1:9090``.
 
+    A name and a password in it (``http://user:password@host``) are sent and never shown.
+
     Raises:
         AddressError: ``url`` is not the address of an HTTP server.
         PrometheusError: from every method, if the server does not answer, rejects the query, or is
@@ -81,8 +84,13 @@ class Prometheus:
 
     def __init__(self, url: str) -> None:
         if not _is_address(url):
-            raise AddressError(f"{url!r} is no address of a Prometheus: expected http://HOST:PORT")
-        self._url = url.rstrip("/")
+            raise AddressError(
+                f"{_without_password(url)!r} is no address of a Prometheus: expected http://HOST:PORT"
+            )
+        parts = urllib.parse.urlsplit(url)
+        named, _, host = parts.netloc.rpartition("@")
+        self._url = parts._replace(netloc=host).geturl().rstrip("/")
+        self._authorization = _basic(named) if named else ""
 
     def query(self, expression: str) -> list[Series]:
         """Return the current value of each series of an expression."""
@@ -113,7 +121,10 @@ class Prometheus:
     def _get(self, path: str, read: Callable[[Any], T], **parameters: str) -> T:
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=WAIT_S) as response:  # noqa: S310 - http, checked above
+            request = urllib.request.Request(url)  # noqa: S310 - http, checked above
+            if self._authorization:  # not for another host that it redirects to
+                request.add_unredirected_header("Authorization", self._authorization)
+            with urllib.request.urlopen(request, timeout=WAIT_S) as response:  # noqa: S310 - as above
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise PrometheusError(f"{self._url} refused: {_reason(error)}") from error
@@ -127,6 +138,18 @@ class Prometheus:
                 f"{self._url} answers /api/v1/{path}, but not as a Prometheus does: is it another server's "
                 "address?"
             ) from error
+
+
+def _without_password(url: str) -> str:
+    """Return an address as it may be printed: what stands before the last @ is a secret."""
+    _, at, host = url.rpartition("@")
+    return f"...@{host}" if at else url
+
+
+def _basic(named: str) -> str:
+    """Return the header for ``user:password`` as it stands in a URL."""
+    plain = ":".join(map(urllib.parse.unquote, named.split(":", 1)))
+    return f"Basic {base64.b64encode(plain.encode()).decode()}"
 
 
 def _is_address(url: str) -> bool:

@@ -214,7 +214,7 @@ def _frame(panel: Shown, asked: Sequence[_Asked]) -> Frame:
     colors = {
         name: own["color"]["fixedColor"]
         for name, own in _overrides(panel, "byName").items()
-        if "color" in own
+        if "fixedColor" in own.get("color", {})  # a palette has none
     }
     tall = max(110, height * LINE_PX - ROOM_PX)
     return Frame(width=width * COLUMN_PX, height=tall, style=asked[0][2], colors=colors)
