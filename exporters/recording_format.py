@@ -59,11 +59,12 @@ def recordings_in(folder: Path) -> list[Path]:
     """Return the recordings in ``folder``, compressed ones included, parts of a run in order.
 
     Of a file that is there both ways, because it is being compressed or because somebody kept both,
-    only one is returned: its events must not count twice.
+    only one is returned: its events must not count twice. That is the plain one, unless it is empty.
     """
     found = files_of_recordings(folder)
     packed = {path.with_suffix("") for path in found if path.suffix == PACKED}
-    plain = {path for path in packed if path.exists()}  # if it is gone, it was compressed meanwhile
+    # If it is gone, it was compressed meanwhile.
+    plain = {path for path in packed if path.exists() and begun(path)}
     return [
         path
         for path in found

@@ -269,6 +269,23 @@ def test_a_request_is_named_in_no_text(capsys: Capture, tmp_path: Path, home: Pa
     assert place.read_text().count(f"request {said.request}") == 4
 
 
+def test_a_request_whose_id_begins_as_anothers_has_its_own_alias(
+    capsys: Capture, tmp_path: Path, home: Path
+) -> None:
+    """An operation for requests s1 and s12 failed for s12."""
+    told: list[Event] = [
+        copied(requests=("s1", "s12"), status="TimeoutError: request s12: not taken over"),
+        hits("s12", 5, 0),
+    ]
+    record(tmp_path / "runs", told)
+    out = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    unpack(out, tmp_path / "out")
+    (place,) = (tmp_path / "out").rglob("*.jsonl")
+    said = next(event for event in read(place) if isinstance(event, Stated))
+    assert f"request {said.request}: not taken over" in place.read_text()
+
+
 def test_an_empty_recording_keeps_no_other_out(capsys: Capture, tmp_path: Path, home: Path) -> None:
     """It counts among what is left out."""
     record(tmp_path / "runs", events(home))

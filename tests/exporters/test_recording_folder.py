@@ -270,3 +270,11 @@ def test_what_is_compressed_while_a_folder_is_listed_is_read(
     packed.touch()
     monkeypatch.setattr(recording_format, "files_of_recordings", lambda _: [plain, packed])
     assert recordings_in(tmp_path) == [packed]
+
+
+def test_an_empty_file_hides_no_compressed_one(tmp_path: Path) -> None:
+    """Such as what an unpacking leaves behind on a full disk."""
+    plain, packed = tmp_path / "run.0000.jsonl", tmp_path / "run.0000.jsonl.zst"
+    plain.touch()
+    packed.write_bytes(compressor()(b"{}"))
+    assert recordings_in(tmp_path) == [packed]

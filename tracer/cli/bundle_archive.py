@@ -181,10 +181,12 @@ def _without_ids(event: Event, alias: Callable[[str], str]) -> Event:
     if not (event.trace_id or event.span_id or event.requests):
         return event
 
+    # The longest first: one id may begin as another one does.
+    names = "|".join(map(re.escape, sorted(event.requests, key=len, reverse=True)))
+    named = re.compile(rf"(?<=\brequest )(?:{names})")
+
     def unnamed(text: str) -> str:
-        for name in event.requests:
-            text = text.replace(f"request {name}", f"request {alias(name)}")
-        return text
+        return named.sub(lambda found: alias(found[0]), text) if names else text
 
     if isinstance(event, Copied):
         return msgspec.structs.replace(

@@ -3,7 +3,7 @@
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from hicache_dbg.tracer.cli.doctor_parts import Needs, Part, State
@@ -68,16 +68,19 @@ def otlp(needs: Needs) -> Iterator[Part]:
     if not endpoint:
         yield Part("otlp endpoint", needs.state_without("otel"), f"{named[0]} is not set")
         return
+    grpc = _over_grpc(needs.environ)
     try:
-        place = urlsplit(endpoint)
+        place = urlsplit(endpoint if "://" in endpoint or not grpc else f"//{endpoint}")
         port = place.port or (443 if place.scheme == "https" else 80)
     except ValueError as error:  # half an IPv6 address, or no such port
         yield _no_url(needs, str(error))
         return
-    if place.scheme not in {"http", "https"} or not place.hostname:
+    known = place.scheme in {"http", "https"} or (grpc and not place.scheme)
+    if not known or not place.hostname:
         yield _no_url(needs, "it does not begin with http:// or https:// and a host")
         return
-    shown = f"{place.scheme}://{place.hostname}:{port}"  # without user name and password
+    address = f"{place.hostname}:{port}"  # without user name and password
+    shown = f"{place.scheme}://{address}" if place.scheme else address
     try:
         socket.create_connection((place.hostname or "", port), CONNECT_WAIT_S).close()
     except OSError as error:
@@ -86,6 +89,12 @@ def otlp(needs: Needs) -> Iterator[Part]:
         yield Part("otlp endpoint", state, f"{shown}: {reason}", "start the collector")
     else:
         yield Part("otlp endpoint", State.OK, f"{shown} answers")
+
+
+def _over_grpc(environ: Mapping[str, str]) -> bool:
+    """Return whether the exporter is gRPC's, which also takes an address without http://."""
+    general = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    return environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", general) == "grpc"
 
 
 def _no_url(needs: Needs, why: str) -> Part:
