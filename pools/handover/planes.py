@@ -87,11 +87,14 @@ def descriptors_of(planes: tuple[Plane, ...], pages: Ids, device: int) -> Descri
 
 
 def starts_of(planes: tuple[Plane, ...]) -> Starts:
-    """Return where the planes' tensors begin: layers within a page's stride of each other share one."""
-    ordered = sorted((plane.base, plane.stride) for plane in planes)
-    base, stride = np.array(ordered, np.uint64).reshape(-1, 2).T
-    found: Starts = base[np.concatenate([[True], np.diff(base) >= stride[:-1]])[: len(base)]]
-    return found
+    """Return where the planes' tensors begin: layers within the first page of a tensor share it."""
+    found: list[int] = []
+    ends = 0  # of the first page of the tensor that was found last
+    for base, stride in sorted((plane.base, plane.stride) for plane in planes):
+        if base >= ends:
+            found.append(base)
+            ends = base + stride
+    return np.array(found, np.uint64)
 
 
 def merged(

@@ -90,3 +90,10 @@ def test_layers_of_a_page_are_one_row_where_they_share_a_tensor() -> None:
     rows, starts = descriptors_of(planes, np.array([1]), 0), starts_of(planes)
     found = merged(rows, rows, starts=(starts, starts))
     assert [one.tolist() for one in found] == [[[96, 32, 0]]] * 2
+
+
+def test_a_tensor_of_a_single_page_ends_before_the_next_one() -> None:
+    """Its layers share one start, and the tensor side by side with it has its own."""
+    one = _planes(4, 1, 8, page_first=True)
+    beside = Plane("kv", "v", 0, 64 + 4 * 8, 32, 8)
+    assert starts_of((*one, beside)).tolist() == [64, 96]
