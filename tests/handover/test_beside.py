@@ -1,15 +1,13 @@
 """Work beside the engine: in order, waited for, and never waited for in vain."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.pools.forking import FORKS, in_child
+from tests.pools.forking import FORKS, held, in_child
 
 from hicache_dbg.tracer.attach.hicache_handover_beside import Beside, Job
 from hicache_dbg.tracer.attach.hicache_handover_held import HeldPages
@@ -96,24 +94,6 @@ def test_a_job_gives_way_until_its_reason_ends(ends: str) -> None:
 
     job.give_way(busy, 0.005 if ends == "too late" else 60.0)
     assert len(looks) >= {"not busy": 3, "too late": 1, "wanted": 1}[ends]
-
-
-@contextmanager
-def held(lock: Any) -> Iterator[None]:
-    """Let another thread hold ``lock``."""
-    holds, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            holds.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    holds.wait(30)
-    yield
-    leave.set()
-    thread.join()
 
 
 @FORKS

@@ -2,11 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-__all__ = ["FORKS", "in_child"]
+__all__ = ["FORKS", "held", "in_child"]
 
 FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -31,3 +33,23 @@ def in_child(*calls: Callable[[], object]) -> list[str]:
         lines = told.read().splitlines()
     _, status = os.waitpid(child, 0)
     return [*lines, *([] if os.waitstatus_to_exitcode(status) == 0 else [f"status {status}"])]
+
+
+@contextmanager
+def held(lock: AbstractContextManager[object]) -> Iterator[None]:
+    """Hold a lock on another thread, which a forked child lacks."""
+    holds, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            holds.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait(30)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()

@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.pools.forking import held
 from tests.tracer.rig import Rig
 
 from hicache_dbg import tracer
@@ -85,24 +85,6 @@ def test_a_signal_may_fail_while_a_failure_is_counted(internal_errors: list[str]
     thread.join(10)
     assert not thread.is_alive()
     internal_errors.clear()
-
-
-@contextmanager
-def held(lock: AbstractContextManager[object]) -> Iterator[None]:
-    """Hold a lock on another thread, which a forked child lacks."""
-    holds, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            holds.set()
-            leave.wait(30)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    holds.wait(30)
-    yield
-    leave.set()
-    thread.join()
 
 
 def ends(child: Callable[[], object]) -> bool:
