@@ -26,12 +26,26 @@ from released_traced import Start, Traced
 from sglang.srt.managers.cache_controller import CacheOperation
 
 from hicache_dbg.tracer.attach.sglang import attachment, gpu, gpu_plans
+from hicache_dbg.tracer.attach.sglang.gpu_plans import Plan
 from hicache_dbg.tracer.attach.sglang.layer_split_broadcasts import OWNER_BROADCAST
 from hicache_dbg.tracer.attach.sglang.whose import Request
 from hicache_dbg.tracer.events import Copied, Finding
 from hicache_dbg.tracer.settings import Checksum, Native
 
-__all__ = ["AMID", "FORMS", "OURS", "THROUGHOUT", "Outcome", "Rig", "Step", "rigged"]
+__all__ = [
+    "AMID",
+    "DEVICE_SHAPES",
+    "FORMS",
+    "HOST_SHAPES",
+    "OURS",
+    "SHAPES",
+    "THROUGHOUT",
+    "Outcome",
+    "Rig",
+    "Step",
+    "outcome",
+    "rigged",
+]
 
 #: Where our wrappers are.
 OURS = str(Path(attachment.__file__).parents[1])
@@ -77,9 +91,19 @@ AMID = (
 #: What holds for the whole operation.
 THROUGHOUT = (
     *("full", "disabled", "untimed", "small", "large", "refused1", "refused2", "refused3"),
-    *("asked", "odd nodes", "divided", "other events", "unfollowed"),
+    *("asked", "odd nodes", "divided", "other events", "unfollowed", "elsewhere"),
 )
-Shape = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Halved(torch.Tensor):
+    """A tensor of a class that has its own word on how many elements it has."""
+
+    def numel(self) -> int:
+        """Return half of them."""
+        return super().numel() // 2
+
+
+Shape = Callable[[torch.Tensor], Any]
 #: Forms of indices: of both ends, and of the device's alone.
 SHAPES: dict[str, Shape] = {"empty": lambda ids: ids[:0], "odd": lambda ids: ids[:-1]}
 DEVICE_SHAPES: dict[str, Shape] = {
@@ -87,9 +111,25 @@ DEVICE_SHAPES: dict[str, Shape] = {
     "strided": lambda ids: torch.stack([ids, ids], 1)[:, 0],
     "int32": lambda ids: ids.int(),
     "deep": lambda ids: ids.view(1, -1),
+    "backwards": lambda ids: ids.flip(0),
+    "amid": lambda ids: torch.cat([ids, ids])[len(ids) :],
+    "none here": lambda ids: ids[:0],
+    "parameter": lambda ids: torch.nn.Parameter(ids, requires_grad=False),
+    "halved": lambda ids: ids.as_subclass(Halved),
+    "array": lambda ids: ids.numpy(),
+    "sparse": lambda ids: ids.to_sparse(),
+}
+#: Of the host's alone.
+HOST_SHAPES: dict[str, Shape] = {
+    "none there": lambda ids: ids[:0],
+    "one there": lambda ids: ids[:1],
+    "int32 there": lambda ids: ids.int(),
+    "deep there": lambda ids: ids.view(1, -1),
+    "halved there": lambda ids: ids.as_subclass(Halved),
+    "array there": lambda ids: ids.numpy(),
 }
 #: How a call is made, and its indices. Versions before the engine have nothing but queues.
-FORMS = ("", "", "queued", "named", "alone", "short", *SHAPES, *DEVICE_SHAPES)
+FORMS = ("", "", "queued", "named", "alone", "short", *SHAPES, *DEVICE_SHAPES, *HOST_SHAPES)
 
 
 @dataclass
@@ -136,17 +176,17 @@ class Rig:
 
         return copy
 
-    def ids(self, step: Step, pool: int, *, host: bool) -> torch.Tensor:
+    def ids(self, step: Step, pool: int, *, host: bool) -> Any:
         """Return the indices of one end."""
         found = self._ids(step, pool, host=host)
         self.given.append(weakref.ref(found))
         return found
 
-    def _ids(self, step: Step, pool: int, *, host: bool) -> torch.Tensor:
+    def _ids(self, step: Step, pool: int, *, host: bool) -> Any:
         most = HOST_PAGES if host else DEVICE_PAGES
         pages = [(step.first + (2 if host else 1) * n) % most for n in range(step.pages)]
         found = indices(pages, self.setups[pool].page)
-        shape = SHAPES.get(step.form) or (None if host else DEVICE_SHAPES.get(step.form))
+        shape = SHAPES.get(step.form) or (HOST_SHAPES if host else DEVICE_SHAPES).get(step.form)
         return shape(found) if shape is not None else found
 
     def submit(self, step: Step) -> None:
@@ -275,6 +315,9 @@ class Rig:
                 self._forget()
             elif trouble.startswith("refused"):
                 self.driver.fails_at = int(trouble[7:])
+            elif trouble == "elsewhere":  # the indices are on another device
+                for plan in self.plans():
+                    patch.setattr(plan, "ordinal", plan.ordinal + 1)
             else:
                 self._around(trouble, patch)
             try:
@@ -301,6 +344,11 @@ class Rig:
                 patch.setattr(counter, "events", tuple(counter.events))
         elif trouble == "unfollowed":
             counters[0].update_producer()
+
+    def plans(self) -> list[Plan]:
+        """Return the plans made so far."""
+        known = self.run.attachment.observer.devices.by_pool.values()
+        return [plan for one in known for plan in one.plans.values()]
 
     def _forget(self) -> None:
         """Forget the plans, which know the limits."""
@@ -372,3 +420,16 @@ def rigged(start: Start, native: Native = Native.ON) -> Iterator[Rig]:
         patch.setattr(released_streams.Event, "cuda_event", property(id), raising=False)
         patch.setattr(attachment, "WITHIN_S", 0.0)
         yield Rig(start(checksum=Checksum.LOADS, native=native), Driver(patch), patch)
+
+
+def outcome(steps: list[Step], start: Start, native: Native) -> Outcome:
+    """Run a sequence in a fresh attachment over fresh pools."""
+    seen = Outcome()
+    with rigged(start, native) as rig:
+        try:
+            for step in steps:
+                rig.step(step, seen)
+            return rig.finish(seen)
+        finally:
+            rig.run.attachment.detach()
+            rig.session.close()

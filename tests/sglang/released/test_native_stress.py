@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from released_base import ENGINE
-from released_stress import AMID, FORMS, THROUGHOUT, Outcome, Step, rigged
+from released_stress import AMID, FORMS, THROUGHOUT, Outcome, Step, outcome, rigged
 from released_traced import Start
 
 from hicache_dbg.tracer.attach.sglang.frames import Frame
@@ -36,19 +36,6 @@ STEPS = st.builds(
     at=st.integers(0, 3),
     form=st.sampled_from(FORMS),
 )
-
-
-def outcome(steps: list[Step], start: Start, native: Native) -> Outcome:
-    """Run a sequence in a fresh attachment over fresh pools."""
-    seen = Outcome()
-    with rigged(start, native) as rig:
-        try:
-            for step in steps:
-                rig.step(step, seen)
-            return rig.finish(seen)
-        finally:
-            rig.run.attachment.detach()
-            rig.session.close()
 
 
 @settings(
@@ -112,6 +99,12 @@ ROUND = (
     *(Step("backup", trouble="disabled"), Step("load", form="named"), Step("backup", form="short")),
     *(Step("backup", form="int32"), Step("backup", form="strided"), Step("load", form="empty")),
     *(
+        Step("backup", form="parameter"),
+        Step("load", form="one there"),
+        Step("load", form="halved there"),
+    ),
+    *(Step("backup", trouble="elsewhere"), Step("load", form="none here")),
+    *(
         Step("load", trouble="asked", form="queued"),
         Step("load", trouble="other events", form="queued"),
         Step("load", trouble="raise", form="queued"),
@@ -158,8 +151,7 @@ def test_nothing_is_kept_of_an_operation(
                 rig.run.sink.events.clear()
                 internal_errors.clear()
             gc.collect()
-            known = rig.run.attachment.observer.devices.by_pool.values()
-            plans = [plan for one in known for plan in one.plans.values()]
+            plans = rig.plans()
             things = [*rig.setups, *rig.lanes, rig.session.probe, DeviceOp, Frame, torch.int64]
             things += [*plans, *(plan.all for plan in plans)]
             things += [own for setup in rig.setups for own in (setup.pool, setup.pool_device)]
