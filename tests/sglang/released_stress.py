@@ -91,7 +91,7 @@ AMID = (
 #: What holds for the whole operation.
 THROUGHOUT = (
     *("full", "disabled", "untimed", "small", "large", "refused1", "refused2", "refused3"),
-    *("asked", "odd nodes", "divided", "other events", "unfollowed", "elsewhere"),
+    *("asked", "odd nodes", "divided", "other events", "unfollowed", "elsewhere", "captured"),
 )
 
 
@@ -215,7 +215,10 @@ class Rig:
         owner = self.controllers[pool]
         ids = [self.ids(step, pool, host=host) for host in (True, False)]
         queue = owner.write_queue if step.kind == "backup" else owner.load_queue
-        queue.append(operation(*ids))
+        queued = operation(*ids)
+        if step.trouble == "odd nodes":
+            queued.node_ids = 1, 2
+        queue.append(queued)
         try:
             (owner.start_writing if step.kind == "backup" else owner.start_loading)()
         finally:
@@ -318,6 +321,8 @@ class Rig:
             elif trouble == "elsewhere":  # the indices are on another device
                 for plan in self.plans():
                     patch.setattr(plan, "ordinal", plan.ordinal + 1)
+            elif trouble == "captured":
+                self.driver.graph = True
             else:
                 self._around(trouble, patch)
             try:
@@ -336,7 +341,6 @@ class Rig:
             nodes.keep(1, (Request("a"), Request("b"), Request("a")))
             if trouble == "odd nodes":
                 patch.setattr(CacheOperation, "merge_ops", lambda queue: queue[0])
-                patch.setattr(CacheOperation, "node_ids", (1, 2), raising=False)
         elif trouble == "divided":
             patch.setitem(sys.modules, OWNER_BROADCAST[0], ModuleType("divided"))
         elif trouble == "other events":

@@ -173,6 +173,18 @@ def test_indices_on_another_device_end_alike(traced: Start, kind: str) -> None:
         assert ran_of(rig, Step(kind, trouble="elsewhere")) == END
 
 
+@KINDS
+@pytest.mark.parametrize("trouble", ["captured", "asked", "odd nodes"])
+def test_what_is_not_usual_around_a_copy_ends_alike(traced: Start, kind: str, trouble: str) -> None:
+    """A graph that is captured, and the requests of a queue."""
+    form = "" if trouble == "captured" else "queued"
+    steps = [Step(kind, trouble=one, form=form) for one in ("", "", trouble, "")]
+    plain, fast = (outcome(steps, traced, native) for native in (Native.OFF, Native.ON))
+    assert vars(fast) == vars(plain)
+    if trouble != "captured":
+        assert [bool(event["requests"]) for event in plain.events] == [False, False, True, False]
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """What a helper that is made from now on asks about tensors."""
@@ -236,6 +248,29 @@ def test_a_launch_reads_as_many_as_the_host_has(traced: Start, told: Told, kind:
         told.change = fewer
         assert ran_of(rig, Step(kind)) == END
         assert asked
+
+
+@KINDS
+@pytest.mark.parametrize(("end", "ran"), [("device", END), ("host", NONE)])
+def test_two_dimensions_have_all_their_elements(
+    traced: Start, told: Told, kind: str, end: str, ran: list[str]
+) -> None:
+    """Only the device's are read by a launch, in a row."""
+    asked, shapes = list[int](), list[Any]()
+
+    def deep(borrowed: Any) -> None:
+        asked.append(borrowed.shape[0])
+        if len(asked) % 2 == (end == "device"):
+            shapes.append((ctypes.c_int64 * 2)(2, borrowed.shape[0] // 2))
+            borrowed.shape, borrowed.dims = shapes[-1], 2
+
+    with rigged(traced) as rig:
+        rig.step(Step("backup"), Outcome())
+        rig.step(Step("load"), Outcome())
+        told.change = deep
+        assert ran_of(rig, Step(kind)) == ran
+        assert shapes
+        assert not last_of(rig).skipped
 
 
 @KINDS
