@@ -116,8 +116,6 @@ static int note(Wrapper *self, Running *now, PyObject *plan, PyObject *const *ar
 {
     Calls *calls = self->calls;
     PyObject *host = args[2], *device = args[3], *pool = args[0];
-    if (host == Py_None || device == Py_None)
-        return 0;
     PyObject *stream = PyObject_CallNoArgs(OF_PLAN(plan, stream));
     int64_t handle, ordinal;
     Tensor ids, hosts;
