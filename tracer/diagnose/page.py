@@ -178,8 +178,8 @@ def _unshown(evidence: Evidence, again: str) -> str:
     return (
         f"Shown is the first finding of {'each kind' if not held else counted(len(shown), 'kind')}; left out: "
         f"{counted(found - len(shown), 'more finding', ',')}{left}. {again} --json counts every kind; "
-        "--perfetto FILE shows when they were reported, equal ones as one; hicache-dbg logs --finding any lists those in "
-        "the journal."
+        "--perfetto FILE shows when they were reported, equal ones as one; hicache-dbg logs --finding any "
+        "lists those in the journal."
     )
 
 
